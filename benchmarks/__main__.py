@@ -52,7 +52,7 @@ BENCHMARKS: dict[str, Callable[[], Figures]] = {
     **{f"mixed {name}": partial(mixed.figures, name) for name in mixed.MIXED},
     "replan loss_1024": change.loss_figures,
     "replay week_64": change.week_figures,
-    **{f"replay {kind}": partial(change.made_figures, kind) for kind in change.KINDS},
+    **{f"replay {kind}": partial(change.generated_figures, kind) for kind in change.KINDS},
     **{f"replay {name}": partial(change.replay_figures, name) for name in change.at_hand()},
     **{f"overhead {name}": partial(overhead_figures, name) for name in OVERHEADS},
     "moving": moved.figures,
@@ -66,7 +66,7 @@ BENCHMARKS: dict[str, Callable[[], Figures]] = {
 
 AS_ROOT = ("moving",)
 
-MOST_S = 600.0
+TIMEOUT_S = 600.0
 """What no benchmark is allowed to take: one that does is ended, and missed."""
 
 
@@ -80,11 +80,11 @@ def main(arguments: list[str]) -> int:
             print(f"{name}: NOT measured, it emulates a network and needs root", file=sys.stderr)
             continue
         try:
-            results[name] = measured_apart(name)
+            results[name] = measured_in_process(name)
         except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
             missed.append(f"{name}: {_why_none(error)}")
             continue
-        missed += told(name, results[name])
+        missed += report(name, results[name])
     print(
         json.dumps(
             {"schema": "shardwise.benchmarks", "version": 1, **machine(), "results": results}, indent=2
@@ -106,7 +106,7 @@ def measure(name: str) -> int:
     return 0
 
 
-def measured_apart(name: str) -> Figures:
+def measured_in_process(name: str) -> Figures:
     """The figures of one benchmark from a process of its own, so that its peak of memory is its own.
     CalledProcessError where it fails, TimeoutExpired where it takes too long."""
     print(f"{name} ...", file=sys.stderr, flush=True)
@@ -117,7 +117,7 @@ def measured_apart(name: str) -> Figures:
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=MOST_S,
+        timeout=TIMEOUT_S,
     )
     found: Figures = json.loads(done.stdout)
     return found
@@ -126,10 +126,10 @@ def measured_apart(name: str) -> Figures:
 def _why_none(error: subprocess.SubprocessError) -> str:
     if isinstance(error, subprocess.CalledProcessError):
         return f"ended with exit code {error.returncode}"
-    return f"ended after {MOST_S:g} s without figures"
+    return f"ended after {TIMEOUT_S:g} s without figures"
 
 
-def told(name: str, found: Figures) -> list[str]:
+def report(name: str, found: Figures) -> list[str]:
     """Prints the figures of a benchmark with what must hold of them, and returns what does not."""
     missed = []
     goals = {goal.figure: goal for goal in goals_of(name, found)}

@@ -11,7 +11,7 @@ import sys
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
 from shardwise.search import Question, default_job
-from shardwise.search.drive import Outcome, Search
+from shardwise.search.drive import BranchAndBound, SearchResult
 from shardwise.search.goals import Fastest
 
 MEANS = {
@@ -41,13 +41,13 @@ QUESTIONS = {
 """Model, cluster, sequence length and batch; in the default space."""
 
 
-def outcome_without(name: str, without: frozenset[str]) -> Outcome:
+def outcome_without(name: str, without: frozenset[str]) -> SearchResult:
     """The outcome of one of QUESTIONS without some means."""
     model_name, cluster_name, seq_len, batch = QUESTIONS[name]
     model, cluster = load_model(model_name), load_cluster(cluster_name)
     job = default_job(model, cluster, seq_len=seq_len, global_batch_size=batch)
     question = Question(model=model, cluster=cluster, job=job, space="default")
-    return Search(question.problem(), question.candidates(), Fastest(4), without=without).run()
+    return BranchAndBound(question.problem(), question.candidates(), Fastest(4), without=without).run()
 
 
 def main(arguments: list[str]) -> int:
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
         best = best or times
         same = "" if times == best else f" (other answer: {times})"
         print(
-            f"| {name}{same} | {outcome.ledger.bounded:,} | {outcome.ledger.simulated:,} "
+            f"| {name}{same} | {outcome.ledger.bounded_nodes:,} | {outcome.ledger.simulated:,} "
             f"| {outcome.search_cpu_s:.2f} |",
             flush=True,
         )

@@ -18,7 +18,7 @@ from benchmarks.accelerated_shapes import SHAPES, Shape, plan_of
 
 from shardwise.app.cli.main import main as shardwise
 from shardwise.plan import Plan
-from shardwise.runtime import Report, Team, timed_steps
+from shardwise.runtime import Report, WorkerPool, timed_steps
 from shardwise.strategy import Calibration, read_calibration
 
 STEPS, WARMING_UP = 10, 4
@@ -27,7 +27,7 @@ TIME_WITHIN, MEMORY_WITHIN = 0.04, 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Comparison:
     """A shape, as planned and as it went."""
 
     name: str
@@ -37,11 +37,11 @@ class Held:
     allocated_bytes: int
 
     @property
-    def time_off(self) -> float:
+    def time_error(self) -> float:
         return self.predicted_s / self.measured_s - 1.0
 
     @property
-    def memory_off(self) -> float:
+    def memory_error(self) -> float:
         return self.planned_bytes / self.allocated_bytes - 1.0
 
 
@@ -50,10 +50,10 @@ def _timed(report: Report, plan: Plan) -> tuple[float, int]:
     return median(found.seconds), found.allocated_bytes or 0
 
 
-def held(shape: Shape, calibration: Calibration, team: Team) -> Held:
+def compared(shape: Shape, calibration: Calibration, team: WorkerPool) -> Comparison:
     plan = plan_of(shape, calibration)
     seconds, nbytes = team.run(1, _timed, plan)[0]
-    return Held(
+    return Comparison(
         name=shape.name,
         predicted_s=plan.best.step_time_s,
         measured_s=seconds,
@@ -62,11 +62,11 @@ def held(shape: Shape, calibration: Calibration, team: Team) -> Held:
     )
 
 
-def _told(one: Held) -> str:
+def _line(one: Comparison) -> str:
     return (
         f"{one.name:24} {1e3 * one.measured_s:8.1f} ms measured {1e3 * one.predicted_s:8.1f} predicted "
-        f"{one.time_off:+6.1%}   {one.allocated_bytes / 2**30:6.2f} GiB allocated "
-        f"{one.planned_bytes / 2**30:6.2f} planned {one.memory_off:+6.1%}"
+        f"{one.time_error:+6.1%}   {one.allocated_bytes / 2**30:6.2f} GiB allocated "
+        f"{one.planned_bytes / 2**30:6.2f} planned {one.memory_error:+6.1%}"
     )
 
 
@@ -78,14 +78,14 @@ def main(arguments: list[str]) -> int:
         calibration = read_calibration(path)
     print(calibration.machine)
     found = []
-    with Team(1) as team:
+    with WorkerPool(1) as team:
         for shape in SHAPES:
-            found.append(held(shape, calibration, team))
-            print(_told(found[-1]), flush=True)
-    slow = [one.name for one in found if abs(one.time_off) > TIME_WITHIN]
-    large = [one.name for one in found if abs(one.memory_off) > MEMORY_WITHIN]
+            found.append(compared(shape, calibration, team))
+            print(_line(found[-1]), flush=True)
+    slow = [one.name for one in found if abs(one.time_error) > TIME_WITHIN]
+    large = [one.name for one in found if abs(one.memory_error) > MEMORY_WITHIN]
     times, sizes = (
-        [abs(x) for x in of] for of in zip(*((o.time_off, o.memory_off) for o in found), strict=True)
+        [abs(x) for x in of] for of in zip(*((o.time_error, o.memory_error) for o in found), strict=True)
     )
     print(f"{len(found)} shapes: step time off by {fmean(times):.1%}, at most {max(times):.1%} (4 %); "
           f"memory by {fmean(sizes):.1%}, at most {max(sizes):.1%} (5 %)")  # fmt: skip

@@ -56,7 +56,7 @@ class Compared:
     measured: float
 
     @property
-    def off(self) -> float:
+    def error(self) -> float:
         return self.planned / self.measured - 1.0
 
 
@@ -85,8 +85,8 @@ def peaks(record: Record) -> list[Compared]:
         for each in measured["steps"]
     ]
     for each in measured.get("peaks", ()):
-        asked = {name: each[name] for name in ("config", "seq_len", "micro_batch_size", "global_batch_size")}
-        shape = Shape(name=_called(each), strategy=each["strategy"], dtype=each["dtype"], **asked)
+        fields = {name: each[name] for name in ("config", "seq_len", "micro_batch_size", "global_batch_size")}
+        shape = Shape(name=_name_of(each), strategy=each["strategy"], dtype=each["dtype"], **fields)
         found.append(
             Compared(
                 name=shape.name,
@@ -97,7 +97,7 @@ def peaks(record: Record) -> list[Compared]:
     return found
 
 
-def _called(each: dict[str, Any]) -> str:
+def _name_of(each: dict[str, Any]) -> str:
     config = each["config"]
     layers = config.get("layers") or config["num_hidden_layers"]
     hidden = config.get("hidden") or config["hidden_size"]
@@ -113,16 +113,18 @@ def main() -> None:
             ("step", "ms", 1e-3, steps(record)),
             ("memory", "GiB", 2.0**30, peaks(record)),
         ):
-            _tell(what, unit, by, found)
+            _report(what, unit, by, found)
 
 
-def _tell(what: str, unit: str, by: float, found: list[Compared]) -> None:
+def _report(what: str, unit: str, by: float, found: list[Compared]) -> None:
     for one in found:
         print(f"{one.name:48} {one.measured / by:8.2f} {unit} measured {one.planned / by:8.2f} planned "
-              f"{one.off:+6.1%}")  # fmt: skip
-    off = [abs(one.off) for one in found]
-    near = sum(each <= 0.04 for each in off)
-    print(f"{what}: {len(off)} shapes, off by {fmean(off):.1%}, at most {max(off):.1%}; {near} within 4 %")
+              f"{one.error:+6.1%}")  # fmt: skip
+    error = [abs(one.error) for one in found]
+    near = sum(each <= 0.04 for each in error)
+    print(
+        f"{what}: {len(error)} shapes, off by {fmean(error):.1%}, at most {max(error):.1%}; {near} within 4 %"
+    )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardwise.accuracy import SHIPPED, read_rows
 from shardwise.accuracy.case import Case, cases_of
-from shardwise.accuracy.fit import Fit, Numbers, Run, chosen_strategy, linearised
+from shardwise.accuracy.fit import Fit, MeasuredRun, Numbers, chosen_strategy, linearised
 from shardwise.accuracy.leave_out import is_warm, left_out, linear_errors, nested_spreads, sources_of
 from shardwise.accuracy.measured import measured_of
 from shardwise.cluster import AttentionCurve, Efficiency
@@ -26,7 +26,7 @@ from shardwise.errors import ConfigError
 from shardwise.search import step_times_s
 from shardwise.strategy import Profile
 
-MOVED = 0.01
+CHANGE_SHARE = 0.01
 """A row belongs to a mechanism if its prediction changes by more without it."""
 
 FUSED = AttentionCurve(forward_fraction=0.41, backward_fraction=0.28, seq_half=512.0)
@@ -47,7 +47,9 @@ def shipped_fit() -> Fit:
         except ConfigError:
             continue
         if measured_s is not None:
-            runs.append(Run(case=case, strategy=chosen_strategy(case, numbers), measured_s=measured_s))
+            runs.append(
+                MeasuredRun(case=case, strategy=chosen_strategy(case, numbers), measured_s=measured_s)
+            )
     return Fit(numbers=numbers, runs=tuple(runs), linear=linearised(runs, numbers))
 
 
@@ -117,7 +119,7 @@ OFF: Mapping[str, Callable[[Problem], Problem]] = {
 """Every mechanism of the step time that can be switched off in the numbers, and how."""
 
 
-def times_s(runs: Sequence[Run], change: Callable[[Problem], Problem]) -> Any:
+def times_s(runs: Sequence[MeasuredRun], change: Callable[[Problem], Problem]) -> Any:
     """Predicted times of runs under changed problems."""
     found = []
     for run in runs:
@@ -179,13 +181,13 @@ def print_mechanisms(fit: Fit) -> None:
     now = np.exp(fit.linear.log_s)
     for name, off in OFF.items():
         without = times_s(fit.runs, off)
-        moved = np.abs(without / now - 1.0) > MOVED
-        if moved.any():
-            before = mean_error(without[moved], measured[moved])
-            after = mean_error(now[moved], measured[moved])
-            bias = float((without[moved] / measured[moved] - 1.0).mean())
+        changed = np.abs(without / now - 1.0) > CHANGE_SHARE
+        if changed.any():
+            before = mean_error(without[changed], measured[changed])
+            after = mean_error(now[changed], measured[changed])
+            bias = float((without[changed] / measured[changed] - 1.0).mean())
             print(
-                f"{name:46} {int(moved.sum()):4} rows   {before:6.1%} (bias {bias:+6.1%}) -> {after:6.1%}",
+                f"{name:46} {int(changed.sum()):4} rows   {before:6.1%} (bias {bias:+6.1%}) -> {after:6.1%}",
                 flush=True,
             )
 

@@ -15,8 +15,8 @@ import numpy as np
 from benchmarks.accuracy import shipped_fit
 from numpy.typing import NDArray
 
-from shardwise.accuracy.box import least_in_box
-from shardwise.accuracy.fit import Fit, Run
+from shardwise.accuracy.box import bounded_least_squares
+from shardwise.accuracy.fit import Fit, MeasuredRun
 from shardwise.accuracy.leave_out import is_warm, linear_errors, sources_of
 from shardwise.accuracy.metrics import kendall_tau, regret
 from shardwise.accuracy.workloads import LEAST_PLANS
@@ -30,11 +30,11 @@ SMALL = 0.01
 FAR = 0.08
 """A row is far off whose error is larger."""
 
-ROUNDS, CLIMBS = 50, 3_000
+ROUNDS, HILL_CLIMBS = 50, 3_000
 STUDIES = 20_000
 
 
-def workloads(runs: Sequence[Run]) -> Mapping[str, NDArray[np.intp]]:
+def workloads(runs: Sequence[MeasuredRun]) -> Mapping[str, NDArray[np.intp]]:
     """The runs of each workload with plans enough to be ranked, by what it is called."""
     found: dict[tuple[object, ...], list[int]] = {}
     for place, run in enumerate(runs):
@@ -51,21 +51,21 @@ def workloads(runs: Sequence[Run]) -> Mapping[str, NDArray[np.intp]]:
     }
 
 
-def strategy_of(run: Run) -> tuple[int, int, int, int]:
+def strategy_of(run: MeasuredRun) -> tuple[int, int, int, int]:
     """tp, pp, micro-batch, microbatches."""
     table = run.table(1)
     tp, pp, size = int(table.tp[0]), int(table.pp[0]), int(table.micro_batch_size[0])
     return tp, pp, size, run.case.problem.job.global_batch_size // int(table.dp[0]) // size
 
 
-def smooth_terms(runs: Sequence[Run]) -> Floats:
+def smooth_terms(runs: Sequence[MeasuredRun]) -> Floats:
     """1, the logarithms of tp, pp and micro-batch, and their products two by two: (rows, 10)."""
     logs = np.log2([strategy_of(run)[:3] for run in runs])
     products = [logs[:, a] * logs[:, b] for a, b in combinations_with_replacement(range(3), 2)]
     return np.column_stack([np.ones(len(runs)), logs, *products])
 
 
-def levels(runs: Sequence[Run]) -> Floats:
+def indicator_columns(runs: Sequence[MeasuredRun]) -> Floats:
     """A column for every value of tp, of pp and of the micro-batch."""
     values = np.array([strategy_of(run)[:3] for run in runs])
     return np.column_stack(
@@ -73,7 +73,7 @@ def levels(runs: Sequence[Run]) -> Floats:
     )
 
 
-def parts_of(runs: Sequence[Run]) -> Floats:
+def parts_of(runs: Sequence[MeasuredRun]) -> Floats:
     """The parts of each predicted step time, seconds: (rows, parts)."""
     of_each = [result_of(run.case.problem, run.table(1)[0]).breakdown for run in runs]
     return np.array([list(parts.values()) for parts in of_each])
@@ -82,12 +82,14 @@ def parts_of(runs: Sequence[Run]) -> Floats:
 def closest(columns: Floats, target: Floats, low: float, high: float, start: float) -> Floats:
     """The coefficients within bounds whose sums are closest to the target in absolute errors."""
     count, weights = columns.shape[1], np.ones(len(target))
-    pull = 1e-4 * np.eye(count)
+    ridge = 1e-4 * np.eye(count)
     found = np.full(count, start)
     for _ in range(ROUNDS):
-        matrix = columns.T @ (weights[:, None] * columns) + pull
+        matrix = columns.T @ (weights[:, None] * columns) + ridge
         right = columns.T @ (weights * (target - columns @ np.full(count, start)))
-        found = start + least_in_box(matrix, right, np.full(count, low - start), np.full(count, high - start))
+        found = start + bounded_least_squares(
+            matrix, right, np.full(count, low - start), np.full(count, high - start)
+        )
         weights = 1.0 / np.maximum(np.abs(columns @ found - target), SMALL)
     return found
 
@@ -96,11 +98,11 @@ def tau_of(measured: Floats, predicted: Floats) -> float:
     return kendall_tau(measured.tolist(), predicted.tolist()) or 0.0
 
 
-def climbed(base: Floats, columns: Floats, start: Floats, measured: Floats) -> Floats:
+def hill_climbed(base: Floats, columns: Floats, start: Floats, measured: Floats) -> Floats:
     """Predictions whose coefficients are changed as long as that betters the order itself."""
     rng, found = np.random.default_rng(0), start
     best = tau_of(measured, base + columns @ found)
-    for step in range(CLIMBS):
+    for step in range(HILL_CLIMBS):
         tried = found + rng.normal(0.0, 0.05 * 0.999**step + 0.002, len(found))
         tau = tau_of(measured, base + columns @ tried)
         if tau >= best:
@@ -120,17 +122,17 @@ def corrections(fit: Fit, rows: NDArray[np.intp]) -> Iterator[tuple[str, Floats]
     target = np.log(measured / now)
     for name, columns in (
         ("ten smooth terms", smooth_terms(runs)),
-        ("a factor for each value", levels(runs)),
+        ("a factor for each value", indicator_columns(runs)),
     ):
         start = closest(columns.astype(np.float64), target, -3.0, 3.0, 0.0)
         yield name, now * np.exp(columns @ start)
         if name == "ten smooth terms":
-            yield "the same, chosen for the order", climbed(np.log(now), columns, start, measured)
+            yield "the same, chosen for the order", hill_climbed(np.log(now), columns, start, measured)
     far = np.abs(now / measured - 1.0) > FAR
     yield f"all within {FAR:.0%} exactly, others as predicted", np.where(far, now, measured)
 
 
-def tell_orders(fit: Fit) -> None:
+def print_orders(fit: Fit) -> None:
     found: dict[str, list[tuple[float, float]]] = {}
     for name, rows in workloads(fit.runs).items():
         measured = np.array([fit.runs[row].measured_s for row in rows])
@@ -150,7 +152,7 @@ def tell_orders(fit: Fit) -> None:
         )
 
 
-def tell_extra(fit: Fit) -> None:
+def print_extra(fit: Fit) -> None:
     """Seconds per microbatch beyond the prediction, by layout and micro-batch."""
     now = np.exp(fit.linear.log_s)
     for name, rows in workloads(fit.runs).items():
@@ -163,12 +165,12 @@ def tell_extra(fit: Fit) -> None:
             layouts.setdefault((tp, pp), []).append(f"{size}: {extra_s / through * 1e3:+.0f} ms")
             if abs(now[row] / fit.runs[row].measured_s - 1.0) > FAR:
                 far.add((tp, pp))
-        for layout, told in sorted(layouts.items()):
+        for layout, texts in sorted(layouts.items()):
             mark = "far off" if layout in far else "near"
-            print(f"{name}: tp {layout[0]} pp {layout[1]}: {mark:8} by micro-batch {', '.join(told)}")
+            print(f"{name}: tp {layout[0]} pp {layout[1]}: {mark:8} by micro-batch {', '.join(texts)}")
 
 
-def tell_warm(fit: Fit) -> None:
+def print_warm(fit: Fit) -> None:
     """Errors of sources whose device and software remain: nothing left out; left out; and that beside one
     factor of the source's own."""
     names = sources_of(fit.runs)
@@ -189,7 +191,7 @@ def tell_warm(fit: Fit) -> None:
     print(f"mean         fitted {fitted:.1%}   left out {out:.1%}   with a factor of its own {own:.1%}")
 
 
-def tell_bands(fit: Fit) -> None:
+def print_bands(fit: Fit) -> None:
     """Studies of as many sources as there are, of as many rows, drawn from the spreads found; judged by the
     band that holds 80 % of all that could be drawn."""
     names = sources_of(fit.runs)
@@ -211,8 +213,8 @@ def tell_bands(fit: Fit) -> None:
     middles = rng.normal(0.0, between, (STUDIES, len(sizes)))
     inside = np.empty_like(middles)
     for place, size in enumerate(sizes):
-        drawn = middles[:, place, None] + rng.normal(0.0, within, (STUDIES, size))
-        inside[:, place] = (np.abs(drawn) <= half).mean(axis=1)
+        simulated = middles[:, place, None] + rng.normal(0.0, within, (STUDIES, size))
+        inside[:, place] = (np.abs(simulated) <= half).mean(axis=1)
     lines = ((inside >= 0.7) & (inside <= 0.9)).sum(axis=1)
     pooled = (inside * sizes).sum(axis=1) / sizes.sum()
     low, middle, high = np.quantile(pooled, (0.05, 0.5, 0.95))
@@ -230,10 +232,10 @@ def tell_bands(fit: Fit) -> None:
 
 def main() -> None:
     fit = shipped_fit()
-    tell_warm(fit)
-    tell_bands(fit)
-    tell_extra(fit)
-    tell_orders(fit)
+    print_warm(fit)
+    print_bands(fit)
+    print_extra(fit)
+    print_orders(fit)
 
 
 if __name__ == "__main__":

@@ -12,21 +12,21 @@ from benchmarks.clock import cpu_s
 from shardwise.cluster import load_cluster
 from shardwise.cost import (
     NO_TRAFFIC,
-    Block,
     Problem,
+    Subproblem,
     Totals,
-    block_of,
+    grids_of,
     known_split,
-    least_bytes,
-    least_s,
-    lie_of,
-    priced_grids,
+    layer_counts_of,
+    lower_bound_bytes,
+    lower_bound_s,
+    subproblem_of,
 )
 from shardwise.model import load_model
 from shardwise.search import Question, Space, default_job
 from shardwise.search.cells import BLOCK_FIELDS
 from shardwise.search.goals import Fastest
-from shardwise.search.listing import listed
+from shardwise.search.listing import list_roots
 from shardwise.search.space import expanded
 
 ROWS_PER_TABLE = 1024
@@ -39,10 +39,10 @@ TABLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class ScheduleSplits:
     """Rows (down) with splits (across) of one schedule."""
 
-    block: Block
+    block: Subproblem
     totals: Totals
 
     @property
@@ -57,44 +57,44 @@ def figures(table: str) -> dict[str, float]:
     job = default_job(model, cluster, seq_len=seq_len, global_batch_size=batch)
     question = Question(model=model, cluster=cluster, job=job)
     problem, space = question.problem(), question.candidates()
-    cells = [*cells_of(problem, space)]
-    count = sum(each.count for each in cells)
+    schedule_splits = [*schedule_splits_of(problem, space)]
+    count = sum(each.count for each in schedule_splits)
 
-    def timed() -> None:
-        for each in cells:
-            least_s(problem, each.block, lie_of(each.block), each.totals, NO_TRAFFIC)
+    def times_bounded() -> None:
+        for each in schedule_splits:
+            lower_bound_s(problem, each.block, layer_counts_of(each.block), each.totals, NO_TRAFFIC)
 
-    def weighed() -> None:
-        for each in cells:
-            least_bytes(problem, each.block, lie_of(each.block), each.totals)
+    def bytes_bounded() -> None:
+        for each in schedule_splits:
+            lower_bound_bytes(problem, each.block, layer_counts_of(each.block), each.totals)
 
     return {
         "blocks": float(count),
-        "times_bounded_per_cpu_s": count / cpu_s(timed),
-        "bytes_bounded_per_cpu_s": count / cpu_s(weighed),
+        "times_bounded_per_cpu_s": count / cpu_s(times_bounded),
+        "bytes_bounded_per_cpu_s": count / cpu_s(bytes_bounded),
     }
 
 
-def cells_of(problem: Problem, space: Space) -> list[Cells]:
+def schedule_splits_of(problem: Problem, space: Space) -> list[ScheduleSplits]:
     """The interleaved schedules of every depth with all of their splits."""
-    grids, _ = listed(problem, space, space.degrees(), Fastest(4), folds=True)
+    grids, _ = list_roots(problem, space, space.degrees(), Fastest(4), merges_symmetric=True)
     _, table = expanded(grids.table, [grids.table.dp], space.micro_batch_sizes)
     found = []
     for pp in np.unique(table.pp).tolist():
         rows = table.take(np.flatnonzero(table.pp == pp)[:ROWS_PER_TABLE])
-        totals = priced_grids(problem, rows).totals_at(np.arange(len(rows))[:, None])
+        totals = grids_of(problem, rows).totals_at(np.arange(len(rows))[:, None])
         variants = space.variants(pp)
         for schedule, vpp in zip(variants.schedule.tolist(), variants.vpp.tolist(), strict=True):
-            found.append(Cells(_block(problem, space, rows, schedule, vpp), totals))
+            found.append(ScheduleSplits(_subproblem(problem, space, rows, schedule, vpp), totals))
     return found
 
 
-def _block(problem: Problem, space: Space, rows: Any, schedule: int, vpp: int) -> Block:
+def _subproblem(problem: Problem, space: Space, rows: Any, schedule: int, vpp: int) -> Subproblem:
     stages = int(rows.pp[0]) * vpp
-    ends = space.splits(stages)
+    end_layers = space.splits(stages)
     split = known_split(
-        space.layers, stages, ends["first_stage_layers"][None], ends["last_stage_layers"][None]
+        space.layers, stages, end_layers["first_stage_layers"][None], end_layers["last_stage_layers"][None]
     )
-    block = block_of(problem, rows, split)
+    block = subproblem_of(problem, rows, split)
     down = {name: getattr(block, name)[:, None] for name in BLOCK_FIELDS}
     return replace(block, **down, recompute_most=0, schedule=np.array([[schedule]]), vpp=np.array([[vpp]]))

@@ -91,15 +91,15 @@ def replay_figures(name: str) -> dict[str, float]:
 def week_figures() -> dict[str, float]:
     """A week of 10,000 events on 64 nodes: nodes that come and go, and bursts on their links."""
     cluster = load_cluster("64x4xA100-40G")
-    gone = generate_events(cluster, "preemption", length_s=WEEK_S, seed=1)
+    lost = generate_events(cluster, "preemption", length_s=WEEK_S, seed=1)
     bursts = generate_events(cluster, "bursty", length_s=WEEK_S, seed=1)
-    some = random.Random(1).sample(bursts.events, EVENTS - len(gone.events))
-    events: list[ClusterEvent] = sorted([*gone.events, *some], key=lambda event: event.time_s)
+    some = random.Random(1).sample(bursts.events, EVENTS - len(lost.events))
+    events: list[ClusterEvent] = sorted([*lost.events, *some], key=lambda event: event.time_s)
     trace = EventTrace(nodes=64, events=tuple(events))
     return _replayed(trace, cluster, batch=1024, end_s=WEEK_S)
 
 
-def made_figures(kind: str) -> dict[str, float]:
+def generated_figures(kind: str) -> dict[str, float]:
     """Two days of one kind of generated events on eight nodes."""
     cluster = load_cluster("8x4xA100-40G")
     trace = generate_events(cluster, kind, length_s=2 * DAY_S, seed=1)

@@ -42,7 +42,7 @@ def seconds_of(log: Log) -> float:
     return float(sum(line["step_time_s"] for line in log) + between)
 
 
-def moves_of(log: Log) -> list[Mapping[str, Any]]:
+def migrations_of(log: Log) -> list[Mapping[str, Any]]:
     """The changes of plan."""
     return [line["change"] for line in log if line.get("change") and line["change"]["moved_s"] > 0.0]
 
@@ -61,10 +61,10 @@ def missed(quiet: Log, static: Log, adaptive: Log, *, steps: int) -> Iterator[st
             yield f"the {name} run did not take every step once"
         elif len({line["tokens"] / line["step"] for line in log}) != 1:
             yield f"the {name} run left samples out, or took some twice"
-    moves = moves_of(adaptive)
-    if not moves:
+    migrations = migrations_of(adaptive)
+    if not migrations:
         yield "the adaptive run did not change plans"
-    elif not any(move["moved_bytes"] > 0 for move in moves):
+    elif not any(migration["moved_bytes"] > 0 for migration in migrations):
         yield "no state moved between hosts"
     for name, log in (("static", static), ("adaptive", adaptive)):
         off = largest_difference(log, quiet)
@@ -100,7 +100,7 @@ def main() -> int:
             _run(*words, folder / run, *more)
             print(f"{run}: {time.perf_counter() - start_s:.0f} s with its start", flush=True)
             logs[run] = [json.loads(line) for line in (folder / run).read_text().splitlines()]
-    _tell(logs)
+    _report(logs)
     failures = list(missed(logs["undisturbed"], logs["static"], logs["adaptive"], steps=STEPS))
     for line in failures:
         print(f"missed: {line}", file=sys.stderr)
@@ -123,7 +123,7 @@ def _run(*words: object) -> None:
         raise SystemExit(done.returncode)
 
 
-def _tell(logs: Mapping[str, Log]) -> None:
+def _report(logs: Mapping[str, Log]) -> None:
     quiet, static, adaptive = logs["undisturbed"], logs["static"], logs["adaptive"]
     print("step   loss: undisturbed    static  adaptive   seconds: static  adaptive  adaptive strategy")
     for one, two, three in zip(quiet, static, adaptive, strict=False):

@@ -12,18 +12,18 @@ from shardwise.search.evaluate import step_times_s
 from shardwise.search.space import Space
 from shardwise.strategy import RULES, StrategyTable, first_broken, largest_stage
 
-BELOW = 1.0 - 1e-12
+BELOW_FACTOR = 1.0 - 1e-12
 """What is less by rounding is not less."""
 
 
-def drawn(
-    space: Space, number: int, rng: np.random.Generator, near: StrategyTable | None = None
+def sampled(
+    space: Space, number: int, rng: np.random.Generator, center: StrategyTable | None = None
 ) -> StrategyTable:
-    """So many candidates, each as likely as any other of the space, or of those with the degrees of `near` (a
-    table of one row)."""
+    """So many candidates, each as likely as any other of the space, or of those with the degrees of `center`
+    (a table of one row)."""
     degrees = space.degrees()
-    if near is not None:
-        degrees = [(int(near.tp[0]), int(near.cp[0]), int(near.dp[0]), int(near.pp[0]))]
+    if center is not None:
+        degrees = [(int(center.tp[0]), int(center.cp[0]), int(center.dp[0]), int(center.pp[0]))]
     grids = space.grids(degrees)
     below = space.count_below_grids(grids).astype(np.float64)
     grids = grids.take(rng.choice(len(grids), number, p=below / below.sum()))
@@ -58,19 +58,21 @@ def _completed(space: Space, grid: StrategyTable, rng: np.random.Generator) -> S
     )  # fmt: skip
 
 
-def beyond(
+def undominated_counts(
     problem: Problem, table: StrategyTable, points: Sequence[tuple[float, float]]
 ) -> tuple[int, int, int]:
     """How many rows are legal, how many of these fit, and how many of them no point (seconds, device bytes)
     matches in both."""
-    legal, times_s, device_bytes = priced(problem, table)
+    legal, times_s, device_bytes = fitting_costs(problem, table)
     is_matched = np.zeros(len(times_s), dtype=bool)
     for point_s, point_bytes in points:
-        is_matched |= (times_s >= point_s * BELOW) & (device_bytes >= point_bytes * BELOW)
+        is_matched |= (times_s >= point_s * BELOW_FACTOR) & (device_bytes >= point_bytes * BELOW_FACTOR)
     return legal, len(times_s), int((~is_matched).sum())
 
 
-def priced(problem: Problem, table: StrategyTable) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
+def fitting_costs(
+    problem: Problem, table: StrategyTable
+) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
     """How many rows are legal, and the seconds and device bytes of those of them that fit."""
     legal = table.take(first_broken(table, problem.limits, RULES) < 0)
     if not len(legal):

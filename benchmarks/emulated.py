@@ -32,8 +32,8 @@ from shardwise import search
 from shardwise.accuracy import kendall_tau
 from shardwise.app.cli.calibrating_steps import STEPS
 from shardwise.cluster import link_graph, load_cluster, mesh_of
-from shardwise.cost import Training, price_layout
-from shardwise.inputs import written_yaml
+from shardwise.cost import Training, estimate_layout
+from shardwise.inputs import dumps_yaml
 from shardwise.model import model_from_config
 from shardwise.plan import Plan, read_graph_plan, write_plan
 from shardwise.strategy import (
@@ -147,23 +147,23 @@ def accuracy_of(predicted_s: float, measured_s: float) -> float:
 def judged(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The figures of plans, and the same `before`, by the calibration before they ran, when the machine may
     have been faster or slower."""
-    now, before = (_figures(rows, told) for told in ("predicted_s", "calibrated_s"))
+    now, before = (_figures(rows, predicted_key) for predicted_key in ("predicted_s", "calibrated_s"))
     return now | {f"{name}_before": value for name, value in before.items()}
 
 
-def _figures(rows: Sequence[Mapping[str, Any]], told: str) -> dict[str, float]:
-    """By what is `told` of each plan.
+def _figures(rows: Sequence[Mapping[str, Any]], predicted_key: str) -> dict[str, float]:
+    """By what is `predicted_key` of each plan.
 
     A plan is recommended among those of its job on its cluster, in its epoch: the worst regret of these
     counts, and tau is the mean over the pairs of plans of one.
     """
-    accuracies = [accuracy_of(row[told], row["measured_s"]) for row in rows]
+    accuracies = [accuracy_of(row[predicted_key], row["measured_s"]) for row in rows]
     regrets, taus, pairs = [], [], []
     for question in dict.fromkeys(map(_question, rows)):
         own = [row for row in rows if _question(row) == question]
-        measured_s, told_s = ([row[key] for row in own] for key in ("measured_s", told))
-        regrets.append(measured_s[told_s.index(min(told_s))] / min(measured_s) - 1.0)
-        taus.append(kendall_tau(measured_s, told_s) or 0.0)
+        measured_s, predictions_s = ([row[key] for row in own] for key in ("measured_s", predicted_key))
+        regrets.append(measured_s[predictions_s.index(min(predictions_s))] / min(measured_s) - 1.0)
+        taus.append(kendall_tau(measured_s, predictions_s) or 0.0)
         pairs.append(len(own) * (len(own) - 1) // 2)
     return {
         "mean_accuracy": fmean(accuracies),
@@ -195,8 +195,8 @@ def measure(name: str, setting: Setting, folder: Path, repeats: int) -> list[dic
     """
     calibration, steps = folder / "links.yaml", folder / "steps.json"
     files = [folder / f"cluster-{epoch}.yaml" for epoch in range(len(setting.clusters))]
-    for file, said in zip(files, setting.clusters, strict=True):
-        file.write_text(f"name: {name}\nnodes:\n{said}")
+    for file, cluster_text in zip(files, setting.clusters, strict=True):
+        file.write_text(f"name: {name}\nnodes:\n{cluster_text}")
     _emulate(files[0], "-m", "shardwise", "calibrate", "--links", "--cluster", files[0], "--out", calibration)
     plain = read_calibration(str(calibration))
     seq_len = seq_len_for(setting, files[0], plain)
@@ -206,12 +206,12 @@ def measure(name: str, setting: Setting, folder: Path, repeats: int) -> list[dic
     points = _points(files[0], calibration, folder, setting.points) if setting.points else []
     names = [*setting.plans, *(f"captured graph, {path.stem}" for path in points)]
     paths += points
-    asked_for: list[str | Path] = [*setting.plans, *points]
-    told_s = [_priced_s(asked, files[0], plain, seq_len) for asked in asked_for]
+    requested_plans: list[str | Path] = [*setting.plans, *points]
+    predictions_s = [_predicted_s(requested, files[0], plain, seq_len) for requested in requested_plans]
     calibrated_s = float(yaml.safe_load(calibration.read_text())["measured"]["steps"]["seconds"])
     # Each behind its like; of the small plans as many at a time.
-    turns_s = repeats * (2.0 * sum(told_s) + MADE_S * len(paths))
-    taken_s = turns_s + ROUNDS * (KERNELS_S + LINKS_S + STEPS_A_ROUND * STEPS * calibrated_s)
+    steps_s = repeats * (2.0 * sum(predictions_s) + MADE_S * len(paths))
+    taken_s = steps_s + ROUNDS * (KERNELS_S + LINKS_S + STEPS_A_ROUND * STEPS * calibrated_s)
     epoch_s = START_S + SLACK * taken_s
     options: list[object] = []
     if setting.then is not None:
@@ -224,13 +224,15 @@ def measure(name: str, setting: Setting, folder: Path, repeats: int) -> list[dic
     rows = []
     for epoch, (file, found) in enumerate(zip(files, document["epochs"], strict=True)):
         speed, taken = calibrated_s / found["small_s"], folder / f"meanwhile-{epoch}.yaml"
-        taken.write_text(written_yaml(found["calibration"]))
+        taken.write_text(dumps_yaml(found["calibration"]))
         meanwhile = read_calibration(str(taken))
-        for called, asked, measured in zip(names, asked_for, found["plans"], strict=True):
-            plain_s, predicted_s = (_priced_s(asked, file, each, seq_len) for each in (plain, meanwhile))
+        for called, requested, measured in zip(names, requested_plans, found["plans"], strict=True):
+            plain_s, predicted_s = (
+                _predicted_s(requested, file, each, seq_len) for each in (plain, meanwhile)
+            )
             rows.append(
                 {"cluster": name, "epoch": epoch, "plan": called, "speed": speed,
-                 "job": f"model on {seq_len} tokens" if isinstance(asked, str) else "graph",
+                 "job": f"model on {seq_len} tokens" if isinstance(requested, str) else "graph",
                  "calibrated_s": plain_s, "predicted_s": predicted_s, **measured}
             )  # fmt: skip
     return rows
@@ -246,11 +248,11 @@ def seq_len_for(setting: Setting, cluster_file: Path, calibration: Calibration) 
     return max((each for each in SEQ_LENS if computed_s(each) <= COMPUTED_S), default=SEQ_LENS[0])
 
 
-def _priced_s(asked: str | Path, cluster_file: Path, calibration: Calibration, seq_len: int) -> float:
+def _predicted_s(requested: str | Path, cluster_file: Path, calibration: Calibration, seq_len: int) -> float:
     """Seconds of a step of a strategy on such sequences, or of the layout of a saved point."""
-    if isinstance(asked, str):
-        return plan_of(asked, cluster_file, calibration, seq_len).best.step_time_s
-    return _point_s(asked, cluster_file, calibration)
+    if isinstance(requested, str):
+        return plan_of(requested, cluster_file, calibration, seq_len).best.step_time_s
+    return _point_s(requested, cluster_file, calibration)
 
 
 def events_between(before: Path, after: Path, *, at_s: float) -> str:
@@ -292,10 +294,12 @@ def _point_s(path: Path, cluster_file: Path, calibration: Calibration) -> float:
     cluster = load_cluster(str(cluster_file), measured=calibration.devices)
     job = plan.job
     training = Training(
-        dtype=job.dtype, optimizer=job.optimizer, profile=calibration.waiting_profile or job.profile
+        dtype=job.dtype,
+        optimizer=job.optimizer,
+        profile=calibration.profile_without_data_overlap or job.profile,
     )
     mesh = mesh_of(cluster, plan.mesh.ranks)
-    return price_layout(plan.graph, cluster, training, mesh, plan.layout).time_s
+    return estimate_layout(plan.graph, cluster, training, mesh, plan.layout).time_s
 
 
 def plan_of(text: str, cluster_file: Path, calibration: Calibration, seq_len: int) -> Plan:
@@ -317,24 +321,24 @@ def main() -> int:
     parser.add_argument("clusters", nargs="*", choices=[[], *SETTINGS])
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     clusters: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in asked.clusters or SETTINGS:
+        for name in arguments.clusters or SETTINGS:
             own = Path(folder) / name.replace(" ", "-")
             own.mkdir()
-            of = measure(name, SETTINGS[name], own, asked.repeats)
+            of = measure(name, SETTINGS[name], own, arguments.repeats)
             rows += of
             for epoch in range(len(SETTINGS[name].clusters)):
                 part = [row for row in of if row["epoch"] == epoch]
                 called = name if epoch == 0 else f"{name}, then"
                 clusters[called] = judged(part)
-                _tell(called, part, clusters[called])
-            if asked.out is not None:  # an hour of measuring is not lost where a later cluster fails
-                _write(asked.out, asked.repeats, rows, clusters)
+                _report(called, part, clusters[called])
+            if arguments.out is not None:  # an hour of measuring is not lost where a later cluster fails
+                _write(arguments.out, arguments.repeats, rows, clusters)
     overall = judged(rows)
-    print(f"all {len(rows)} rows " + _told(overall))
+    print(f"all {len(rows)} rows " + _figures_text(overall))
     for name, figures in clusters.items():
         for line in missed(figures):
             print(f"{name} alone: {line}", file=sys.stderr)
@@ -355,17 +359,17 @@ def _write(
     path.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def _tell(name: str, rows: Sequence[Mapping[str, Any]], figures: Mapping[str, float]) -> None:
+def _report(name: str, rows: Sequence[Mapping[str, Any]], figures: Mapping[str, float]) -> None:
     for row in rows:
         predicted_s, measured_s = row["predicted_s"], row["measured_s"]
         print(
             f"{name:13} {row['plan']:54} predicted {predicted_s:.3f} s, measured {measured_s:.3f} s"
             f" ({predicted_s / measured_s - 1.0:+.1%})"
         )
-    print(f"{name:13} {_told(figures)}", flush=True)
+    print(f"{name:13} {_figures_text(figures)}", flush=True)
 
 
-def _told(figures: Mapping[str, float]) -> str:
+def _figures_text(figures: Mapping[str, float]) -> str:
     return ", ".join(f"{key} {value:.3f}" for key, value in figures.items())
 
 

@@ -8,7 +8,7 @@ STEPS_A_ROUND = 2
 minutes, and kernels and links less so."""
 
 
-def pieces_after(place: int, places: int, pieces: int) -> range:
+def measurements_after(place: int, places: int, measurements: int) -> range:
     """The pieces, of all those of `ROUNDS`, that follow one of so many `places`: at even distances."""
-    total = ROUNDS * pieces
+    total = ROUNDS * measurements
     return range(place * total // places, (place + 1) * total // places)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
-from shardwise.emulate.shares import Shares
+from shardwise.emulate.shares import CpuShares
 from shardwise.emulate.ticks import Ticks
 
 WORK_MS = (2, 5, 12, 30, 80)
@@ -24,7 +24,7 @@ SETTLE_MS, STEADY_MS = 100, 600
 def measured(devices: int, share: float, *, has_ticks: bool) -> tuple[float, list[Sequence[float]]]:
     """The share that devices get which compute for long, in the mean; and seconds of each length of work, all
     devices together."""
-    shares, ticks = Shares(devices, os.getpid()), Ticks()
+    shares, ticks = CpuShares(devices, os.getpid()), Ticks()
     shares.build()
     try:
         pipes = [_started(shares, device, share) for device in range(devices)]
@@ -39,7 +39,7 @@ def measured(devices: int, share: float, *, has_ticks: bool) -> tuple[float, lis
     return steady, [[s for each in found for s in each[place:-1:count]] for place in range(count)]
 
 
-def _started(shares: Shares, device: int, share: float) -> tuple[int, int]:
+def _started(shares: CpuShares, device: int, share: float) -> tuple[int, int]:
     shares.set(device, share)
     reading, writing = os.pipe()
     pid = os.fork()
@@ -77,12 +77,12 @@ def main() -> None:
     for devices, share in ((4, 0.3), (4, 0.4), (2, 0.4), (2, 0.8)):
         for has_ticks in (False, True):
             steady, times = measured(devices, share, has_ticks=has_ticks)
-            told = (
+            texts = (
                 f"{work} ms {fmean(own) * 1e3:.1f} +- {pstdev(own) * 1e3:.1f} of {work / share:.1f}"
                 for work, own in zip(WORK_MS, times, strict=True)
             )
             ticks = "with" if has_ticks else "no"
-            print(f"{devices} x {share}, {ticks} ticks: share {steady:.3f}; {', '.join(told)}")
+            print(f"{devices} x {share}, {ticks} ticks: share {steady:.3f}; {', '.join(texts)}")
 
 
 if __name__ == "__main__":

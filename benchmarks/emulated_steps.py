@@ -21,17 +21,17 @@ from statistics import median
 from typing import Any
 
 import torch
-from benchmarks.emulated_rounds import ROUNDS, STEPS_A_ROUND, pieces_after
+from benchmarks.emulated_rounds import ROUNDS, STEPS_A_ROUND, measurements_after
 from torch import distributed
 
 from shardwise.accuracy import calibration_document
-from shardwise.app.cli.calibrating_links import Links
+from shardwise.app.cli.calibrating_links import LinkMeasurement
 from shardwise.app.cli.calibrating_ranks import ranks_of
-from shardwise.app.cli.calibrating_rounds import Rounds
+from shardwise.app.cli.calibrating_rounds import KernelMeasurement
 from shardwise.cluster import Cluster, load_cluster
 from shardwise.plan import is_graph_plan, read_graph_plan, read_plan
 from shardwise.runtime import (
-    Drawn,
+    RandomInputs,
     TrainOptions,
     graph_module,
     initialise,
@@ -63,8 +63,11 @@ def main(
         made = [partial(_graph_step if is_graph_plan(path) else _step, path) for path in paths]
         found = []
         for epoch, cluster in enumerate(clusters):
-            machine, links = Rounds(ranks, threads=1), Links(ranks, cluster, threads=1, rounds=ROUNDS)
-            times = _in_turns(made, repeats, _round(machine, links))
+            machine, links = (
+                KernelMeasurement(ranks, threads=1),
+                LinkMeasurement(ranks, cluster, threads=1, rounds=ROUNDS),
+            )
+            times = _interleaved(made, repeats, _round(machine, links))
             plans = [{"measured_s": median(own), "times_s": own} for own in times]
             found.append({"plans": plans, **_calibrated(machine, links, known)})
             if epoch + 1 < len(clusters):
@@ -78,17 +81,17 @@ def main(
             Path(out).write_text(json.dumps({"epochs": found}))
 
 
-def _round(machine: Rounds, links: Links) -> list[Callable[[], object]]:
+def _round(machine: KernelMeasurement, links: LinkMeasurement) -> list[Callable[[], object]]:
     """The pieces of one round, the steps of small plans so often as `STEPS_A_ROUND` says."""
-    *small, kernels = _pieces(machine)
-    return [*small * STEPS_A_ROUND, kernels, *_pieces(links)]
+    *small, kernels = _measurements(machine)
+    return [*small * STEPS_A_ROUND, kernels, *_measurements(links)]
 
 
-def _pieces(of: Rounds | Links) -> list[Callable[[], object]]:
-    return [partial(of.take, piece) for piece in range(of.pieces)]
+def _measurements(of: KernelMeasurement | LinkMeasurement) -> list[Callable[[], object]]:
+    return [partial(of.measure, measurement) for measurement in range(of.measurements)]
 
 
-def _calibrated(rounds: Rounds, links: Links, known: Calibration) -> dict[str, Any]:
+def _calibrated(rounds: KernelMeasurement, links: LinkMeasurement, known: Calibration) -> dict[str, Any]:
     """The content of a calibration by `rounds` and `links`, and seconds of its steps."""
     (device,) = known.devices.values()
     found, between = rounds.found(device), links.found()
@@ -105,13 +108,13 @@ def _age_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _in_turns(
+def _interleaved(
     made: Sequence[Callable[[], Callable[[], object]]],
     repeats: int,
-    pieces: Sequence[Callable[[], object]],
+    measurements: Sequence[Callable[[], object]],
 ) -> list[list[float]]:
     """Seconds of a step of the slowest rank, since all wait for it, in each of `repeats` turns of the plans,
-    whose steps are `made` in each; between them rounds of the `pieces` of a calibration.
+    whose steps are `made` in each; between them rounds of the `measurements` of a calibration.
 
     Plans that wait for their turn would slow the one that runs, by threads of their process groups and by
     having used its memory: so each is made for its turn and ended after. A step behind its like, as in
@@ -122,8 +125,8 @@ def _in_turns(
     for _ in range(repeats):
         for plan, own in zip(made, times, strict=True):
             own.append(_second_s(plan))
-            for piece in pieces_after(place, places, len(pieces)):
-                pieces[piece % len(pieces)]()
+            for measurement in measurements_after(place, places, len(measurements)):
+                measurements[measurement % len(measurements)]()
             place += 1
     return times
 
@@ -162,7 +165,7 @@ def _graph_step(path: str) -> Callable[[], object]:
     """A step of the plan of an operator graph, always on the same batch."""
     plan = read_graph_plan(path)
     job = parallelize(graph_module(plan.graph, seed=0), plan)
-    batch = Drawn(plan.graph, seed=0).batch(0)
+    batch = RandomInputs(plan.graph, seed=0).batch(0)
     return lambda: job.step(batch)
 
 

@@ -43,12 +43,12 @@ def main(arguments: list[str]) -> None:
         )
         print("| " + " | ".join(cells) + " |")
     whole = [curve for curve in curves if curve.devices >= FROM_DEVICES]
-    kept = points_of(whole, weighs_cost=True)
+    remaining = points_of(whole, weighs_cost=True)
     counts = ", ".join(str(curve.devices) for curve in whole)
     total = sum(len(curve.points) for curve in whole)
-    print(f"\nOf {total} points on {counts} devices cost leaves {len(kept)}:")
+    print(f"\nOf {total} points on {counts} devices cost leaves {len(remaining)}:")
     for curve in whole:
-        own = sum(point.devices == curve.devices for point in kept)
+        own = sum(point.devices == curve.devices for point in remaining)
         print(f"  {own} of {len(curve.points)} on {curve.devices}")
     if arguments:
         draw(arguments[0])

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from math import inf
 
 import numpy as np
-from benchmarks.drawn import drawn, priced
+from benchmarks.drawn import fitting_costs, sampled
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
 from shardwise.search import Question, StrategyCurve, StrategyCurves, curves_for, default_job
 from shardwise.strategy import StrategyTable
 
-DRAWN = 200
+SAMPLES = 200
 """Candidates drawn after each curve, half from the whole space and half beside points of the curve."""
 
 
@@ -40,8 +40,8 @@ FRONTIERS = {
 def source_of(job: Job) -> StrategyCurves:
     """What yields the curves of a job."""
     model, cluster = load_model(job.model), load_cluster(job.cluster)
-    asked = default_job(model, cluster, seq_len=job.seq_len, global_batch_size=job.batch)
-    return StrategyCurves(Question(model=model, cluster=cluster, job=asked))
+    training_job = default_job(model, cluster, seq_len=job.seq_len, global_batch_size=job.batch)
+    return StrategyCurves(Question(model=model, cluster=cluster, job=training_job))
 
 
 def figures(name: str) -> dict[str, float]:
@@ -56,24 +56,24 @@ def figures(name: str) -> dict[str, float]:
         "simulated": float(sum(curve.outcome.ledger.simulated for curve in whole)),
         "search_cpu_s": sum(curve.search_cpu_s for curve in whole),
         "search_s": sum(curve.search_s for curve in whole),
-        **_drawn_figures(whole),
+        **_sample_figures(whole),
     }
 
 
-def _drawn_figures(curves: list[StrategyCurve]) -> dict[str, float]:
+def _sample_figures(curves: list[StrategyCurve]) -> dict[str, float]:
     """What became of candidates drawn at random: for each that is legal and fits, some point of its curve is
     no worse in time and memory."""
     found = {"drawn": 0.0, "drawn_legal": 0.0, "drawn_fitting": 0.0, "drawn_undominated": 0.0}
     rng = np.random.default_rng(0)
     for curve in curves:
         space, problem = curve.question.candidates(), curve.question.problem()
-        near = [curve.points[place].layout for place in rng.integers(len(curve.points), size=4)]
-        tables = [drawn(space, DRAWN // 2, rng)]
-        tables += [drawn(space, DRAWN // 8, rng, StrategyTable.of([strategy])) for strategy in near]
-        legal, times_s, nbytes = priced(problem, StrategyTable.joined(tables))
+        centers = [curve.points[place].layout for place in rng.integers(len(curve.points), size=4)]
+        tables = [sampled(space, SAMPLES // 2, rng)]
+        tables += [sampled(space, SAMPLES // 8, rng, StrategyTable.of([strategy])) for strategy in centers]
+        legal, times_s, nbytes = fitting_costs(problem, StrategyTable.joined(tables))
         points = np.array([(point.time_s, point.memory_bytes) for point in curve.points]) * (1.0 - 1e-12)
         no_worse = (points[:, :1] <= times_s) & (points[:, 1:] <= nbytes)
-        found["drawn"] += DRAWN
+        found["drawn"] += SAMPLES
         found["drawn_legal"] += legal
         found["drawn_fitting"] += len(times_s)
         found["drawn_undominated"] += int((~no_worse.any(axis=0)).sum())

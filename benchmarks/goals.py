@@ -13,15 +13,15 @@ class Goal:
     """A bound of one figure: at least that much where `is_least`, else at most."""
 
     figure: str
-    wanted: float
+    bound: float
     is_least: bool = False
 
     def is_met(self, value: float) -> bool:
         """Whether this value is on the right side of the bound."""
-        return value >= self.wanted if self.is_least else value <= self.wanted
+        return value >= self.bound if self.is_least else value <= self.bound
 
     def __str__(self) -> str:
-        return f"at {'least' if self.is_least else 'most'} {self.wanted:,g}"
+        return f"at {'least' if self.is_least else 'most'} {self.bound:,g}"
 
 
 EVERYWHERE = (Goal("drawn_better", 0.0), Goal("counted_apart", 0.0))

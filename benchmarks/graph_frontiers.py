@@ -55,12 +55,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", choices=[*QUESTIONS, []])
     parser.add_argument("--epsilon", type=float, default=0.001)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     print(f"{'question':<18}{'points':>8}{'proven':>10}{'labels':>10}{'CPU s':>9}")
-    for name in asked.names or QUESTIONS:
-        found = figures(name, asked.epsilon)
-        told = f"{found['points']:>8,.0f}{found['proven']:>10.2%}{found['labels']:>10,.0f}"
-        print(f"{name:<18}{told}{found['search_cpu_s']:>9.2f}", flush=True)
+    for name in arguments.names or QUESTIONS:
+        found = figures(name, arguments.epsilon)
+        text = f"{found['points']:>8,.0f}{found['proven']:>10.2%}{found['labels']:>10,.0f}"
+        print(f"{name:<18}{text}{found['search_cpu_s']:>9.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,9 @@ import numpy as np
 
 from shardwise.cluster import load_cluster, mesh_of
 from shardwise.cost import Training, layout_chain
-from shardwise.frontier import Chain, Factor, Link, Part
+from shardwise.frontier import Chain, Factor, FactorGraph, Segment
 from shardwise.graph import Block, OpGraph, load_graph
-from shardwise.search import tracked
+from shardwise.search import pareto_search
 
 MOST_LABELS = 100_000
 """As in `shardwise frontier`."""
@@ -49,7 +49,7 @@ Row = tuple[int, float, float]
 """Operators, layouts of an operator (the geometric mean), CPU seconds."""
 
 
-def drawn_chain(operators: int, layouts: int, seed: int) -> Chain:
+def random_chain(operators: int, layouts: int, seed: int) -> Chain:
     """Operators of unequal size, their layouts from fast and large to slow and small, and conversions."""
     random = np.random.default_rng(seed)
     links = []
@@ -62,20 +62,20 @@ def drawn_chain(operators: int, layouts: int, seed: int) -> Chain:
         own[:, 2] = nbytes * (1.0 - 0.875 * small) * noise[1]
         sizes, factors = [layouts], [Factor((0,), own)]
         if place:
-            moved_s = 0.3 * time_s * random.uniform(size=(layouts, layouts))
-            moved_s[np.arange(layouts), np.arange(layouts)] = 0.0
+            redistribution_s = 0.3 * time_s * random.uniform(size=(layouts, layouts))
+            redistribution_s[np.arange(layouts), np.arange(layouts)] = 0.0
             between = np.zeros((layouts, layouts, 5))
-            between[..., 0] = between[..., 1] = moved_s
+            between[..., 0] = between[..., 1] = redistribution_s
             sizes.append(layouts)
             factors.append(Factor((1, 0), between))
-        part = Part(
+        part = FactorGraph(
             names=tuple(f"v{variable}" for variable in range(len(sizes))),
             sizes=tuple(sizes),
             factors=tuple(factors),
             entry=1 if place else None,
             exit=0 if place + 1 < operators else None,
         )
-        links.append(Link(f"operator {place}", (("kept", part),)))
+        links.append(Segment(f"operator {place}", (("kept", part),)))
     return tuple(links)
 
 
@@ -85,15 +85,15 @@ def chains(counts: Sequence[int], epsilon: float) -> Iterator[Row]:
         for layouts in LAYOUTS:
             if operators * layouts**2 * 5 > MOST_NUMBERS:
                 continue
-            chain = drawn_chain(operators, layouts, seed=0)
+            chain = random_chain(operators, layouts, seed=0)
             yield line("", operators, [layouts], (chain,), epsilon)
 
 
-def llama(layers: int, *, alike: bool) -> OpGraph:
+def llama(layers: int, *, is_repeated: bool) -> OpGraph:
     """Llama 3.1 8B with so many layers, one block repeated, or each a block of its own."""
     graph = load_graph("graph:llama-3.1-8b")
     first, layer, head = graph.blocks
-    if alike:
+    if is_repeated:
         return replace(graph, blocks=(first, replace(layer, repeat=layers), head))
     return replace(graph, blocks=(first, *(own_block(layer, place) for place in range(layers)), head))
 
@@ -121,38 +121,40 @@ def own_block(layer: Block, place: int) -> Block:
 def blocks(counts: Sequence[int], epsilon: float) -> Iterator[Row]:
     """A line for each mesh and for as many layers as have about so many operators."""
     cluster = load_cluster("8x8xH100-SXM")
-    for alike in (True, False):
+    for is_repeated in (True, False):
         for ranks in MESHES:
             for operators in counts:
-                graph = llama(operators // LAYER, alike=alike)
+                graph = llama(operators // LAYER, is_repeated=is_repeated)
                 laid = layout_chain(graph, cluster, Training(dtype="bf16"), mesh_of(cluster, ranks))
-                name = f"{'x'.join(map(str, ranks))}, {'alike' if alike else 'unlike'}"
+                name = f"{'x'.join(map(str, ranks))}, {'alike' if is_repeated else 'unlike'}"
                 layouts = list(laid.layouts_per_operator.values())
                 yield line(name, graph.operators, layouts, (laid.chain,), epsilon)
 
 
-def line(name: str, operators: int, layouts: Sequence[int], asked: Sequence[Chain], epsilon: float) -> Row:
+def line(
+    name: str, operators: int, layouts: Sequence[int], problem_chains: Sequence[Chain], epsilon: float
+) -> Row:
     """Tracks the chains and prints what it took."""
     start_s = process_time()
-    found = tracked(asked, epsilon=epsilon, most_labels=MOST_LABELS)
+    found = pareto_search(problem_chains, epsilon=epsilon, most_labels=MOST_LABELS)
     cpu_s = process_time() - start_s
     labels, weights = (sum(getattr(each, what) for each in found.efforts) for what in ("labels", "weights"))
     per_cell = labels / sum(each.choices for each in found.efforts)
-    predicted = pairs(asked) * (weights + per_cell)
+    predicted = pairs(problem_chains) * (weights + per_cell)
     mean = float(np.exp(np.mean(np.log(layouts))))
-    told = (
+    cells = (
         name, f"{operators:,}", f"{mean:.3g}", f"{max(layouts)}", f"{len(found.points)}",
         f"{found.epsilon:.2%}", f"{weights:,}", f"{labels:,}", f"{per_cell:.2g}", f"{predicted:.2g}",
         f"{cpu_s:.2f}", f"{cpu_s / predicted * 1e9:.2g}",
     )  # fmt: skip
-    print("| " + " | ".join(told) + " |", flush=True)
+    print("| " + " | ".join(cells) + " |", flush=True)
     return operators, mean, cpu_s
 
 
-def pairs(asked: Sequence[Chain]) -> int:
+def pairs(problem_chains: Sequence[Chain]) -> int:
     """Numbers in the tables of the chains: of a chain of N operators of K layouts about N K^2, like blocks
     counted once."""
-    parts = (part for chain in asked for link in chain for _, part in link.modes)
+    parts = (part for chain in problem_chains for link in chain for _, part in link.modes)
     return sum(factor.costs[..., 0].size for part in parts for factor in part.factors)
 
 
@@ -162,9 +164,9 @@ def main() -> None:
     parser.add_argument("what", choices=["chains", "blocks"])
     parser.add_argument("--operators", type=int, nargs="*", default=OPERATORS)
     parser.add_argument("--epsilon", type=float, default=0.01)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     print("| " + " | ".join(HEAD) + " |\n" + "|---" * len(HEAD) + "|")
-    rows = list({"chains": chains, "blocks": blocks}[asked.what](asked.operators, asked.epsilon))
+    rows = list({"chains": chains, "blocks": blocks}[arguments.what](arguments.operators, arguments.epsilon))
     logs = np.array([[1.0, log(operators), log(layouts), log(cpu_s)] for operators, layouts, cpu_s in rows])
     (_, by_operators, by_layouts), *_ = np.linalg.lstsq(logs[:, :3], logs[:, 3])
     print(f"\nCPU seconds grow as operators^{by_operators:.2f} x layouts^{by_layouts:.2f}")

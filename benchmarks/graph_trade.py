@@ -46,8 +46,8 @@ Curve = dict[str, Any]
 def curve_of(name: str, bandwidth: float, epsilon: float) -> Curve:
     """The frontier of a question with network cards so many times as fast."""
     cluster_text, batch, seq_len = QUESTIONS[name]
-    customary = load_cluster(cluster_text)
-    rate = customary.nodes[0].nic_bytes_per_s * 8e-9 * bandwidth
+    default_cluster = load_cluster(cluster_text)
+    rate = default_cluster.nodes[0].nic_bytes_per_s * 8e-9 * bandwidth
     cluster = load_cluster(cluster_text, inter_node=f"{rate:.12g}Gb/s")
     training = Training(dtype=best_dtype(cluster))
     source = GraphCurves(scaled(load_graph(f"graph:{name}"), batch, seq_len), cluster, training, 0.05)
@@ -69,7 +69,7 @@ def curve_of(name: str, bandwidth: float, epsilon: float) -> Curve:
 def saved(curve: Curve, slower: float) -> float:
     """The share of the fastest point's memory that a point saves which is at most so much slower."""
     fastest_s, its_bytes = curve["points"][0]
-    least = min(held for time_s, held in curve["points"] if time_s <= fastest_s * (1.0 + slower))
+    least = min(nbytes for time_s, nbytes in curve["points"] if time_s <= fastest_s * (1.0 + slower))
     return 1.0 - float(least / its_bytes)
 
 
@@ -82,15 +82,15 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def memory_row(name: str, curve: Curve) -> list[str]:
     """What slower points save at the customary bandwidth."""
     (fastest_s, its_bytes), (smallest_s, least) = curve["points"][0], curve["points"][-1]
-    beside = ", ".join(
-        f"{custom} {time_s / fastest_s:.3g} x the time, {held / 2**30:.1f} GiB"
+    reference_texts = ", ".join(
+        f"{custom} {time_s / fastest_s:.3g} x the time, {nbytes / 2**30:.1f} GiB"
         + ("" if fits else " (does not fit)")
-        for custom, (time_s, held, fits) in curve["references"].items()
+        for custom, (time_s, nbytes, fits) in curve["references"].items()
     )
     return [
         title(name), str(len(curve["points"])), f"{curve['epsilon']:.2%}", f"{fastest_s * 1e3:.4g} ms",
         f"{its_bytes / 2**30:.2f} GiB", *(f"{saved(curve, slower):.0%}" for slower in SLOWER),
-        f"{1.0 - least / its_bytes:.0%} ({smallest_s / fastest_s - 1.0:+.0%})", beside or "-",
+        f"{1.0 - least / its_bytes:.0%} ({smallest_s / fastest_s - 1.0:+.0%})", reference_texts or "-",
     ]  # fmt: skip
 
 
@@ -102,8 +102,8 @@ def knee_row(name: str, curves: Mapping[str, Curve]) -> list[str]:
         (fastest_s, its_bytes) = curve["points"][0]
         cell = f"{fastest_s * 1e3:.4g} ms, {its_bytes / 2**30:.2f} GiB"
         if curve["knee"] is not None:
-            time_s, held = curve["points"][curve["knee"]]
-            cell += f"; {time_s / fastest_s - 1.0:+.1%}, {held / its_bytes - 1.0:+.0%}"
+            time_s, nbytes = curve["points"][curve["knee"]]
+            cell += f"; {time_s / fastest_s - 1.0:+.1%}, {nbytes / its_bytes - 1.0:+.0%}"
         cells.append(cell)
     return [title(name), *cells]
 
@@ -121,12 +121,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*", choices=[*QUESTIONS, []])
     parser.add_argument("--epsilon", type=float, default=0.001)
     parser.add_argument("--draw", metavar="PICTURE")
-    asked = parser.parse_args()
-    held: dict[str, dict[str, Curve]] = json.loads(asked.file.read_text()) if asked.file.exists() else {}
-    for name in asked.names or [name for name in QUESTIONS if name not in held]:
-        held[name] = {str(each): curve_of(name, each, asked.epsilon) for each in BANDWIDTHS}
-        asked.file.write_text(json.dumps(held))
-    found = {name: held[name] for name in QUESTIONS if name in held}
+    arguments = parser.parse_args()
+    stored: dict[str, dict[str, Curve]] = (
+        json.loads(arguments.file.read_text()) if arguments.file.exists() else {}
+    )
+    for name in arguments.names or [name for name in QUESTIONS if name not in stored]:
+        stored[name] = {str(each): curve_of(name, each, arguments.epsilon) for each in BANDWIDTHS}
+        arguments.file.write_text(json.dumps(stored))
+    found = {name: stored[name] for name in QUESTIONS if name in stored}
     table(
         ("graph, devices", "points", "proven", "fastest", "its memory",
          *(f"{slower:.0%} slower" for slower in SLOWER),
@@ -138,8 +140,8 @@ def main() -> None:
         ("graph, devices", *(f"bandwidth x {bandwidth:g}" for bandwidth in BANDWIDTHS)),
         [knee_row(name, curves) for name, curves in found.items()],
     )
-    if asked.draw:
-        draw(asked.draw, {title(name): curves for name, curves in found.items()})
+    if arguments.draw:
+        draw(arguments.draw, {title(name): curves for name, curves in found.items()})
 
 
 if __name__ == "__main__":

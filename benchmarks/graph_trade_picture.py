@@ -49,17 +49,23 @@ def _panel(axes: Axes, title: str, curves: Mapping[str, Any]) -> None:
     base_s, base_bytes = curves["1.0"]["points"][0]
     for bandwidth, curve in curves.items():
         times = [time_s / base_s for time_s, _ in curve["points"]]
-        held = [nbytes / base_bytes for _, nbytes in curve["points"]]
+        memory_shares = [nbytes / base_bytes for _, nbytes in curve["points"]]
         colour = COLOURS[bandwidth]
         axes.step(
-            times, held, where="post", color=colour, linewidth=1.2, label=f"bandwidth x {float(bandwidth):g}"
+            times,
+            memory_shares,
+            where="post",
+            color=colour,
+            linewidth=1.2,
+            label=f"bandwidth x {float(bandwidth):g}",
         )
         if len(times) <= DOTTED:
-            axes.plot(times, held, "o", color=colour, markersize=2.0, markeredgewidth=0.0)
+            axes.plot(times, memory_shares, "o", color=colour, markersize=2.0, markeredgewidth=0.0)
         if curve["knee"] is not None:
             place = curve["knee"]
             axes.plot(
-                times[place], held[place], "D", color=colour, markersize=6.5, markeredgecolor="white",
+                times[place], memory_shares[place], "D", color=colour, markersize=6.5,
+                markeredgecolor="white",
                 markeredgewidth=1.0, zorder=4,
             )  # fmt: skip
     axes.set_xscale("log")

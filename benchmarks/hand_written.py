@@ -42,12 +42,12 @@ class Attention(nn.Module):
             for each in (self.q(x), self.k(x), self.v(x))
         )
         found = functional.scaled_dot_product_attention(
-            turned(q, cos, sin), turned(k, cos, sin), v, is_causal=True
+            rotated(q, cos, sin), rotated(k, cos, sin), v, is_causal=True
         )
         return self.out(found.transpose(1, 2).flatten(2))
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
@@ -174,12 +174,12 @@ def tensor(module: Llama, lr: float) -> Step:
     """Tensor and sequence parallelism, the loss on divided logits."""
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
     parts, whole = Shard(1), Replicate()
-    ends = {
+    end_styles = {
         "embedding.tokens": RowwiseParallel(input_layouts=whole, output_layouts=parts),
         "head.norm": SequenceParallel(),
         "head.output": ColwiseParallel(input_layouts=parts, output_layouts=Shard(-1), use_local_output=False),
     }
-    parallelize_module(module, mesh, ends)
+    parallelize_module(module, mesh, end_styles)
     for layer in module.layers.values():
         styles = {
             "attention_norm": SequenceParallel(),
@@ -201,8 +201,8 @@ def pipeline(module: Llama, lr: float, *, microbatches: int) -> Step:
     """1F1B over as many stages as there are ranks."""
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
     count = len(module.layers) // ranks
-    kept = range(rank * count, (rank + 1) * count)
-    module.layers = nn.ModuleDict({str(index): module.layers[str(index)] for index in kept})
+    stage_layers = range(rank * count, (rank + 1) * count)
+    module.layers = nn.ModuleDict({str(index): module.layers[str(index)] for index in stage_layers})
     if rank > 0:
         module.embedding = None
     if rank < ranks - 1:

@@ -41,7 +41,7 @@ def figures(name: str) -> dict[str, float]:
     model, cluster = load_model(model_name), load_cluster(on)
     job = search.default_job(model, cluster, seq_len=seq_len, global_batch_size=batch)
     started = time.process_time()
-    answer = search.plan_pools(search.Question(model=model, cluster=cluster, job=job))
+    answer = search.plan_mixed_cluster(search.Question(model=model, cluster=cluster, job=job))
     taken = time.process_time() - started
     split = search.proportional_split(search.UnevenSpace(model, cluster, job))
     compared = {

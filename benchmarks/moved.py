@@ -68,40 +68,42 @@ def main(out: str, size: str) -> None:
     from shardwise import search
     from shardwise.cluster import load_cluster
     from shardwise.model import model_from_config
-    from shardwise.runtime import Synthetic, initialise, move, parallelize, reference_module
+    from shardwise.runtime import Synthetic, initialise, migrate, parallelize, reference_module
     from shardwise.strategy import Job, complete, parse_fields
 
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     model, cluster = model_from_config(MODELS[size], name="moved"), load_cluster("2x1xcpu")
-    asked = Job(seq_len=MODELS[size]["seq_len"], global_batch_size=BATCH, dtype="fp32", optimizer="adamw")
+    job_fields = Job(
+        seq_len=MODELS[size]["seq_len"], global_batch_size=BATCH, dtype="fp32", optimizer="adamw"
+    )
     plans = []
     for text in PLANS:
         strategy = complete(
             {"dp": 1, **parse_fields(text)}, devices=2, layers=model.layers, experts=None,
             global_batch_size=BATCH,
         )  # fmt: skip
-        plans.append(search.plan_of_strategy(model, cluster, asked, strategy))
+        plans.append(search.plan_of_strategy(model, cluster, job_fields, strategy))
     module = reference_module(model)
     initialise(module, seed=0, layers=model.layers)
     job = parallelize(module, plans[0])
-    batches = Synthetic(vocab=model.vocab, global_batch_size=BATCH, seq_len=asked.seq_len, seed=0)
+    batches = Synthetic(vocab=model.vocab, global_batch_size=BATCH, seq_len=job_fields.seq_len, seed=0)
     times: tuple[list[float], list[float]] = ([], [])
     nbytes = [0, 0]
-    for turn in range(2 * REPEATS):
-        job.step(batches.batch(turn))
+    for migration_index in range(2 * REPEATS):
+        job.step(batches.batch(migration_index))
         distributed.barrier()
         start_s = time.perf_counter()
-        job, moved = move(job, plans[(turn + 1) % 2])
+        job, moved = migrate(job, plans[(migration_index + 1) % 2])
         distributed.barrier()
-        times[turn % 2].append(time.perf_counter() - start_s)
-        nbytes[turn % 2] = max(moved[pair] for pair in ((0, 1), (1, 0)))
+        times[migration_index % 2].append(time.perf_counter() - start_s)
+        nbytes[migration_index % 2] = max(moved[pair] for pair in ((0, 1), (1, 0)))
     if os.environ["RANK"] == "0":
         found = {}
-        for way, own, most in zip(("", "back_"), times, nbytes, strict=True):
-            found[f"{way}seconds"] = median(own)
-            found[f"{way}bytes"] = float(most)
-            found[f"{way}ratio"] = median(own) * LINK_BYTES_PER_S / most
+        for direction, own, most in zip(("", "back_"), times, nbytes, strict=True):
+            found[f"{direction}seconds"] = median(own)
+            found[f"{direction}bytes"] = float(most)
+            found[f"{direction}ratio"] = median(own) * LINK_BYTES_PER_S / most
         Path(out).write_text(json.dumps(found))
     distributed.destroy_process_group()
 

@@ -22,7 +22,7 @@ from shardwise.plan import Plan
 from shardwise.runtime import (
     Report,
     Synthetic,
-    Team,
+    WorkerPool,
     initialise,
     parallelize,
     reference_module,
@@ -79,15 +79,15 @@ def steps_of(report: Report, name: str) -> tuple[list[float], list[float]]:
     times: tuple[list[float], list[float]] = ([], [])
     for step in range(WARM_UP + REPEATS):
         batch = batches.batch(step)
-        ways: list[tuple[list[float], Callable[[], float]]] = [
+        variants: list[tuple[list[float], Callable[[], float]]] = [
             (times[0], lambda batch=batch: job.step(batch).loss),  # type: ignore[misc]
             (times[1], lambda batch=batch: other(batch)),  # type: ignore[misc]
         ]
         losses = {}
-        for own, way in ways if step % 2 else reversed(ways):
+        for own, variant in variants if step % 2 else reversed(variants):
             distributed.barrier()
             start_s = time.perf_counter()
-            losses[id(own)] = way()
+            losses[id(own)] = variant()
             own.append(_slowest_s(time.perf_counter() - start_s))
         ours, theirs = (losses[id(own)] for own in times)
         if abs(ours - theirs) > TOLERANCE * theirs:
@@ -104,7 +104,7 @@ def _slowest_s(seconds: float) -> float:
 def figures(name: str) -> dict[str, float]:
     """Medians in seconds, and what a step of the plan takes over the one by hand that was taken with it: in
     the median of these pairs, between which the machine hardly changes its pace."""
-    with Team(RANKS) as team:
+    with WorkerPool(RANKS) as team:
         ours, theirs = team.run(RANKS, steps_of, name)[0]
     return {
         "plan_s": median(ours),

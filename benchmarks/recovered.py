@@ -20,7 +20,7 @@ PLAN = (
     "--global-batch-size", "8", "--dtype", "fp32",
 )  # fmt: skip
 
-MOST_S = 120.0
+TIMEOUT_S = 120.0
 """After which a run that goes on no more is given up."""
 
 
@@ -28,15 +28,15 @@ def figures() -> dict[str, float]:
     """`seconds` from the death of a rank to the end of the third step after those that were done by then, so
     that one that ends meanwhile does not count. RuntimeError where the run did not start again."""
     with tempfile.TemporaryDirectory() as folder:
-        plan, log, talk = (Path(folder) / name for name in ("plan.yaml", "steps.jsonl", "talk.txt"))
+        plan, log, messages = (Path(folder) / name for name in ("plan.yaml", "steps.jsonl", "talk.txt"))
         shardwise = [sys.executable, "-m", "shardwise"]
         subprocess.run([*shardwise, *PLAN, "--save", str(plan)], check=True, capture_output=True)
         train = [
             "train", str(plan), "--steps", str(STEPS), "--checkpoint", f"{folder}/checkpoints",
             "--checkpoint-every", str(EVERY), "--log", str(log),
         ]  # fmt: skip
-        with talk.open("wb") as said:
-            run = subprocess.Popen([*shardwise, *train], stdout=subprocess.DEVNULL, stderr=said)
+        with messages.open("wb") as output:
+            run = subprocess.Popen([*shardwise, *train], stdout=subprocess.DEVNULL, stderr=output)
         try:
             _wait_for(run, log, DIES_AT)
             done = _steps(log)[-1]
@@ -44,8 +44,8 @@ def figures() -> dict[str, float]:
             died_s = time.perf_counter()
             _wait_for(run, log, done + EVERY)
             seconds = time.perf_counter() - died_s
-            if run.wait(timeout=MOST_S) or "all start again" not in talk.read_text():
-                raise RuntimeError(f"the run ended with exit code {run.returncode}: {talk.read_text()}")
+            if run.wait(timeout=TIMEOUT_S) or "all start again" not in messages.read_text():
+                raise RuntimeError(f"the run ended with exit code {run.returncode}: {messages.read_text()}")
         finally:
             run.kill()
     return {"seconds": seconds}
@@ -53,7 +53,7 @@ def figures() -> dict[str, float]:
 
 def _wait_for(run: subprocess.Popen[bytes], log: Path, step: int) -> None:
     """Until the log's last line is of this step or a later one."""
-    end_s = time.perf_counter() + MOST_S
+    end_s = time.perf_counter() + TIMEOUT_S
     while not (steps := _steps(log)) or steps[-1] < step:
         if run.poll() is not None or time.perf_counter() > end_s:
             raise RuntimeError(f"step {step} was not reached")

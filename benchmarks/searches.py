@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from benchmarks.drawn import beyond, drawn
+from benchmarks.drawn import sampled, undominated_counts
 
 from shardwise.check import count_space
 from shardwise.cluster import load_cluster
 from shardwise.cost import Problem
 from shardwise.model import load_model
 from shardwise.search import Question, default_job
-from shardwise.search.drive import Search
+from shardwise.search.drive import BranchAndBound
 from shardwise.search.goals import Fastest, Goal, Tradeoff
 from shardwise.search.space import Space
 from shardwise.strategy import StrategyTable
@@ -25,7 +25,7 @@ CALCULON_CPU_S = {"gpt3_core_64": 752.0, "gpt3_64": 752.0, "gpt3_4096": 1640.0}
 """What Calculon's exhaustive search reports for GPT-3 175B (a subset of the space) on 64 devices, and that
 figure extrapolated to 4,096, in CPU seconds on the same kind of machine: reported numbers, not run beside."""
 
-DRAWN = 1_000
+SAMPLES = 1_000
 """Candidates drawn after each search, half from the whole space and half beside the best."""
 
 
@@ -81,12 +81,12 @@ def figures(name: str, workers: int = 1) -> dict[str, float]:
     problem, space = question.problem(), question.candidates()
     goal: Goal = Tradeoff() if job.is_frontier else Fastest(question.top + 1)
     started_s = time.perf_counter()
-    outcome = Search(problem, space, goal, workers=workers).run()
+    outcome = BranchAndBound(problem, space, goal, workers=workers).run()
     found = {
         "candidates": float(outcome.enumerated),
         "counted_apart": float(abs(outcome.enumerated - counted(question))),
         "rejected": float(sum(outcome.ledger.rejected.values())),
-        "cut_by_bound": float(outcome.ledger.cut),
+        "cut_by_bound": float(outcome.ledger.pruned),
         "simulated": float(outcome.ledger.simulated),
         "found": float(len(outcome.found)),
         "search_cpu_s": outcome.search_cpu_s,
@@ -99,7 +99,7 @@ def figures(name: str, workers: int = 1) -> dict[str, float]:
         # Of a frontier memory counts too; else nothing takes less of it than none.
         weighs = float(job.is_frontier)
         points = [(each.time_s, weighs * each.device_bytes) for each in outcome.found]
-        found |= _drawn_figures(problem, space, outcome.found[0].table, points)
+        found |= _sample_figures(problem, space, outcome.found[0].table, points)
     return found
 
 
@@ -117,14 +117,14 @@ def counted(question: Question) -> int:
     ).count
 
 
-def _drawn_figures(
-    problem: Problem, space: Space, near: StrategyTable, points: Sequence[tuple[float, float]]
+def _sample_figures(
+    problem: Problem, space: Space, center: StrategyTable, points: Sequence[tuple[float, float]]
 ) -> dict[str, float]:
     """What became of candidates drawn at random, half of the whole space, half beside what was found: none
     may be legal, fit and be better than every point (seconds, device bytes) in one of the two."""
-    rng, half = np.random.default_rng(0), DRAWN // 2
-    table = StrategyTable.joined([drawn(space, half, rng), drawn(space, half, rng, near)])
-    legal, fitting, better = beyond(problem, table, points)
+    rng, half = np.random.default_rng(0), SAMPLES // 2
+    table = StrategyTable.joined([sampled(space, half, rng), sampled(space, half, rng, center)])
+    legal, fitting, better = undominated_counts(problem, table, points)
     return {
         "drawn": float(len(table)),
         "drawn_legal": float(legal),
@@ -136,11 +136,11 @@ def _drawn_figures(
 def speedup(name: str) -> dict[str, float]:
     """Wall seconds with one worker over those with two, each in a process of its own: what one search leaves
     behind would be copied page by page into the workers of the next."""
-    one, two = (_apart(name, workers) for workers in (1, 2))
+    one, two = (_in_process(name, workers) for workers in (1, 2))
     return {"one_worker_s": one, "two_workers_s": two, "speedup": one / two}
 
 
-def _apart(name: str, workers: int) -> float:
+def _in_process(name: str, workers: int) -> float:
     """Wall seconds of a search in a process of its own."""
     code = f"from benchmarks.searches import figures; print(figures({name!r}, {workers})['search_s'])"
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)

@@ -12,7 +12,7 @@ from shardwise.cluster import Capacity
 from shardwise.schedule import NAMES, generate, illegal_reason
 from shardwise.sim import (
     Durations,
-    Link,
+    FlowLink,
     TaskGraph,
     TaskGraphBuilder,
     Transfers,
@@ -136,7 +136,7 @@ def pipeline_graph(*, shared: bool) -> TaskGraph:
     if not shared:
         return task_graph(schedule, durations)
     transfers = Transfers(
-        links=tuple(Link(f"card {number}", Capacity.constant(10.0)) for number in range(8)),
+        links=tuple(FlowLink(f"card {number}", Capacity.constant(10.0)) for number in range(8)),
         forward_bytes=[8.0] * 15,
         backward_bytes=[8.0] * 15,
         forward_routes=[[edge % 4, 4 + (edge + 1) % 4] for edge in range(15)],
@@ -151,12 +151,14 @@ def ring_graph() -> TaskGraph:
     """
     rng = random.Random(6)
     builder = TaskGraphBuilder()
-    cards = [builder.add_link(f"node {node} {way}", 50.0) for node in range(8) for way in ("out", "in")]
-    for turn in range(60):
+    cards = [
+        builder.add_link(f"node {node} {direction}", 50.0) for node in range(8) for direction in ("out", "in")
+    ]
+    for round_index in range(60):
         for ring in range(8):
             nbytes = rng.uniform(10.0, 100.0)
             builder.add_flow(
-                f"ring {ring}, {turn}", nbytes, cards, latency_s=0.1, rank=ring, stream="communication"
+                f"ring {ring}, {round_index}", nbytes, cards, latency_s=0.1, rank=ring, stream="communication"
             )
     return builder.build()
 
@@ -168,10 +170,12 @@ def random_traffic_graph() -> TaskGraph:
     rng = random.Random(7)
     builder = TaskGraphBuilder()
     host = [
-        [builder.add_link(f"host {number} {way}", 10.0) for number in range(64)] for way in ("up", "down")
+        [builder.add_link(f"host {number} {direction}", 10.0) for number in range(64)]
+        for direction in ("up", "down")
     ]
     switch = [
-        [builder.add_link(f"switch {number} {way}", 20.0) for number in range(8)] for way in ("up", "down")
+        [builder.add_link(f"switch {number} {direction}", 20.0) for number in range(8)]
+        for direction in ("up", "down")
     ]
     for flow in range(2000):
         source, target = rng.sample(range(64), 2)

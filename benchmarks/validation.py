@@ -15,7 +15,7 @@ from shardwise.accuracy import SHIPPED
 
 def figures() -> dict[str, float]:
     """CPU seconds of `validate`, start-up included, and the rows that it used and skipped."""
-    cpu_s, document = _answered("validate")
+    cpu_s, document = _run_command("validate")
     overall = document["overall"]
     return {
         "cpu_s": cpu_s,
@@ -27,7 +27,7 @@ def figures() -> dict[str, float]:
 def fit_figures() -> dict[str, float]:
     """CPU seconds of `fit`, start-up included, the runs that it used and the numbers that it found."""
     with tempfile.TemporaryDirectory() as folder:
-        cpu_s, document = _answered("fit", str(SHIPPED), "--out", str(Path(folder) / "fit.json"))
+        cpu_s, document = _run_command("fit", str(SHIPPED), "--out", str(Path(folder) / "fit.json"))
     return {
         "cpu_s": cpu_s,
         "rows_used": float(document["runs"]),
@@ -35,7 +35,7 @@ def fit_figures() -> dict[str, float]:
     }
 
 
-def _answered(*command: str) -> tuple[float, Any]:
+def _run_command(*command: str) -> tuple[float, Any]:
     """CPU seconds of a command as a process of its own, and its JSON answer."""
     argv = [sys.executable, "-m", "shardwise", *command, "--json"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

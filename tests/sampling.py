@@ -11,8 +11,10 @@ import pytest
 def sample_of(cases: Sequence[Any], sample: Sequence[Any]) -> list[Any]:
     """`cases` as parameters, those that are not of the `sample` for `--full` alone."""
     assert all(case in cases for case in sample)
-    rest = [pytest.param(*_values(case), marks=pytest.mark.in_full) for case in cases if case not in sample]
-    return [pytest.param(*_values(case)) for case in sample] + rest
+    without_sample = [
+        pytest.param(*_values(case), marks=pytest.mark.in_full) for case in cases if case not in sample
+    ]
+    return [pytest.param(*_values(case)) for case in sample] + without_sample
 
 
 def _values(case: Any) -> tuple[Any, ...]:

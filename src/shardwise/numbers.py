@@ -13,7 +13,7 @@ from typing import Any
 
 from shardwise.errors import InternalError
 
-EVERYTHING = "*"
+WILDCARD = "*"
 FITTED = "fitted"
 
 
@@ -58,17 +58,17 @@ def numbers_record(numbers: Iterable[Number]) -> list[dict[str, Any]]:
     return [{"of": list(n.of), "field": n.field, "value": n.value, "source": n.source} for n in numbers]
 
 
-def chosen(numbers: Iterable[Number], names: Sequence[str]) -> dict[str, Number]:
+def most_specific(numbers: Iterable[Number], names: Sequence[str]) -> dict[str, Number]:
     """The number of every field that holds for something called by `names`, the most general name first: of
     two that hold, the one for the more particular name."""
-    ranks = {name: rank for rank, name in enumerate((EVERYTHING, *names))}
+    ranks = {name: rank for rank, name in enumerate((WILDCARD, *names))}
     found: dict[str, tuple[int, Number]] = {}
     for number in numbers:
         rank = max((ranks[name] for name in number.of if name in ranks), default=None)
         if rank is None:
             continue
         if number.field in found and found[number.field][0] == rank:
-            raise InternalError(f"two numbers for {number.field} of {(EVERYTHING, *names)[rank]}")
+            raise InternalError(f"two numbers for {number.field} of {(WILDCARD, *names)[rank]}")
         if number.field not in found or found[number.field][0] < rank:
             found[number.field] = (rank, number)
     return {field: number for field, (_, number) in found.items()}

@@ -20,10 +20,10 @@ up in other orders, agree to as much."""
 
 def ties_of_largest(values: ArrayLike, tie: float = TIE) -> Any:
     """Which of the values, along the first axis, are equal to the largest."""
-    every = np.asarray(values, dtype=np.float64)
-    largest = every.max(axis=0)
+    array = np.asarray(values, dtype=np.float64)
+    largest = array.max(axis=0)
     with np.errstate(invalid="ignore"):
-        return (every == largest) | (every >= largest - tie * np.abs(largest))
+        return (array == largest) | (array >= largest - tie * np.abs(largest))
 
 
 def ties_of_least(values: ArrayLike, tie: float = TIE) -> Any:
@@ -43,9 +43,9 @@ def first_least(values: ArrayLike, tie: float = TIE) -> Any:
 
 def least_first(values: Sequence[float], tie: float = TIE) -> list[int]:
     """The places of the values from the least to the largest; equal ones stay in their order."""
-    left, found = list(range(len(values))), []
-    while left:
-        least = min(values[place] for place in left)
-        found.append(next(place for place in left if values[place] <= least + tie * abs(least)))
-        left.remove(found[-1])
+    remaining, found = list(range(len(values))), []
+    while remaining:
+        least = min(values[index] for index in remaining)
+        found.append(next(index for index in remaining if values[index] <= least + tie * abs(least)))
+        remaining.remove(found[-1])
     return found

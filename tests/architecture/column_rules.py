@@ -20,7 +20,7 @@ COLUMN_TYPES = frozenset({"Any", "Quantity", "Sizes", "Column", "NDArray", "Stra
 STRUCTURE = frozenset({"isinstance", "len", "hasattr", "fields", "type", "is_dataclass"})
 """Calls that ask about the form of an argument, not its value."""
 
-FORM = frozenset({"shape", "ndim", "size", "dtype"})
+ARRAY_ATTRIBUTES = frozenset({"shape", "ndim", "size", "dtype"})
 
 
 def equation_violations(module: Module) -> list[str]:
@@ -109,7 +109,7 @@ def _reads(node: ast.AST, columns: set[str]) -> bool:
     """Whether the value (not just the form) of a column enters an expression."""
     if isinstance(node, ast.Name):
         return node.id in columns
-    if isinstance(node, ast.Attribute) and node.attr in FORM:
+    if isinstance(node, ast.Attribute) and node.attr in ARRAY_ATTRIBUTES:
         return False
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in STRUCTURE:
         return False

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tests.architecture.sources import Module
 
-LEVELS: Mapping[str, int] = {
+LAYERS: Mapping[str, int] = {
     "app": 7,
     "runtime": 6,
     "measure": 6,
@@ -56,13 +56,13 @@ THIRD_PARTY: Mapping[str, frozenset[str]] = {
 
 EQUATIONS_STDLIB = frozenset({"__future__", "collections", "typing", "dataclasses"})
 
-CHECKER_ROOMS = frozenset({"model", "cluster", "plan", "strategy", "schedule"})
+CHECKER_PACKAGES = frozenset({"model", "cluster", "plan", "strategy", "schedule"})
 """Rooms whose records the independent checker may read."""
 
 CHECKER_READERS = frozenset({"read_plan"})
 """Functions that turn a file into records: the only ones that the checker may call."""
 
-CHECKER_WORDS = frozenset(
+CHECKER_NAMES = frozenset(
     {
         "AXES", "CP_KINDS", "FIELDS", "OFFLOADS", "RECOMPUTES", "SCHEDULES", "Strategy", "Job", "Optimizer",
         "Profile", "Limit", "target_of",
@@ -95,13 +95,13 @@ def imports_of(module: Module) -> Iterator[Import]:
 def public_names(modules: list[Module]) -> dict[str, frozenset[str]]:
     """What each room's `__init__` lists in `__all__`."""
     return {
-        module.room: frozenset(
+        module.package: frozenset(
             ast.literal_eval(statement.value)
             if isinstance(statement, ast.Assign) and _assigns_all(statement)
             else ()
         )
         for module in modules
-        if module.name == f"shardwise.{module.room}"
+        if module.name == f"shardwise.{module.package}"
         for statement in [next(filter(_assigns_all, module.tree.body), None)]
     }
 
@@ -125,24 +125,24 @@ def _problems(module: Module, found: Import, public: Mapping[str, frozenset[str]
     top = found.target.split(".")[0]
     if found.target.startswith("."):
         yield "relative import"
-    elif top == "shardwise" and module.room not in TOP:
-        yield from _room_problems(module, found, public)
+    elif top == "shardwise" and module.package not in TOP:
+        yield from _package_problems(module, found, public)
     elif top != "shardwise" and top not in sys.stdlib_module_names:
-        if top not in THIRD_PARTY.get(module.room, frozenset({"numpy"})):
+        if top not in THIRD_PARTY.get(module.package, frozenset({"numpy"})):
             yield f"third-party package {top}"
-    elif module.room == "equations" and top not in EQUATIONS_STDLIB:
+    elif module.package == "equations" and top not in EQUATIONS_STDLIB:
         yield f"{top} in equations"
 
 
-def _room_problems(module: Module, found: Import, public: Mapping[str, frozenset[str]]) -> Iterator[str]:
+def _package_problems(module: Module, found: Import, public: Mapping[str, frozenset[str]]) -> Iterator[str]:
     parts = found.target.split(".")
     if len(parts) == 1:
-        for room in set(found.names) - {"__version__"}:
-            yield from _level_problems(module, room)
-            names = sorted(_attributes_of(module, room))
-            yield from _name_problems(module, room, names, public)
-    elif parts[1] != module.room:
-        yield from _level_problems(module, parts[1])
+        for package in set(found.names) - {"__version__"}:
+            yield from _layer_problems(module, package)
+            names = sorted(_attributes_of(module, package))
+            yield from _name_problems(module, package, names, public)
+    elif parts[1] != module.package:
+        yield from _layer_problems(module, parts[1])
         if len(parts) > 2:
             yield f"reaches past {parts[1]}'s __init__ into {found.target}"
         elif not found.names:
@@ -150,14 +150,14 @@ def _room_problems(module: Module, found: Import, public: Mapping[str, frozenset
         yield from _name_problems(module, parts[1], found.names, public)
 
 
-def _level_problems(module: Module, target: str) -> Iterator[str]:
+def _layer_problems(module: Module, target: str) -> Iterator[str]:
     if target in BASE:
-        if module.room in BASE and BASE.index(target) > BASE.index(module.room):
-            yield f"{module.room} imports {target}"
-    elif target not in LEVELS:
+        if module.package in BASE and BASE.index(target) > BASE.index(module.package):
+            yield f"{module.package} imports {target}"
+    elif target not in LAYERS:
         yield f"unknown room {target}"
-    elif LEVELS.get(module.room, -1) <= LEVELS[target]:
-        yield f"{module.room} imports {target}, which is not below it"
+    elif LAYERS.get(module.package, -1) <= LAYERS[target]:
+        yield f"{module.package} imports {target}, which is not below it"
 
 
 def _name_problems(
@@ -168,7 +168,7 @@ def _name_problems(
     for name in names:
         if name not in public.get(target, frozenset()):
             yield f"{name} is not a public name of {target}"
-    if module.room == "check" and target not in BASE:
+    if module.package == "check" and target not in BASE:
         yield from _checker_problems(target, names)
 
 
@@ -183,10 +183,10 @@ def _attributes_of(module: Module, name: str) -> set[str]:
 
 def _checker_problems(target: str, names: Iterable[str]) -> Iterator[str]:
     """The independent checker reads records and words; a function of another room would be shared code."""
-    if target not in CHECKER_ROOMS:
+    if target not in CHECKER_PACKAGES:
         yield f"the checker imports {target}"
     for name in names:
         if name in CHECKER_READERS:
             continue
-        if (name not in CHECKER_WORDS) if target == "strategy" else not name[0].isupper():
+        if (name not in CHECKER_NAMES) if target == "strategy" else not name[0].isupper():
             yield f"the checker imports {name}, which is no record"

@@ -25,7 +25,7 @@ class Module:
         return ast.parse(self.source)
 
     @property
-    def room(self) -> str:
+    def package(self) -> str:
         """The part after `shardwise`: a room, a base module, or nothing for the package itself."""
         return self.name.split(".")[1] if "." in self.name else ""
 

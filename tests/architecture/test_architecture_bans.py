@@ -9,7 +9,7 @@ from tests.architecture.sources import module_of, package_modules, test_modules
 
 MODULES = package_modules()
 
-LONGER: dict[str, int] = {"shardwise.sim.engine:simulate": 85}
+LONGER: dict[str, int] = {"shardwise.sim.engine:simulate": 84}
 """Modules and functions that may be longer than the limit, and how long: shrink this list, never grow it."""
 
 SKIP_MARKS = 4
@@ -35,13 +35,13 @@ def test_tests_are_not_skipped_away() -> None:
 
 
 def test_equations_do_not_branch() -> None:
-    equations = [module for module in MODULES if module.room == "equations"]
+    equations = [module for module in MODULES if module.package == "equations"]
     assert [problem for module in equations for problem in equation_violations(module)] == []
     assert len(equations) > 3
 
 
 def test_costs_do_not_decide_on_columns() -> None:
-    costs = [module for module in MODULES if module.room == "cost"]
+    costs = [module for module in MODULES if module.package == "cost"]
     decisions = {decision for module in costs for decision in column_violations(module)}
     functions = {decision: ":".join(decision.split(":")[:2]) for decision in decisions}
     assert [decision for decision in decisions if functions[decision] not in ONE_VALUE] == []
@@ -74,9 +74,9 @@ BANNED = {
 }
 
 
-@pytest.mark.parametrize("twin", BANNED)
-def test_a_banned_deed_is_caught(twin: str) -> None:
-    assert ban_violations(module_of("shardwise.cost.twin", BANNED[twin]))
+@pytest.mark.parametrize("mutant", BANNED)
+def test_a_banned_statement_is_caught(mutant: str) -> None:
+    assert ban_violations(module_of("shardwise.cost.twin", BANNED[mutant]))
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,10 @@ def test_what_is_allowed_is_not_caught(source: str) -> None:
 
 
 @pytest.mark.parametrize("call", ["all_gather_object(every, x)", "broadcast_object_list(found)"])
-@pytest.mark.parametrize("room", ["runtime", "measure", "app"])
-def test_a_collective_of_pickled_objects_is_caught(call: str, room: str) -> None:
+@pytest.mark.parametrize("package", ["runtime", "measure", "app"])
+def test_a_collective_of_pickled_objects_is_caught(call: str, package: str) -> None:
     for source in (f"distributed.{call}", f"from torch.distributed import *\n{call}"):
-        assert ban_violations(module_of(f"shardwise.{room}.twin", source))
+        assert ban_violations(module_of(f"shardwise.{package}.twin", source))
 
 
 def test_one_module_may_use_private_names() -> None:
@@ -127,9 +127,9 @@ BRANCHING = {
 }
 
 
-@pytest.mark.parametrize("twin", BRANCHING)
-def test_an_equation_that_branches_is_caught(twin: str) -> None:
-    assert equation_violations(module_of("shardwise.equations.twin", BRANCHING[twin]))
+@pytest.mark.parametrize("mutant", BRANCHING)
+def test_an_equation_that_branches_is_caught(mutant: str) -> None:
+    assert equation_violations(module_of("shardwise.equations.twin", BRANCHING[mutant]))
 
 
 DECIDING = {
@@ -147,9 +147,9 @@ DECIDING = {
 }
 
 
-@pytest.mark.parametrize("twin", DECIDING)
-def test_a_cost_that_decides_on_a_column_is_caught(twin: str) -> None:
-    assert column_violations(module_of("shardwise.cost.twin", DECIDING[twin]))
+@pytest.mark.parametrize("mutant", DECIDING)
+def test_a_cost_that_decides_on_a_column_is_caught(mutant: str) -> None:
+    assert column_violations(module_of("shardwise.cost.twin", DECIDING[mutant]))
 
 
 @pytest.mark.parametrize(
@@ -171,5 +171,5 @@ def test_sizes_and_skips_are_measured() -> None:
     source = "import pytest\n\n\n@pytest.mark.skip\ndef f():\n" + "    x = 1\n" * 90
     module = module_of("shardwise.cost.twin", source)
     assert ("shardwise.cost.twin:f", 91, 80) in set(sizes(module))
-    assert ("shardwise.cost.twin", 95, 500) in set(sizes(module))
+    assert ("shardwise.cost.twin", 95, 900) in set(sizes(module))
     assert skip_marks(module) == 1

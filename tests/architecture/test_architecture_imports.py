@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.architecture.import_rules import BASE, LEVELS, TOP, import_violations, imports_of, public_names
+from tests.architecture.import_rules import BASE, LAYERS, TOP, import_violations, imports_of, public_names
 from tests.architecture.sources import ROOT, module_of, package_modules
 
 MODULES = package_modules()
@@ -37,30 +37,32 @@ def test_imports_obey_the_rules(module: object) -> None:
     assert import_violations(module, PUBLIC) == []  # type: ignore[arg-type]
 
 
-def test_every_room_has_a_level_and_stands_in_the_documentation() -> None:
-    rooms = {module.room for module in MODULES} - set(TOP)
-    assert rooms <= {*LEVELS, *BASE}
-    rows = re.findall(r"^\| (\d|base) \| (.*?) \|(.*)\|$", (ROOT / "docs/rooms.md").read_text(), re.MULTILINE)
+def test_every_package_has_a_layer_and_is_documented() -> None:
+    packages = {module.package for module in MODULES} - set(TOP)
+    assert packages <= {*LAYERS, *BASE}
+    rows = re.findall(
+        r"^\| (\d|base) \| (.*?) \|(.*)\|$", (ROOT / "docs/packages.md").read_text(), re.MULTILINE
+    )
     documented = {
-        name.removesuffix(".py").split("/")[0]: level
-        for level, names, rest in rows
-        for name in re.findall(r"`([\w/.]+)`", names + (rest if "same level" in rest else ""))
+        name.removesuffix(".py").split("/")[0]: layer
+        for layer, names, other_cells in rows
+        for name in re.findall(r"`([\w/.]+)`", names + (other_cells if "same layer" in other_cells else ""))
     }
-    assert {name: level for name, level in documented.items() if level != "base"} == {
-        room: str(LEVELS[room]) for room in rooms if room in LEVELS
+    assert {name: layer for name, layer in documented.items() if layer != "base"} == {
+        package: str(LAYERS[package]) for package in packages if package in LAYERS
     }
-    assert {name for name, level in documented.items() if level == "base"} == set(BASE)
+    assert {name for name, layer in documented.items() if layer == "base"} == set(BASE)
 
 
 def test_public_names_exist() -> None:
-    """What a room lists in `__all__` is bound in its `__init__`."""
+    """What a package lists in `__all__` is bound in its `__init__`."""
     for module in MODULES:
-        if module.name == f"shardwise.{module.room}":
-            for name in PUBLIC[module.room]:
+        if module.name == f"shardwise.{module.package}":
+            for name in PUBLIC[module.package]:
                 assert re.search(rf"\b{name}\b", module.source.split("__all__")[0]), (module.name, name)
 
 
-TWINS = {
+MUTANTS = {
     "upward": ("shardwise.cost.memory", "from shardwise.search import best", "not below it"),
     "sideways": ("shardwise.cost.memory", "from shardwise.plan import Answer", "not below it"),
     "sideways, late": ("shardwise.search.a", "def f():\n    import shardwise.check", "not below it"),
@@ -122,9 +124,9 @@ TWINS = {
 }
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_a_module_that_breaks_a_rule_is_caught(twin: str) -> None:
-    name, source, problem = TWINS[twin]
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_module_that_breaks_a_rule_is_caught(mutant: str) -> None:
+    name, source, problem = MUTANTS[mutant]
     violations = import_violations(module_of(name, source), PUBLIC)
     assert any(problem in violation for violation in violations), violations
 
@@ -151,7 +153,7 @@ def test_planning_imports_no_heavy_package() -> None:
     names = [
         module.name
         for module in MODULES
-        if module.room not in ("__main__", *WITH_TORCH) and module.name not in WITH_NUMBA
+        if module.package not in ("__main__", *WITH_TORCH) and module.name not in WITH_NUMBA
     ]
     script = (
         "import importlib, sys\n"

@@ -19,21 +19,21 @@ import numpy as np
 
 from shardwise.cluster import cluster_from_record
 from shardwise.cost import (
-    Paths,
+    CriticalPaths,
     Problem,
-    around_s,
+    any_micro_batch_lower_bound_s,
     bind,
-    block_of,
-    grid_least_s,
-    grid_work_s,
+    grid_lower_bound_s,
+    grid_work_lower_bound_s,
+    grids_of,
+    host_lower_bound_bytes,
     known_split,
-    least_bytes,
-    least_host_bytes,
-    least_of_any_micro_batch_s,
-    least_s,
-    lie_of,
+    layer_counts_of,
+    lower_bound_bytes,
+    lower_bound_s,
+    outside_schedule_s,
     peaks_of,
-    priced_grids,
+    subproblem_of,
     traffic_of,
 )
 from shardwise.inputs import Fields
@@ -41,7 +41,7 @@ from shardwise.model import load_model
 from shardwise.search.explain import result_of
 from shardwise.strategy import Job, StrategyTable, complete, parse_fields, profile_from_record
 
-PRICES = Path(__file__).with_name("prices.json")
+GOLDEN = Path(__file__).with_name("prices.json")
 
 DIGITS = 12
 
@@ -55,7 +55,7 @@ def problem_of(question: Mapping[str, Any]) -> Problem:
     )
 
 
-def price_of(problem: Problem, text: str) -> dict[str, Any]:
+def costs_of(problem: Problem, text: str) -> dict[str, Any]:
     """Everything that the strategy `text` costs: numbers of 12 digits by name."""
     experts = problem.model.experts
     strategy = complete(
@@ -80,7 +80,7 @@ def price_of(problem: Problem, text: str) -> dict[str, Any]:
 def bounds_of(problem: Problem, table: StrategyTable) -> dict[str, Any]:
     """What bounds the blocks in which a strategy lies, level by level."""
     none = np.zeros(1, dtype=np.intp)
-    grids = priced_grids(problem, table)
+    grids = grids_of(problem, table)
     totals, traffic = (
         grids.totals_at(none),
         traffic_of(problem, grids, none, table.param_shard, table.grad_shard),
@@ -88,19 +88,19 @@ def bounds_of(problem: Problem, table: StrategyTable) -> dict[str, Any]:
     split = known_split(
         problem.model.layers, table.pp * table.vpp, table.first_stage_layers, table.last_stage_layers
     )
-    block = block_of(problem, table, split)
-    lie = lie_of(block)
-    paths = Paths(problem, block, lie, totals, traffic)
+    block = subproblem_of(problem, table, split)
+    layer_counts = layer_counts_of(block)
+    paths = CriticalPaths(problem, block, layer_counts, totals, traffic)
     return {
-        "any_micro_batch_s": least_of_any_micro_batch_s(problem, table),
-        "work_s": grid_work_s(problem, block, totals),
-        "any_schedule_s": grid_least_s(problem, block, totals, traffic),
-        "split_s": least_s(problem, block, lie, totals, traffic),
+        "any_micro_batch_s": any_micro_batch_lower_bound_s(problem, table),
+        "work_s": grid_work_lower_bound_s(problem, block, totals),
+        "any_schedule_s": grid_lower_bound_s(problem, block, totals, traffic),
+        "split_s": lower_bound_s(problem, block, layer_counts, totals, traffic),
         "whole_s": paths.whole_s,
         "ranks_s": paths.ranks_s,
-        "bytes": least_bytes(problem, block, lie, totals),
-        "host_bytes": least_host_bytes(problem, block, lie, totals),
-        "around_s": around_s(problem, table),
+        "bytes": lower_bound_bytes(problem, block, layer_counts, totals),
+        "host_bytes": host_lower_bound_bytes(problem, block, layer_counts, totals),
+        "around_s": outside_schedule_s(problem, table),
     }
 
 
@@ -108,17 +108,17 @@ def _rounded(value: float) -> float:
     return float(f"{float(value):.{DIGITS}g}")
 
 
-def record(path: Path = PRICES) -> int:
+def record(path: Path = GOLDEN) -> int:
     """Prices every listed strategy and writes the file; returns how many there are."""
     questions = json.loads(path.read_text(encoding="utf-8"))
     count = 0
     for question in questions:
         problem = problem_of(question)
-        question["prices"] = {text: price_of(problem, text) for text in question["prices"]}
+        question["prices"] = {text: costs_of(problem, text) for text in question["prices"]}
         count += len(question["prices"])
     path.write_text(json.dumps(questions, indent=1) + "\n", encoding="utf-8")
     return count
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{record()} prices recorded in {PRICES.name}\n")
+    sys.stdout.write(f"{record()} prices recorded in {GOLDEN.name}\n")

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.golden.record import PRICES, price_of, problem_of
+from tests.golden.record import GOLDEN, costs_of, problem_of
 
 from shardwise.strategy import CP_KINDS, OFFLOADS, RECOMPUTES, SCHEDULES, parse_fields
 
-QUESTIONS: list[dict[str, Any]] = json.loads(PRICES.read_text(encoding="utf-8"))
+QUESTIONS: list[dict[str, Any]] = json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 RTOL, ATOL = 1e-9, 1e-13
 """A bubble of nothing is what rounding leaves of a step of seconds."""
@@ -29,21 +29,21 @@ def differences(found: Any, expected: Any, path: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question["name"])
-def test_prices_are_those_recorded(question: dict[str, Any]) -> None:
+def test_costs_are_those_recorded(question: dict[str, Any]) -> None:
     problem = problem_of(question)
     changed = {
-        text: list(differences(price_of(problem, text), price)) for text, price in question["prices"].items()
+        text: list(differences(costs_of(problem, text), costs)) for text, costs in question["prices"].items()
     }
     assert {text: what for text, what in changed.items() if what} == {}
 
 
 def test_a_part_in_a_hundred_million_is_seen() -> None:
-    price = next(iter(QUESTIONS[0]["prices"].values()))
-    other = json.loads(json.dumps(price))
+    costs = next(iter(QUESTIONS[0]["prices"].values()))
+    other = json.loads(json.dumps(costs))
     other["memory"]["parameters"] *= 1.0 + 1e-8
-    assert len(list(differences(other, price))) == 1
+    assert len(list(differences(other, costs))) == 1
     del other["breakdown"]["matmul"]
-    assert len(list(differences(other, price))) == 2
+    assert len(list(differences(other, costs))) == 2
 
 
 def test_the_recorded_strategies_take_every_choice() -> None:

@@ -1,7 +1,7 @@
-"""Mutation testing of rooms: which small slips in the source would the fast tests notice?
+"""Mutation testing of packages: which small slips in the source would the fast tests notice?
 
-    .venv/bin/python tests/mutation/mutate.py --rooms equations cost --sample 200 --seed 1
-    .venv/bin/python tests/mutation/mutate.py --rooms equations cost --all --jobs 2
+    .venv/bin/python tests/mutation/mutate.py --packages equations cost --sample 200 --seed 1
+    .venv/bin/python tests/mutation/mutate.py --packages equations cost --all --jobs 2
 
 Tests are collected once. For each mutant a forked child swaps the code of the changed function and runs the
 tests until one fails (killed), all pass (survived) or time runs out (killed). Tests that killed a mutant of
@@ -60,7 +60,7 @@ class Child:
     pipe: int
     started: float
     deadline: float
-    heard: bytes = b""
+    output: bytes = b""
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Campaign:
         if session.testsfailed or not session.items:
             self.problem = "no tests were collected, or some could not be"
             return True
-        self.functions = functions_by_place()
+        self.functions = functions_by_location()
         seconds = self._baseline(session)
         if not seconds:
             return True
@@ -107,9 +107,9 @@ class Campaign:
         while not _is_over(child):
             pass
         try:
-            durations: dict[str, float] = json.loads(child.heard)
+            durations: dict[str, float] = json.loads(child.output)
         except ValueError:
-            self.problem = f"a test fails without any mutation: {child.heard.decode()}"
+            self.problem = f"a test fails without any mutation: {child.output.decode()}"
             return 0.0
         session.items.sort(key=lambda item: durations[item.nodeid])
         return sum(durations.values())
@@ -166,7 +166,7 @@ class Campaign:
             return False
         mutant = child.mutant
         if mutant is not None:
-            killer = child.heard.decode() or None
+            killer = child.output.decode() or None
             self.verdicts.append(Verdict(mutant, killer, time.monotonic() - child.started))
             if killer:
                 known = self.killers.setdefault(mutant.module, [])
@@ -180,42 +180,42 @@ def _is_over(child: Child) -> bool:
     ready, _, _ = select.select([child.pipe], [], [], 0.01)
     text = os.read(child.pipe, 65536) if ready else None
     if text:
-        child.heard += text
+        child.output += text
         return False
     if text is None and time.monotonic() < child.deadline:
         return False
     if text is None:
-        child.heard = b"out of time"
+        child.output = b"out of time"
         os.kill(child.pid, signal.SIGKILL)
     _, status = os.waitpid(child.pid, 0)
-    if status and not child.heard:
-        child.heard = b"crash"
+    if status and not child.output:
+        child.output = b"crash"
     os.close(child.pipe)
     return True
 
 
-Place = tuple[str, int, str]
+CodeLocation = tuple[str, int, str]
 
 
-def place_of(code: CodeType) -> Place:
+def location_of(code: CodeType) -> CodeLocation:
     return os.path.realpath(code.co_filename), code.co_firstlineno, code.co_name
 
 
-def functions_by_place() -> dict[Place, list[FunctionType]]:
+def functions_by_location() -> dict[CodeLocation, list[FunctionType]]:
     """Every live function of the package by where it was defined, decorated and nested ones included."""
-    found: dict[Place, list[FunctionType]] = {}
+    found: dict[CodeLocation, list[FunctionType]] = {}
     for thing in gc.get_objects():
         if isinstance(thing, FunctionType) and str(SOURCE) in thing.__code__.co_filename:
-            found.setdefault(place_of(thing.__code__), []).append(thing)
+            found.setdefault(location_of(thing.__code__), []).append(thing)
     return found
 
 
-def install(mutant: Mutant, functions: dict[Place, list[FunctionType]]) -> None:
+def install(mutant: Mutant, functions: dict[CodeLocation, list[FunctionType]]) -> None:
     """Gives the live functions of the mutant's module their mutated code, and empties caches."""
     mutant.apply()
     module = compile(ast.fix_missing_locations(mutant.tree), str(mutant.path), "exec", dont_inherit=True)
     for code in _codes(module):
-        for function in functions.get(place_of(code), []):
+        for function in functions.get(location_of(code), []):
             function.__code__ = code
     for thing in gc.get_objects():
         if isinstance(thing, functools._lru_cache_wrapper):
@@ -229,9 +229,9 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-def sources(room: str) -> list[tuple[str, Path]]:
+def sources(package: str) -> list[tuple[str, Path]]:
     """(module, file) of a room or of a base module."""
-    folder = SOURCE / "shardwise" / room
+    folder = SOURCE / "shardwise" / package
     files = sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
     return [
         (".".join(file.relative_to(SOURCE).with_suffix("").parts), file)
@@ -240,12 +240,12 @@ def sources(room: str) -> list[tuple[str, Path]]:
     ]
 
 
-def tests_of(room: str) -> list[str]:
+def tests_of(package: str) -> list[str]:
     """The fast tests of a room: its folder under tests/unit, and what is named after it."""
-    folder = ROOT / "tests" / "unit" / room
+    folder = ROOT / "tests" / "unit" / package
     named = [
-        *(ROOT / "tests" / "unit").glob(f"test_{room}*.py"),
-        *(ROOT / "tests").glob(f"*/test_{room}_*.py"),
+        *(ROOT / "tests" / "unit").glob(f"test_{package}*.py"),
+        *(ROOT / "tests").glob(f"*/test_{package}_*.py"),
     ]
     return sorted({str(path) for path in [*([folder] if folder.is_dir() else []), *named]})
 
@@ -259,8 +259,15 @@ def equivalents() -> dict[str, str]:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Which small slips in the source would the tests notice?")
-    parser.add_argument("--rooms", nargs="+", required=True, help="rooms or base modules to mutate")
-    parser.add_argument("--tests", nargs="+", help="tests to run (default: the rooms' own)")
+    parser.add_argument(
+        "--packages",
+        "--rooms",
+        dest="packages",
+        nargs="+",
+        required=True,
+        help="packages or base modules to mutate",
+    )
+    parser.add_argument("--tests", nargs="+", help="tests to run (default: the packages' own)")
     parser.add_argument("--sample", type=int, default=200, help="how many mutants, at random")
     parser.add_argument("--all", action="store_true", help="every mutant")
     parser.add_argument("--seed", type=int, default=0)
@@ -274,9 +281,12 @@ def parsed() -> argparse.Namespace:
 
 
 def chosen_mutants(options: argparse.Namespace) -> tuple[list[Mutant], list[str]]:
-    """The mutants to run, and entries of the equivalents of these rooms that match none."""
+    """The mutants to run, and entries of the equivalents of these packages that match none."""
     everything = [
-        m for room in options.rooms for module, path in sources(room) for m in mutants_of(module, path)
+        m
+        for package in options.packages
+        for module, path in sources(package)
+        for m in mutants_of(module, path)
     ]
     listed = equivalents()
     modules = {mutant.module for mutant in everything}
@@ -317,7 +327,7 @@ def main() -> int:
     for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(threads, "1")  # before numpy is loaded: forking is safe with one thread only
     campaign = Campaign(mutants, options.jobs, options.slack)
-    tests = options.tests or [path for room in options.rooms for path in tests_of(room)]
+    tests = options.tests or [path for package in options.packages for path in tests_of(package)]
     arguments = ["-q", "-s", "--no-header", "--no-summary", "-p", "no:cacheprovider", "--rootdir", str(ROOT)]
     pytest.main([*arguments, *tests], plugins=[campaign])
     print()

@@ -9,21 +9,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwise.check.cells import Cells, Pipeline
+from shardwise.check.cells import PipelineContext, ProofNodes
 from shardwise.check.collectives import fabric_of
-from shardwise.check.count import SpaceRows
+from shardwise.check.count import SpaceDefinition
 from shardwise.check.figures import Figures
-from shardwise.check.grounds import Ground, Pairs, ground_of, pairs_of_ground
-from shardwise.check.rows import Rows, rows_of
+from shardwise.check.grounds import GridCosts, ShardPairs, grid_costs_of, shard_pairs_of
+from shardwise.check.rows import StrategyRows, rows_of
 from shardwise.check.splits import Box, splits_of
 from shardwise.strategy import OFFLOADS, RECOMPUTES, Strategy
 
 LEVELS = ("open", "recomputed", "kept", "paired", "sharded")
 
 
-def default_space(figures: Figures) -> SpaceRows:
+def default_space(figures: Figures) -> SpaceDefinition:
     """The whole default space of the figures' problem."""
-    return SpaceRows(
+    return SpaceDefinition(
         layers=figures.limits.layers,
         is_moe=figures.model.experts is not None,
         devices=figures.cluster.devices,
@@ -35,7 +35,7 @@ def default_space(figures: Figures) -> SpaceRows:
 
 def pipelines_of(
     figures: Figures, strategies: Sequence[Strategy]
-) -> Iterator[tuple[list[int], Pipeline, Cells]]:
+) -> Iterator[tuple[list[int], PipelineContext, ProofNodes]]:
     """The strategies by pipeline: their places, the pipeline, and each as a cell of one point."""
     space = default_space(figures)
     places: dict[tuple[str, int, int], list[int]] = defaultdict(list)
@@ -43,12 +43,12 @@ def pipelines_of(
         places[one.schedule, one.pp, one.vpp].append(place)
     for (schedule, pp, vpp), some in places.items():
         rows = rows_of([strategies[place] for place in some])
-        ground = ground_of(figures, pp, rows, np.ones(len(some), dtype=np.int64))
-        pairs = pairs_of_ground(figures, space, ground, np.ones(len(ground.rows), dtype=bool))
-        pipeline = Pipeline(
+        grid_costs = grid_costs_of(figures, pp, rows, np.ones(len(some), dtype=np.int64))
+        pairs = shard_pairs_of(figures, space, grid_costs, np.ones(len(grid_costs.rows), dtype=bool))
+        pipeline = PipelineContext(
             figures=figures,
             fabric=fabric_of(figures.cluster, figures.efficiency),
-            ground=ground,
+            grid_costs=grid_costs,
             pairs=pairs,
             schedule=schedule,
             vpp=vpp,
@@ -57,21 +57,21 @@ def pipelines_of(
         yield some, pipeline, _points(pipeline, rows)
 
 
-def _points(pipeline: Pipeline, rows: Rows) -> Cells:
+def _points(pipeline: PipelineContext, rows: StrategyRows) -> ProofNodes:
     last = rows.last_stage_layers if pipeline.stages > 2 else np.zeros(len(rows), dtype=np.int64)
     first, layers = rows.first_stage_layers, rows.recompute_layers
-    return Cells(
+    return ProofNodes(
         grid=np.arange(len(rows)),
         recompute=np.array([RECOMPUTES.index(word) for word in rows.recompute]),
         offload=np.array([OFFLOADS.index(word) for word in rows.offload]),
-        pair=np.array([_pair(pipeline.ground, pipeline.pairs, rows, row) for row in range(len(rows))]),
+        pair=np.array([_pair(pipeline.grid_costs, pipeline.pairs, rows, row) for row in range(len(rows))]),
         optim=rows.optim_shard,
         weight=np.ones(len(rows), dtype=np.int64),
         box=Box(first, first, last, last, layers, layers),
     )
 
 
-def _pair(ground: Ground, pairs: Pairs, rows: Rows, row: int) -> int:
+def _pair(grid_costs: GridCosts, pairs: ShardPairs, rows: StrategyRows, row: int) -> int:
     start, number = pairs.start[row], pairs.number[row]
     own = range(start, start + number)
     (found,) = [
@@ -82,26 +82,26 @@ def _pair(ground: Ground, pairs: Pairs, rows: Rows, row: int) -> int:
     return found
 
 
-def opened(cells: Cells, level: str) -> Cells:
+def opened(nodes: ProofNodes, level: str) -> ProofNodes:
     """The same cells, with what is not chosen at this level left open."""
-    nothing = np.full(len(cells), -1)
+    nothing = np.full(len(nodes), -1)
     if level != "sharded":
-        cells = replace(cells, optim=np.zeros(len(cells), dtype=np.int64))
+        nodes = replace(nodes, optim=np.zeros(len(nodes), dtype=np.int64))
     if level in ("open", "recomputed", "kept"):
-        cells = replace(cells, pair=nothing)
+        nodes = replace(nodes, pair=nothing)
     if level in ("open", "recomputed"):
-        cells = replace(cells, offload=nothing)
+        nodes = replace(nodes, offload=nothing)
     if level == "open":
-        cells = replace(cells, recompute=nothing)
-    return cells
+        nodes = replace(nodes, recompute=nothing)
+    return nodes
 
 
-def widened(pipeline: Pipeline, cells: Cells, rng: random.Random) -> Cells:
+def widened(pipeline: PipelineContext, nodes: ProofNodes, rng: random.Random) -> ProofNodes:
     """The cells with ranges around their points, drawn at random."""
     layers, stages = pipeline.splits.layers, pipeline.stages
-    shape = pipeline.splits.sums[0].shape
+    shape = pipeline.splits.prefix_sums[0].shape
     most_first, most_last = shape[1] - 2, shape[2] - 2
-    box = cells.box
+    box = nodes.box
     ranges: list[list[int]] = []
     for first, last, number in zip(box.first_low, box.last_low, box.layers_low, strict=True):
         found: list[int] = []
@@ -115,4 +115,4 @@ def widened(pipeline: Pipeline, cells: Cells, rng: random.Random) -> Cells:
                 rng.choice((value, rng.randint(value, high))),
             ]
         ranges.append(found)
-    return replace(cells, box=Box(*np.array(ranges).T))
+    return replace(nodes, box=Box(*np.array(ranges).T))

@@ -8,6 +8,6 @@ from shardwise.search.tracking import track
 
 
 @pytest.fixture
-def by_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def by_two_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small chains are tracked by lines and looks, as large ones are."""
-    monkeypatch.setattr(track, "at_once", lambda chain: None)
+    monkeypatch.setattr(track, "eliminate_small_chain", lambda chain: None)

@@ -17,17 +17,17 @@ import numpy as np
 from shardwise.cost import (
     GRID_FIELDS,
     NO_TRAFFIC,
-    Block,
     Grids,
     Index,
     Problem,
     Split,
+    Subproblem,
     Totals,
     Traffic,
-    block_of,
     distinct_rows,
+    grids_of,
     known_split,
-    priced_grids,
+    subproblem_of,
     traffic_of,
 )
 from shardwise.schedule import in_flight
@@ -41,8 +41,8 @@ FULL = 2
 ANY_SPLIT = Split(0, 0, 0, 1)
 """Nothing is known of the split."""
 
-Priced = tuple[Block, Totals, Traffic]
-Level = Callable[[Index], Priced]
+BoundInputs = tuple[Subproblem, Totals, Traffic]
+Level = Callable[[Index], BoundInputs]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Levels:
         for index in range(int(group.max(initial=-1)) + 1):
             yield np.flatnonzero(group == index)
 
-    def asked(self, bound: Callable[[Index], Any], *names: str) -> Any:
+    def by_group(self, bound: Callable[[Index], Any], *names: str) -> Any:
         """What a bound says of every row, asked of rows alike in some fields together."""
         found = np.empty(len(self))
         for rows in self.groups(*names):
@@ -84,7 +84,7 @@ class Levels:
     def grids(self) -> tuple[Grids, Index]:
         """Distinct grids, and the grid of every row."""
         rows, of_grid = distinct_rows([getattr(self.table, name) for name in GRID_FIELDS])
-        return priced_grids(self.problem, self.table.take(rows)), of_grid
+        return grids_of(self.problem, self.table.take(rows)), of_grid
 
     def totals(self, rows: Index) -> Totals:
         grids, of_grid = self.grids
@@ -148,24 +148,24 @@ class Levels:
         ends = (table.first_stage_layers, table.last_stage_layers)
         return known_split(self.space.layers, table.pp * table.vpp, *ends)
 
-    def _priced(self, rows: Index, split: Split, layers: Any, most: Any) -> Priced:
+    def _bound_inputs(self, rows: Index, split: Split, layers: Any, most: Any) -> BoundInputs:
         """The blocks of rows whose sharding is known."""
         table = self.table.take(rows).replaced(
             optim_shard=self.states(rows), recompute_layers=np.broadcast_to(layers, (len(rows),))
         )
-        return block_of(self.problem, table, split, most), self.totals(rows), self.traffic(rows)
+        return subproblem_of(self.problem, table, split, most), self.totals(rows), self.traffic(rows)
 
     # Levels.
 
-    def kept(self, rows: Index) -> Priced:
+    def recompute_chosen(self, rows: Index) -> BoundInputs:
         """What a grid keeps is known."""
         block, totals, _ = self.sharded(rows)
         block = replace(block, param_shard=1, grad_shard=1, optim_shard=self.any_states(rows))
         return block, totals, NO_TRAFFIC
 
-    def sharded(self, rows: Index) -> Priced:
+    def sharded(self, rows: Index) -> BoundInputs:
         """And what it shards."""
-        return self._priced(rows, ANY_SPLIT, self.fewest_of_any(rows), self.space.layers)
+        return self._bound_inputs(rows, ANY_SPLIT, self.fewest_of_any(rows), self.space.layers)
 
     def family_of(self, rows: Index) -> Variants:
         """The schedules with the same terms as that of rows of one depth and schedule."""
@@ -173,55 +173,55 @@ class Levels:
         families = self._variants(int(self.table.pp[rows[0]])).families.values()
         return next(family for family in families if mine in family.schedule)
 
-    def family(self, rows: Index) -> Priced:
+    def family(self, rows: Index) -> BoundInputs:
         """And that its schedule is one of a family; for rows of one depth and schedule."""
         variants, pp = self.family_of(rows), int(self.table.pp[rows[0]])
-        split, one = self.space.range_of_all(pp * variants.vpp), variants.stand_in(pp)
-        block, totals, traffic = self._priced(rows, split, self.fewest_of_any(rows), self.space.layers)
+        split, one = self.space.range_of_all(pp * variants.vpp), variants.representative(pp)
+        block, totals, traffic = self._bound_inputs(rows, split, self.fewest_of_any(rows), self.space.layers)
         return replace(block, schedule=one.schedule, vpp=one.vpp), totals, traffic
 
-    def scheduled(self, rows: Index) -> Priced:
+    def scheduled(self, rows: Index) -> BoundInputs:
         """And which."""
         split = self.any_split(rows)
-        return self._priced(rows, split, self.fewest(rows), split.largest)
+        return self._bound_inputs(rows, split, self.fewest(rows), split.largest)
 
-    def divided(self, rows: Index) -> Priced:
+    def divided(self, rows: Index) -> BoundInputs:
         """And the split."""
         split = self.own_split(rows)
-        return self._priced(rows, split, np.minimum(self.fewest(rows), split.largest), split.largest)
+        return self._bound_inputs(rows, split, np.minimum(self.fewest(rows), split.largest), split.largest)
 
-    def recomputed(self, rows: Index) -> Priced:
+    def recomputed(self, rows: Index) -> BoundInputs:
         """And the recomputed layers."""
-        return self._priced(rows, self.own_split(rows), self.table.recompute_layers[rows], None)
+        return self._bound_inputs(rows, self.own_split(rows), self.table.recompute_layers[rows], None)
 
-    def scheduled_tight(self, rows: Index) -> Priced:
+    def scheduled_tight(self, rows: Index) -> BoundInputs:
         """Any split of the schedule, where memory demands as many recomputed layers as the row has."""
         split = self.any_split(rows)
-        return self._priced(rows, split, self.table.recompute_layers[rows], split.largest)
+        return self._bound_inputs(rows, split, self.table.recompute_layers[rows], split.largest)
 
-    def divided_tight(self, rows: Index) -> Priced:
+    def divided_tight(self, rows: Index) -> BoundInputs:
         """The same of the row's own split."""
         split = self.own_split(rows)
-        return self._priced(rows, split, self.table.recompute_layers[rows], split.largest)
+        return self._bound_inputs(rows, split, self.table.recompute_layers[rows], split.largest)
 
     # Microbatches in flight on each rank of rows of one depth, of its layers on average: shape (pp, rows).
 
-    def held(self, rows: Index) -> Any:
+    def in_flight_per_rank(self, rows: Index) -> Any:
         """Under the row's schedule."""
         table = self.table.take(rows)
         rank = np.arange(int(table.pp[0]))[:, None]
         return in_flight(table.schedule, table.pp, self.microbatches[rows], table.vpp, rank) / table.vpp
 
-    def held_by_family(self, rows: Index) -> Any:
+    def in_flight_of_family(self, rows: Index) -> Any:
         pp = int(self.table.pp[rows[0]])
         return self.family_of(rows).fewest_in_flight(pp, self.microbatches[rows])
 
-    def held_by_any(self, rows: Index) -> Any:
+    def in_flight_of_any(self, rows: Index) -> Any:
         pp = int(self.table.pp[rows[0]])
         return np.minimum(self.microbatches[rows], np.arange(pp, 0, -1)[:, None])
 
 
-def most_recomputed(block: Block) -> Block:
+def most_recomputed(block: Subproblem) -> Subproblem:
     """The block with as much recomputed as may be."""
     return replace(block, recompute_layers=np.where(block.recompute == FULL, block.split.largest, 0))
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwise.cost.layouts.block import Variable
-from shardwise.cost.layouts.chain import LaidOut
+from shardwise.cost.layouts.chain import LayoutSpace
 from shardwise.graph import Placement, placement_text
-from shardwise.search.tracking.solution import Choice, Solution
+from shardwise.search.tracking.solution import SegmentChoice, Solution
 
 Names = Mapping[str, str]
 """Of operators the names of their rules, of parameters their placements, one per axis, with slashes between;
 of tensors that several read theirs, after the word `tensor`."""
 
 
-def solution_of(laid: LaidOut, names: Names, mode: str = "kept") -> Solution:
+def solution_of(laid: LayoutSpace, names: Names, mode: str = "kept") -> Solution:
     """The solution with these names; blocks that have no such mode are kept."""
     chosen = []
     for place, link in enumerate(laid.chain):
@@ -23,7 +23,7 @@ def solution_of(laid: LaidOut, names: Names, mode: str = "kept") -> Solution:
             [option_text(option) for option in variable.options].index(names[named(variable)])
             for variable in laid.variables[place]
         )
-        chosen += [Choice(modes.index(mode) if mode in modes else 0, choices)] * link.repeat
+        chosen += [SegmentChoice(modes.index(mode) if mode in modes else 0, choices)] * link.repeat
     return tuple(chosen)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwise.graph import Block, Growth, Operand, OpGraph, OpNode, Parameter
+from shardwise.graph import Block, Operand, OpGraph, OpNode, Parameter, SizeGrowth
 
 
 def op(
@@ -78,7 +78,7 @@ def chain(batch: int, width: int, inner: int, classes: int, *, norm: str = "laye
             Block(name="head", operators=head, entry="z"),
         ),
         batch=batch,
-        growth={"b": Growth(batch=1)},
+        growth={"b": SizeGrowth(batch=1)},
     )
 
 
@@ -114,11 +114,11 @@ def skips(batch: int, width: int, inner: int, classes: int) -> OpGraph:
             Block(name="last", operators=last, entry="z"),
         ),
         batch=batch,
-        growth={"b": Growth(batch=1)},
+        growth={"b": SizeGrowth(batch=1)},
     )
 
 
-def skips_behind_the_first(batch: int, width: int, inner: int, classes: int) -> OpGraph:
+def skips_after_the_first(batch: int, width: int, inner: int, classes: int) -> OpGraph:
     """`skips`, whose last block reads the one before it alone: what is lent lies between the first and it."""
     graph = skips(batch, width, inner, classes)
     *others, last = graph.blocks
@@ -215,7 +215,7 @@ def random_graph(seed: int) -> OpGraph:
     )
 
 
-def lending_graph(seed: int) -> OpGraph:
+def skip_graph(seed: int) -> OpGraph:
     """Four blocks, the third of them repeated, of which the last three may read what those before them make,
     and the last two the entry of the second: under that name, or that of the operator which makes it."""
     random = np.random.default_rng(seed)

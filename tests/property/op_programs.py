@@ -145,7 +145,7 @@ def group_norm(run: Spmd, op: OpNode, operands: Sequence[Value]) -> Value:
     member = _members(run, own, groups)
     across = [
         axis for axis in range(len(run.mesh.counts))
-        if run.mesh.rules[axis].exchanges and run.mesh.rules[axis].split in value.dims[1:]
+        if run.mesh.rules[axis].collectives and run.mesh.rules[axis].split in value.dims[1:]
     ]  # fmt: skip
     dims = (first, "group")
     share = groups / op.elements(value.dims[1:])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from tests.property.spmd import Array, Dims, Mesh, Rank
 
-from shardwise.graph import PARTIAL, WHOLE, WHOLE_SUMMED, Placement
+from shardwise.graph import PARTIAL, REPLICATE, REPLICATE_SUM_GRAD, Placement
 
 
 def place(
@@ -63,7 +63,7 @@ def assemble(
 TENSOR = PARTIAL
 """Whose parts sum to a tensor."""
 
-GRADIENT = WHOLE_SUMMED
+GRADIENT = REPLICATE_SUM_GRAD
 """Whose parts sum to a gradient."""
 
-COPIES = WHOLE
+COPIES = REPLICATE

@@ -15,7 +15,7 @@ from tests.property.software import PLAIN, with_drawn_software
 
 from shardwise.check import count_space
 from shardwise.cluster import Cluster, load_cluster
-from shardwise.cost import Problem, host_bytes, price_everywhere, rank_bytes
+from shardwise.cost import Problem, costs_of_all_stages, host_bytes, rank_bytes
 from shardwise.model import Model, model_from_config
 from shardwise.search import Question, Space
 from shardwise.strategy import (
@@ -297,7 +297,7 @@ def with_tight_memory(rng: random.Random, problem: Problem, legal: list[Strategy
 
 def memory_of(problem: Problem, table: StrategyTable) -> tuple[Any, Any]:
     """Bytes on the tightest rank and on the host of every row, from all of its stages."""
-    price = price_everywhere(problem, table)
+    price = costs_of_all_stages(problem, table)
     return (
         rank_bytes(problem, table, price).device.max(axis=0),
         host_bytes(table, price),

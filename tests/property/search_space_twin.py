@@ -193,8 +193,8 @@ class SpaceTwin:
             first, last = split["first_stage_layers"], split["last_stage_layers"]
             assert isinstance(first, int) and isinstance(last, int)
             largest = max(self.layers_of_stages(stages, first, last))
-            for kept in some(self.recomputes(largest)):
-                yield {**split, **kept}
+            for with_layers in some(self.recomputes(largest)):
+                yield {**split, **with_layers}
 
     def _joined(
         self, some_of: Callable[[list[Choice]], list[Choice]], *levels: list[Choice]
@@ -222,8 +222,8 @@ def keeps(strategy: Any, fixed: Mapping[str, object]) -> bool:
     if ranks % d:
         return False
     stage = int(str(fixed.get("zero_stage", 3)))
-    wanted = (d if stage >= 3 else 1, d if stage >= 2 else 1, d if stage >= 1 else 1)
-    return (strategy.param_shard, strategy.grad_shard, strategy.optim_shard) == wanted
+    expected = (d if stage >= 3 else 1, d if stage >= 2 else 1, d if stage >= 1 else 1)
+    return (strategy.param_shard, strategy.grad_shard, strategy.optim_shard) == expected
 
 
 def first_reason(s: Strategy, m: Limits) -> str | None:

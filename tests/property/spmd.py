@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from shardwise.graph import OpNode, Rule, divided_dims
+from shardwise.graph import OpNode, ShardingRule, divided_dims
 
 Dims = tuple[str, ...]
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -27,7 +27,7 @@ class Mesh:
     """Ranks of a mesh, and which elements of each dim of an operator a rank has, outer axes first."""
 
     op: OpNode
-    rules: Sequence[Rule]
+    rules: Sequence[ShardingRule]
     counts: tuple[int, ...]
 
     @property

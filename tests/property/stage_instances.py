@@ -10,11 +10,11 @@ import numpy.typing as npt
 from tests.property.layout_instances import op
 
 from shardwise.cluster import load_cluster, mesh_of
-from shardwise.cost import LayoutPrice, PipelinePrice, Training, price_pipeline, price_stage
-from shardwise.frontier import Chain, reduce
-from shardwise.graph import Block, GraphLayout, Growth, OpGraph, StagedLayout, scaled
-from shardwise.search.stages import Setting, Staged
-from shardwise.search.tracking.solution import Choice, Solution
+from shardwise.cost import LayoutEstimate, PipelineEstimate, Training, estimate_pipeline, estimate_stage
+from shardwise.frontier import Chain, non_dominated
+from shardwise.graph import Block, GraphLayout, OpGraph, SizeGrowth, StagedLayout, scaled
+from shardwise.search.stages import StagedPipeline, StagedProblem
+from shardwise.search.tracking.solution import SegmentChoice, Solution
 
 Values = npt.NDArray[np.float64]
 
@@ -47,14 +47,14 @@ def cut_graph(seed: int, middles: int, batch: int | None = None) -> OpGraph:
     shape = (sizes["b"], sizes["e"])
     return OpGraph(
         name="cut", inputs={"x": shape, "target": shape}, blocks=tuple(blocks), batch=sizes["b"],
-        growth={"b": Growth(batch=1)},
+        growth={"b": SizeGrowth(batch=1)},
     )  # fmt: skip
 
 
-def setting_of(seed: int) -> Setting:
+def problem_of(seed: int) -> StagedProblem:
     """Two ranks to a stage with few ways to cut, or one rank to a stage with many."""
     is_wide = seed % 3 == 0
-    return Setting(
+    return StagedProblem(
         graph=cut_graph(seed, 0 if is_wide else 1 + seed % 2),
         cluster=load_cluster("2x4xV100-32G"),
         training=Training(dtype="fp16"),
@@ -81,43 +81,46 @@ def solutions(chain: Chain) -> Iterator[Solution]:
             for choices in product(*options):
                 end = None if part.exit is None else choices[part.exit]
                 for rest in following(place + 1, end):
-                    yield (Choice(mode, choices), *rest)
+                    yield (SegmentChoice(mode, choices), *rest)
 
     return following(0, None)
 
 
-def price_of(setting: Setting, stage: int, first: int, end: int, layout: GraphLayout) -> LayoutPrice:
+def price_of(problem: StagedProblem, stage: int, first: int, end: int, layout: GraphLayout) -> LayoutEstimate:
     """The price of a stage's layout, from its names."""
-    return price_stage(
-        setting.graph, setting.cluster, setting.training, setting.mesh, layout,
-        first=first, end=end, turns=setting.turns(stage, first, end),
+    return estimate_stage(
+        problem.graph, problem.cluster, problem.training, problem.mesh, layout,
+        first=first, end=end, counts=problem.counts(stage, first, end),
     )  # fmt: skip
 
 
-def price_of_point(point: Staged) -> PipelinePrice:
+def price_of_point(point: StagedPipeline) -> PipelineEstimate:
     """The price of a pipeline that was found, from its names."""
-    setting, layouts = point.setting, point.layouts
+    problem, layouts = point.problem, point.layouts
     layout = StagedLayout(
-        ranks=setting.mesh.ranks, blocks=tuple(block for each in layouts for block in each.blocks),
-        cuts=point.cuts, microbatches=setting.microbatches, schedule="1f1b",
+        ranks=problem.mesh.ranks, blocks=tuple(block for each in layouts for block in each.blocks),
+        cuts=point.cuts, microbatches=problem.microbatches, schedule="1f1b",
     )  # fmt: skip
-    whole = scaled(setting.graph, setting.graph.batch * setting.microbatches)
-    return price_pipeline(whole, setting.cluster, setting.training, setting.mesh, layout)
+    whole = scaled(problem.graph, problem.graph.batch * problem.microbatches)
+    return estimate_pipeline(whole, problem.cluster, problem.training, problem.mesh, layout)
 
 
-def every_pipeline(setting: Setting) -> Values:
+def every_pipeline(problem: StagedProblem) -> Values:
     """The frontier (n, 2) of all partitions with all layouts of their stages, by the schedule's evaluator."""
     found = []
-    for cuts in combinations(setting.places_to_cut, setting.stages - 1):
+    for cuts in combinations(problem.places_to_cut, problem.stages - 1):
         stages = []
-        for stage, (first, end) in enumerate(setting.spans(cuts)):
-            laid = setting.laid(first, end, setting.turns(stage, first, end))
-            prices = [price_of(setting, stage, first, end, laid.layout(s)) for s in solutions(laid.chain)]
+        for stage, (first, end) in enumerate(problem.spans(cuts)):
+            candidates = problem.candidates(first, end, problem.counts(stage, first, end))
+            prices = [
+                price_of(problem, stage, first, end, candidates.layout(s))
+                for s in solutions(candidates.chain)
+            ]
             rows = np.array([[p.forward_s, p.backward_s, p.end_s, p.memory_bytes] for p in prices])
-            stages.append(rows[reduce(rows)])
+            stages.append(rows[non_dominated(rows)])
         picks = np.meshgrid(*[np.arange(len(rows)) for rows in stages], indexing="ij")
         all_of = np.stack([rows[pick.ravel()] for rows, pick in zip(stages, picks, strict=True)], axis=1)
-        time_s = setting.step_s(cuts, all_of[..., 0], all_of[..., 1], all_of[..., 2])
+        time_s = problem.step_s(cuts, all_of[..., 0], all_of[..., 1], all_of[..., 2])
         found.append(np.column_stack([time_s, all_of[..., 3].max(axis=1)]))
     points = np.concatenate(found)
-    return points[reduce(points)]
+    return points[non_dominated(points)]

@@ -17,12 +17,12 @@ from shardwise.check.figures import Figures, figures_of
 from shardwise.check.layout import layout_of
 from shardwise.check.parameters import active_parameters, parameters
 from shardwise.check.price import Evaluation, evaluate
-from shardwise.check.result import judged, mfu, tokens_per_s_per_device
+from shardwise.check.result import estimate_strategy, mfu, tokens_per_s_per_device
 from shardwise.check.rows import families, rows_of
 from shardwise.check.rules import first_broken
 from shardwise.check.schedules import table_of
 from shardwise.cluster import Cluster
-from shardwise.cost import Problem, bind, host_bytes, price_everywhere, rank_bytes
+from shardwise.cost import Problem, bind, costs_of_all_stages, host_bytes, rank_bytes
 from shardwise.model import active_parameters as planned_active_parameters
 from shardwise.model import parameters as planned_parameters
 from shardwise.plan import Result
@@ -72,18 +72,20 @@ def test_times_and_bytes_of_many_rows(case: Case, full: bool) -> None:
 
 def assert_same_columns(problem: Problem, strategies: list[Strategy]) -> None:
     """Times and bytes of all rows, by either."""
-    assert_alike(evaluate(figures_for(problem), rows_of(strategies)), planned(problem, strategies))
+    assert_equal_to_rounding(
+        evaluate(figures_for(problem), rows_of(strategies)), planned(problem, strategies)
+    )
 
 
 def planned(problem: Problem, strategies: list[Strategy]) -> Evaluation:
     """Times and bytes of all rows, by the planner."""
     table = StrategyTable.of(strategies)
-    price = price_everywhere(problem, table)
-    device_bytes = rank_bytes(problem, table, price).device.max(axis=0)
-    return Evaluation(step_times_s(problem, table), device_bytes, host_bytes(table, price))
+    costs = costs_of_all_stages(problem, table)
+    device_bytes = rank_bytes(problem, table, costs).device.max(axis=0)
+    return Evaluation(step_times_s(problem, table), device_bytes, host_bytes(table, costs))
 
 
-def assert_alike(found: Evaluation, expected: Evaluation) -> None:
+def assert_equal_to_rounding(found: Evaluation, expected: Evaluation) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE)
 
@@ -98,13 +100,13 @@ UNDER_SOFTWARE = (
 
 @pytest.mark.parametrize("software", SOFTWARE)
 @pytest.mark.parametrize("case", UNDER_SOFTWARE, ids=str)
-def test_all_software_is_priced_alike(case: Case, software: str, full: bool) -> None:
+def test_both_evaluators_agree_on_all_software(case: Case, software: str, full: bool) -> None:
     problem = problem_of(replace(case, software=software))
     assert_same_columns(problem, legal_strategies(problem, ALL_ROWS if full else FEW_ROWS, seed=23))
     cluster = ample(problem.cluster)
     for strategy in legal_strategies(problem, ALL_RESULTS if full else 2, seed=26):
         result = planned_result(problem.model, cluster, problem.job, strategy)
-        _assert_same_prices(figures_for(problem, cluster), strategy, result)
+        _assert_same_estimates(figures_for(problem, cluster), strategy, result)
 
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -149,14 +151,14 @@ def test_the_comparison_sees_every_part_of_software(
     other = replace(problem.job, profile=replace(problem.profile, **CHANGES[change] if change else {}))
     found = evaluate(figures_of(problem.model, problem.cluster, other), rows_of(strategies))
     if change is None:
-        assert_alike(found, expected)
+        assert_equal_to_rounding(found, expected)
         return
     with pytest.raises(AssertionError):
-        assert_alike(found, expected)
+        assert_equal_to_rounding(found, expected)
 
 
 @pytest.mark.parametrize("seed", sample_of(range(24), range(12)))
-def test_drawn_software_is_priced_alike(seed: int, full: bool) -> None:
+def test_both_evaluators_agree_on_random_software(seed: int, full: bool) -> None:
     rng = random.Random(seed)
     case = UNDER_SOFTWARE[seed % 2]
     problem = problem_of(case)
@@ -172,13 +174,13 @@ def test_every_figure_of_a_result(case: Case, full: bool) -> None:
     figures = figures_for(problem, cluster)
     for strategy in legal_strategies(problem, ALL_RESULTS if full else RESULTS, seed=24):
         result = planned_result(problem.model, cluster, problem.job, strategy)
-        _assert_same_prices(figures, strategy, result)
+        _assert_same_estimates(figures, strategy, result)
         ((_, family),) = families(rows_of([strategy]), problem.job.global_batch_size)
         assert layout_of(family, problem.model.layers, cluster) == result.layout
 
 
-def _assert_same_prices(figures: Figures, strategy: Strategy, result: Result) -> None:
-    own = judged(figures, strategy)
+def _assert_same_estimates(figures: Figures, strategy: Strategy, result: Result) -> None:
+    own = estimate_strategy(figures, strategy)
     step_s, device = result.step_time_s, result.peak_memory.device
     assert own.step_time_s == pytest.approx(step_s, rel=TOLERANCE)
     assert own.breakdown == pytest.approx(dict(result.breakdown), rel=TOLERANCE, abs=TOLERANCE * step_s)
@@ -200,12 +202,12 @@ def test_counts_of_elements(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES[::3], ids=str)
-def test_a_column_and_a_number_walk_alike(case: Case) -> None:
+def test_columns_and_numbers_give_the_same_estimate(case: Case) -> None:
     """The vectorised evaluation of a row among others is its evaluation alone."""
     problem = problem_of(case)
     figures, strategies = figures_for(problem), legal_strategies(problem, 40, seed=25)
     together = evaluate(figures, rows_of(strategies))
-    alone = [judged(figures, strategy).step_time_s for strategy in strategies]
+    alone = [estimate_strategy(figures, strategy).step_time_s for strategy in strategies]
     np.testing.assert_allclose(together.step_time_s, alone, rtol=1e-12)
 
 

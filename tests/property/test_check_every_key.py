@@ -64,13 +64,13 @@ def unnoticed(document: dict[str, Any], folder: Path) -> Iterator[Place]:
     """Keys that may be changed without a check that fails, and that the answer does not name."""
     whole = verdict_of(document, folder)
     assert whole is not None and whole.ok
-    named = [one.key for one in whole.not_judged]
+    named = [one.key for one in whole.unchecked]
     for place in places(document):
         if place == ("hash",) or is_below(place, named):
             continue
         changed = with_change(document, place, other(place))
         verdict = verdict_of(changed, folder)
-        if verdict is None or not verdict.ok or is_below(place, [one.key for one in verdict.not_judged]):
+        if verdict is None or not verdict.ok or is_below(place, [one.key for one in verdict.unchecked]):
             continue
         if "strategy" not in place or not is_as_true(changed, place[: place.index("strategy")]):
             yield place
@@ -84,14 +84,14 @@ def is_as_true(document: dict[str, Any], at: Place) -> bool:
         result = result[step]
     model = model_from_config(document["model"]["config"], name="model")
     job, cluster = read_job(Fields(document["job"])), cluster_from_record(document["cluster"])
-    price = search.evaluate(model, cluster, job, Strategy(**result["strategy"]))
+    estimate = search.evaluate(model, cluster, job, Strategy(**result["strategy"]))
     nbytes = result.get("device_bytes") or result["peak_memory_bytes"]["device"]
-    found = price.step_time_s, price.peak_memory.device
+    found = estimate.step_time_s, estimate.peak_memory.device
     return found == pytest.approx((result["step_time_s"], nbytes), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_key_is_judged_or_named(
+def test_every_key_is_checked_or_listed_as_unchecked(
     name: str, documents: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
     assert list(unnoticed(documents[name], tmp_path)) == []
@@ -104,7 +104,7 @@ def test_what_is_named_is_in_the_file(
     """Or may be: of reasons to reject those are there that some candidate met."""
     verdict = verdict_of(documents[name], tmp_path, 0.0)
     assert verdict is not None
-    for one in verdict.not_judged:
+    for one in verdict.unchecked:
         found: Any = documents[name]
         for step in one.key.split("."):
             assert step in found or "rejected" in one.key, one
@@ -125,7 +125,7 @@ def twice(value: Any) -> Any:
     return "fp32" if isinstance(value, str) else 2 * value
 
 
-def test_the_twin_that_judges_no_figures_is_noticed(
+def test_a_checker_that_skips_figures_is_noticed(
     documents: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uneven_checking, "_figure_checks", lambda plan: ())

@@ -84,12 +84,12 @@ def plan_for(name: str) -> Plan:
         global_batch_size=batch,
         optimizer=optimizer,
     )
-    asked = search.Question(
+    request = search.Question(
         model=model, cluster=cluster, job=job, space=space, fixed=fixed, use_all=True, top=3
     )
     if not name.endswith("for a target"):
-        return _plan_of(search.plan(asked), model=model, cluster=cluster, job=job)
-    answer = search.plan_for(target_of(TARGET), asked, search.plan)
+        return _plan_of(search.plan(request), model=model, cluster=cluster, job=job)
+    answer = search.plan_for(target_of(TARGET), request, search.plan)
     assert answer.certificate.rejected["target"] > 0
     return _plan_of(answer, model=model, cluster=cluster, job=job, target=TARGET)
 
@@ -137,7 +137,7 @@ def test_mutants_are_refused(documents: dict[str, dict[str, Any]], tmp_path: Pat
     taken: Counter[str] = Counter()
     for document in documents.values():
         for path, mutant in islice(mutants(document, rng), count):
-            if all(_alike(document[part], mutant[part]) for part in PARTS):
+            if all(_equal_to_rounding(document[part], mutant[part]) for part in PARTS):
                 continue  # another rounding of nothing
             verdict = verdict_on(mutant, tmp_path)
             if verdict is None or not verdict.ok or path[-1] in EFFORT:
@@ -187,18 +187,27 @@ def _is_true(plan: Plan) -> bool:
         for strategy in (plan.best.strategy, *(runner_up.strategy for runner_up in plan.runners_up))
     ]
     answer = Answer(best=results[0], runners_up=tuple(results[1:]), certificate=plan.certificate)
-    again = plan_document(_plan_of(answer, model=plan.model, cluster=plan.cluster, job=plan.job))
-    said = plan_document(plan)
-    return all(_alike(said[part], again[part]) for part in ("best", "runners_up", "schedule", "certificate"))
+    rewritten = plan_document(_plan_of(answer, model=plan.model, cluster=plan.cluster, job=plan.job))
+    written = plan_document(plan)
+    return all(
+        _equal_to_rounding(written[part], rewritten[part])
+        for part in ("best", "runners_up", "schedule", "certificate")
+    )
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _equal_to_rounding(a: Any, b: Any) -> bool:
     """Equal, numbers to 1e-9 of the larger, or to what rounding leaves of a part that is nothing."""
     if isinstance(a, dict):
-        return isinstance(b, dict) and a.keys() == b.keys() and all(_alike(a[key], b[key]) for key in a)
+        return (
+            isinstance(b, dict)
+            and a.keys() == b.keys()
+            and all(_equal_to_rounding(a[key], b[key]) for key in a)
+        )
     if isinstance(a, list):
         return (
-            isinstance(b, list) and len(a) == len(b) and all(_alike(x, y) for x, y in zip(a, b, strict=True))
+            isinstance(b, list)
+            and len(a) == len(b)
+            and all(_equal_to_rounding(x, y) for x, y in zip(a, b, strict=True))
         )
     if isinstance(a, float):
         return bool(abs(a - b) <= 1e-9 * max(abs(a), abs(b), 1e-3))
@@ -206,7 +215,7 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 @pytest.mark.parametrize(("code", "number"), [("interleaved_microbatches", 1), ("v_microbatches", -7)])
-def test_a_ledger_that_adds_up_but_lies_is_refused(
+def test_a_wrong_ledger_that_adds_up_is_refused(
     code: str, number: int, documents: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
     document = json.loads(json.dumps(documents["zb_v"]))

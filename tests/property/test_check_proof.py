@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from tests.property.search_instances import Instance, instance, uneven_pipelines
 
-from shardwise.check.count import SpaceRows
-from shardwise.check.cover import Cover
+from shardwise.check.count import SpaceDefinition
+from shardwise.check.cover import ProofOutcome
 from shardwise.check.figures import Figures, figures_of
 from shardwise.check.optimal import PROVEN_GAP
 from shardwise.check.price import evaluate
@@ -34,23 +34,29 @@ class Enumerated:
 
     seed: int
     figures: Figures
-    space: SpaceRows
+    space: SpaceDefinition
     illegal: int
-    unfitting: int
+    out_of_memory: int
     times_s: NDArray[np.float64]
     device_bytes: NDArray[np.float64]
     strategies: list[Strategy]
 
-    def cover(self, lowest_s: float, usable_bytes: float | None = None, *, stops: bool = False) -> Cover:
+    def outcome(
+        self, cutoff_s: float, usable_bytes: float | None = None, *, stops_early: bool = False
+    ) -> ProofOutcome:
         usable = self.figures.usable_bytes if usable_bytes is None else usable_bytes
         prover = Prover(
-            figures=self.figures, space=self.space, lowest_s=lowest_s, usable_bytes=usable, stops=stops
+            figures=self.figures,
+            space=self.space,
+            cutoff_s=cutoff_s,
+            usable_bytes=usable,
+            stops_early=stops_early,
         )
         return prover.run()
 
     @property
     def count(self) -> int:
-        return self.illegal + self.unfitting + len(self.times_s)
+        return self.illegal + self.out_of_memory + len(self.times_s)
 
 
 def enumerated(one: Instance) -> Enumerated:
@@ -65,7 +71,7 @@ def enumerated(one: Instance) -> Enumerated:
         fits = (found.device_bytes <= figures.usable_bytes) & (
             found.host_bytes <= figures.host_capacity_bytes
         )
-    space = SpaceRows(
+    space = SpaceDefinition(
         layers=question.model.layers,
         is_moe=question.model.experts is not None,
         devices=question.cluster.devices,
@@ -79,7 +85,7 @@ def enumerated(one: Instance) -> Enumerated:
         figures=figures,
         space=space,
         illegal=len(listed) - len(legal),
-        unfitting=int((~fits).sum()),
+        out_of_memory=int((~fits).sum()),
         times_s=np.zeros(0) if found is None else found.step_time_s[fits],
         device_bytes=np.zeros(0) if found is None else found.device_bytes[fits],
         strategies=[strategy for strategy, fit in zip(legal, fits, strict=True) if fit],
@@ -102,34 +108,34 @@ def test_the_proof_takes_the_optimum_and_nothing_above_it(spaces: list[Enumerate
     checked = second_best = 0
     for whole in spaces:
         if not len(whole.times_s):
-            assert whole.cover(inf).faster is None
+            assert whole.outcome(inf).counterexample is None
             continue
         checked += 1
         times_s = np.sort(whole.times_s)
         best_s = float(times_s[0])
-        taken = whole.cover(best_s * (1 - PROVEN_GAP))
-        assert taken.faster is None, whole.seed
+        taken = whole.outcome(best_s * (1 - PROVEN_GAP))
+        assert taken.counterexample is None, whole.seed
         assert taken.illegal == whole.illegal
         assert taken.count == whole.count
-        assert taken.least_s >= best_s * (1 - PROVEN_GAP)
+        assert taken.lower_bound_s >= best_s * (1 - PROVEN_GAP)
         above = times_s[times_s > best_s * (1 + 1e-9)]
         for claimed_s in (1.001 * best_s, *above[:1].tolist()):
-            refused = whole.cover(claimed_s * (1 - PROVEN_GAP))
-            assert refused.faster is not None, whole.seed
-            assert abs(refused.faster_s - best_s) <= 1e-9 * best_s
+            refused = whole.outcome(claimed_s * (1 - PROVEN_GAP))
+            assert refused.counterexample is not None, whole.seed
+            assert abs(refused.counterexample_s - best_s) <= 1e-9 * best_s
             assert refused.count == whole.count
-            stopped = whole.cover(claimed_s * (1 - PROVEN_GAP), stops=True)
-            assert best_s * (1 - 1e-9) <= stopped.faster_s < claimed_s
+            stopped = whole.outcome(claimed_s * (1 - PROVEN_GAP), stops_early=True)
+            assert best_s * (1 - 1e-9) <= stopped.counterexample_s < claimed_s
         second_best += len(above) > 0
     assert checked >= len(spaces) // 2 and second_best >= checked // 2
 
 
-def test_with_nothing_to_beat_every_candidate_is_judged(spaces: list[Enumerated]) -> None:
+def test_without_a_cutoff_every_candidate_is_evaluated(spaces: list[Enumerated]) -> None:
     """Without a bound the cover is the enumeration: exactly as many illegal, unfitting and evaluated."""
     for whole in spaces[::2]:
-        cover = whole.cover(inf)
-        assert (cover.illegal, cover.unfitting, cover.bounded, cover.evaluated) == (
-            whole.illegal, whole.unfitting, 0, len(whole.times_s),
+        outcome = whole.outcome(inf)
+        assert (outcome.illegal, outcome.out_of_memory, outcome.pruned, outcome.evaluated) == (
+            whole.illegal, whole.out_of_memory, 0, len(whole.times_s),
         ), whole.seed  # fmt: skip
 
 
@@ -138,12 +144,12 @@ def test_the_least_memory_is_proven_too(spaces: list[Enumerated]) -> None:
         if not len(whole.times_s):
             continue
         least = float(whole.device_bytes.min())
-        assert whole.cover(inf, least * (1 - PROVEN_GAP)).faster is None
-        refused = whole.cover(inf, 1.001 * least)
-        assert refused.faster is not None and refused.faster_bytes <= 1.001 * least
+        assert whole.outcome(inf, least * (1 - PROVEN_GAP)).counterexample is None
+        refused = whole.outcome(inf, 1.001 * least)
+        assert refused.counterexample is not None and refused.counterexample_bytes <= 1.001 * least
 
 
-def test_fixed_fields_and_axes_narrow_the_cover(spaces: list[Enumerated]) -> None:
+def test_fixed_fields_and_axes_restrict_the_proof(spaces: list[Enumerated]) -> None:
     """A cover of what has some values of some fields: the candidates that have them, no more and no fewer."""
     rng = random.Random(7)
     fields = (
@@ -154,10 +160,10 @@ def test_fixed_fields_and_axes_narrow_the_cover(spaces: list[Enumerated]) -> Non
     for whole in spaces:
         if len(whole.times_s) < 5:
             continue
-        kept = rng.choice(whole.strategies)
+        chosen = rng.choice(whole.strategies)
         name, listed = rng.choice(fields), rng.choice(fields)
-        fixed = {**whole.space.fixed, name: getattr(kept, name)}
-        values = (getattr(kept, listed), getattr(rng.choice(whole.strategies), listed))
+        fixed = {**whole.space.fixed, name: getattr(chosen, name)}
+        values = (getattr(chosen, listed), getattr(rng.choice(whole.strategies), listed))
         axes = {**whole.space.axes, listed: values}
         has = np.array(
             [
@@ -165,7 +171,7 @@ def test_fixed_fields_and_axes_narrow_the_cover(spaces: list[Enumerated]) -> Non
                 for strategy in whole.strategies
             ]
         )
-        space = SpaceRows(
+        space = SpaceDefinition(
             layers=whole.space.layers,
             is_moe=whole.space.is_moe,
             devices=whole.space.devices,
@@ -177,13 +183,13 @@ def test_fixed_fields_and_axes_narrow_the_cover(spaces: list[Enumerated]) -> Non
         prover = Prover(
             figures=whole.figures,
             space=space,
-            lowest_s=inf,
+            cutoff_s=inf,
             usable_bytes=whole.figures.usable_bytes,
-            stops=False,
+            stops_early=False,
         )
-        cover = prover.run()
-        assert cover.evaluated == has.sum(), (whole.seed, fixed, axes)
-        assert cover.count == space.total()[0]
-        assert abs(cover.faster_s - whole.times_s[has].min()) <= 1e-9 * cover.faster_s
+        outcome = prover.run()
+        assert outcome.evaluated == has.sum(), (whole.seed, fixed, axes)
+        assert outcome.count == space.total()[0]
+        assert abs(outcome.counterexample_s - whole.times_s[has].min()) <= 1e-9 * outcome.counterexample_s
         checked += 1
     assert checked >= 10

@@ -43,10 +43,10 @@ def test_every_saved_plan_is_accepted(tmp_path: Path, capsys: pytest.CaptureFixt
         folder.mkdir()
         command = KINDS[kind](random.Random(seed), folder)
         target = folder / ("points" if command[0] == "frontier" else "plan.yaml")
-        said = StringIO()
-        with redirect_stdout(StringIO()), redirect_stderr(said):
+        stderr = StringIO()
+        with redirect_stdout(StringIO()), redirect_stderr(stderr):
             code = main([*command, "--save", str(target)])
-        assert code in (ANSWERED, INFEASIBLE), (command, said.getvalue())
+        assert code in (ANSWERED, INFEASIBLE), (command, stderr.getvalue())
         for path in sorted(target.glob("*.yaml"))[:POINTS] if target.is_dir() else [target]:
             if path.exists():
                 verdict = verdict_on(str(path), 60.0)

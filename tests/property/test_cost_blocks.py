@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from tests.property.cost_level_bounds import (
     Bounds,
+    capacities,
     least_device_bytes,
     least_hosts_bytes,
     least_times_s,
-    rooms,
 )
 from tests.property.cost_levels import FULL, Levels
 from tests.property.cost_samples import CASES, descended, odd_problem, problem_of, sampled, space_of
@@ -25,18 +25,18 @@ from tests.property.search_space_twin import first_reason
 
 from shardwise.cost import (
     Index,
-    Peaks,
+    PeakBytes,
     Problem,
     Split,
-    around_s,
     end_s,
-    least_bytes,
-    least_s,
-    lie_of,
+    layer_counts_of,
+    lower_bound_bytes,
+    lower_bound_s,
+    outside_schedule_s,
     peaks_of,
     room,
 )
-from shardwise.search.evaluate import drained_s, step_times_s
+from shardwise.search.evaluate import pipeline_makespan_s, step_times_s
 from shardwise.strategy import SCHEDULES, StrategyTable
 
 TOLERANCE = 1e-12
@@ -59,7 +59,7 @@ class Drawn:
 
     levels: Levels
     times_s: Any
-    peaks: Peaks
+    peaks: PeakBytes
 
 
 def drawn_from(problem: Problem, seed: int, rounds: int = ROUNDS) -> Drawn:
@@ -107,14 +107,14 @@ def exceeding(bounds: Bounds, values: Any, factor: float = 1.0) -> dict[str, lis
     return {name: rows.tolist() for name, rows in found.items() if len(rows)}
 
 
-def without_room(drawn: Drawn) -> set[tuple[str, str]]:
+def lacking_capacity(drawn: Drawn) -> set[tuple[str, str]]:
     """Kinds of room, by level, that a row lacks in the memory and the time that it takes itself."""
     limit_s, usable_bytes = (1.0 + TOLERANCE) * drawn.times_s, (1.0 + TOLERANCE) * drawn.peaks.device_bytes
     found = set()
-    for name, has in rooms(drawn.levels, limit_s, usable_bytes).items():
+    for name, has in capacities(drawn.levels, limit_s, usable_bytes).items():
         found |= {(name, "memory")} if not has.fits.all() else set()
         found |= {(name, "both")} if not has.is_enough.all() else set()
-    for name, has in rooms(drawn.levels, limit_s, np.full(len(limit_s), 1e30)).items():
+    for name, has in capacities(drawn.levels, limit_s, np.full(len(limit_s), 1e30)).items():
         found |= {(name, "time")} if not has.is_enough.all() else set()
     return found
 
@@ -125,16 +125,16 @@ def with_least_end_s(levels: Levels) -> Any:
     rows, problem = levels.all_rows, levels.problem
     states = levels.table.replaced(optim_shard=levels.states(rows))
     block, totals, _ = levels.recomputed(rows)
-    return drained_s(problem, states) + end_s(problem, block, totals)
+    return pipeline_makespan_s(problem, states) + end_s(problem, block, totals)
 
 
-def test_no_block_takes_less_than_its_bound(drawn: Drawn) -> None:
+def test_no_subproblem_takes_less_than_its_bound(drawn: Drawn) -> None:
     bounds = least_times_s(drawn.levels)
     assert exceeding(bounds, drawn.times_s) == {}
     assert exceeding(bounds, with_least_end_s(drawn.levels)) == {}
 
 
-def test_no_block_of_a_small_instance_takes_less_than_its_bound(seed: int) -> None:
+def test_no_subproblem_of_a_small_instance_takes_less_than_its_bound(seed: int) -> None:
     case = instance(seed)
     problem = case.question.problem()
     legal = [each for each in case.candidates() if first_reason(each, problem.limits) is None]
@@ -142,19 +142,19 @@ def test_no_block_of_a_small_instance_takes_less_than_its_bound(seed: int) -> No
     assert exceeding(least_times_s(levels), with_least_end_s(levels)) == {}
 
 
-def test_no_block_needs_less_memory_than_its_bound(drawn: Drawn) -> None:
+def test_no_subproblem_needs_less_memory_than_its_bound(drawn: Drawn) -> None:
     assert exceeding(least_device_bytes(drawn.levels), drawn.peaks.device_bytes) == {}
     assert exceeding(least_hosts_bytes(drawn.levels), drawn.peaks.host_bytes) == {}
 
 
-def test_what_fits_in_time_has_room(drawn: Drawn) -> None:
-    assert without_room(drawn) == set()
+def test_what_fits_in_time_has_capacity(drawn: Drawn) -> None:
+    assert lacking_capacity(drawn) == set()
 
 
-def test_a_drained_pipeline_and_what_surrounds_it_take_no_longer_than_the_step(drawn: Drawn) -> None:
+def test_a_pipeline_and_its_surroundings_take_no_longer_than_the_step(drawn: Drawn) -> None:
     problem, table = drawn.levels.problem, drawn.levels.table
     states = table.replaced(optim_shard=drawn.levels.states(drawn.levels.all_rows))
-    least = drained_s(problem, states) + around_s(problem, table)
+    least = pipeline_makespan_s(problem, states) + outside_schedule_s(problem, table)
     assert exceeding({"leaf": least}, drawn.times_s) == {}
     assert len(exceeding({"leaf": least}, drawn.times_s, 1.01)["leaf"]) > len(table) / 3
 
@@ -164,20 +164,20 @@ def test_memory_falls_with_every_recomputed_layer(drawn: Drawn) -> None:
     levels, rows = drawn.levels, np.flatnonzero(drawn.levels.table.recompute == FULL)
     for level in (levels.scheduled, levels.divided):
         block, totals, _ = level(rows)
-        lie, last = lie_of(block), np.full(len(rows), np.inf)
+        layer_counts, last = layer_counts_of(block), np.full(len(rows), np.inf)
         for layers in range(1, min(int(np.max(block.split.largest)), 8) + 1):
             tried = replace(block, recompute_layers=np.minimum(layers, block.split.largest))
-            now = least_bytes(levels.problem, tried, lie, totals)
+            now = lower_bound_bytes(levels.problem, tried, layer_counts, totals)
             assert (now <= last).all()
             last = now
 
 
-def test_rows_beside_options_are_bounded_as_each_alone(drawn: Drawn) -> None:
+def test_nodes_with_options_are_bounded_as_each_alone(drawn: Drawn) -> None:
     """The search bounds rows (down) with splits (across) at once."""
     levels = drawn.levels
     for rows in list(levels.groups("pp", "vpp", "schedule"))[:12]:
         block, totals, traffic = levels.divided(rows)
-        alone = least_s(levels.problem, block, lie_of(block), totals, traffic)
+        alone = lower_bound_s(levels.problem, block, layer_counts_of(block), totals, traffic)
         down: dict[str, Any] = {
             name: np.asarray(getattr(block, name))[:, None]
             for name in block.__dataclass_fields__
@@ -191,7 +191,7 @@ def test_rows_beside_options_are_bounded_as_each_alone(drawn: Drawn) -> None:
         cells = replace(block, split=split, **down, **across)
         grids, of_grid = levels.grids
         some = (grids.totals_at(of_grid[rows][:, None]), traffic.taken(np.arange(len(rows))[:, None]))
-        together = least_s(levels.problem, cells, lie_of(cells), *some)
+        together = lower_bound_s(levels.problem, cells, layer_counts_of(cells), *some)
         np.testing.assert_allclose(np.diagonal(together), alone, rtol=TOLERANCE)
 
 
@@ -251,15 +251,15 @@ def test_bounds_of_each_schedule_that_are_too_high_are_caught(several: list[Draw
 def block_s(levels: Levels, rows: Index) -> Any:
     """The bounds of blocks whose splits and recomputed layers are known."""
     block, totals, traffic = levels.recomputed(rows)
-    return least_s(levels.problem, block, lie_of(block), totals, traffic)
+    return lower_bound_s(levels.problem, block, layer_counts_of(block), totals, traffic)
 
 
 @DRAWN_ONCE
-def test_a_layer_less_of_room_is_caught(several: list[Drawn], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_less_of_capacity_is_caught(several: list[Drawn], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "ROUNDING", -1.0)
     found: set[tuple[str, str]] = set()
     for drawn in several:
-        found |= without_room(drawn)
-    levels = ("kept", "open family", "sharded", "family", "schedule", "schedule alone")
-    wanted = {(name, kind) for name in levels for kind in ("memory", "time", "both")}
-    assert found >= wanted | {("tight schedule", "memory")}
+        found |= lacking_capacity(drawn)
+    levels = ("recompute_chosen", "open family", "sharded", "family", "schedule", "schedule alone")
+    expected = {(name, kind) for name in levels for kind in ("memory", "time", "both")}
+    assert found >= expected | {("tight schedule", "memory")}

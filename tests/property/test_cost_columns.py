@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from tests.property.cost_samples import CASES, Case, problem_of, sampled
 
 from shardwise.cost import (
-    PARTS,
+    MEMORY_PARTS,
     Problem,
     StageTimes,
     StepEnd,
     bind,
+    costs_of_all_stages,
+    costs_of_peak_stages,
     peaks_of,
-    price_everywhere,
-    price_peaks,
     rank_bytes,
     stage_times,
     step_end,
@@ -29,16 +29,16 @@ from shardwise.strategy import StrategyTable
 Prices = dict[str, NDArray[np.float64]]
 
 
-def prices(problem: Problem, table: StrategyTable) -> Prices:
+def costs_by_name(problem: Problem, table: StrategyTable) -> Prices:
     """Everything that a table costs, by name; the last axis are its rows."""
-    price = price_everywhere(problem, table)
-    times, end = stage_times(problem, table, price), step_end(problem, table, price)
-    memory, peaks = rank_bytes(problem, table, price), peaks_of(problem, table)
+    costs = costs_of_all_stages(problem, table)
+    times, end = stage_times(problem, table, costs), step_end(problem, table, costs)
+    memory, peaks = rank_bytes(problem, table, costs), peaks_of(problem, table)
     stages = table.pp * table.vpp
     shape = times.forward_s.shape
     is_stage = np.arange(shape[0])[:, None] < stages
     found = {f"times.{f.name}": getattr(times, f.name) for f in fields(StageTimes)}
-    found |= {f"memory.{name}": getattr(memory, name) for name in PARTS}
+    found |= {f"memory.{name}": getattr(memory, name) for name in MEMORY_PARTS}
     found = {name: np.where(is_stage, np.broadcast_to(values, shape), 0.0) for name, values in found.items()}
     found |= {f"end.{f.name}": np.asarray(getattr(end, f.name)) for f in fields(StepEnd)}
     found |= {f"peaks.{f.name}": getattr(peaks, f.name) for f in fields(peaks)}
@@ -50,10 +50,10 @@ def mismatches(
     problem: Problem, table: StrategyTable, rows: Any, rtol: float = 1e-12
 ) -> list[tuple[str, int]]:
     """Names and rows of what differs between `rows` priced one by one and priced within the whole table."""
-    together = prices(problem, table)
+    together = costs_by_name(problem, table)
     differing = []
     for row in rows:
-        alone = prices(problem, table.take([row]))
+        alone = costs_by_name(problem, table.take([row]))
         for name, values in together.items():
             expected = values[..., row]
             found = alone[name][..., 0]
@@ -91,7 +91,7 @@ def test_the_comparison_sees_a_part_in_a_billion(drawn: Any, monkeypatch: pytest
 def test_the_order_of_rows_changes_nothing(drawn: Any) -> None:
     problem, table = drawn
     order = np.random.default_rng(7).permutation(len(table))
-    plain, permuted = prices(problem, table), prices(problem, table.take(order))
+    plain, permuted = costs_by_name(problem, table), costs_by_name(problem, table.take(order))
     for name, values in plain.items():
         np.testing.assert_array_equal(permuted[name], values[..., order], err_msg=name)
 
@@ -99,7 +99,7 @@ def test_the_order_of_rows_changes_nothing(drawn: Any) -> None:
 def test_rows_that_are_repeated_cost_the_same(drawn: Any) -> None:
     problem, table = drawn
     few = table.take(slice(0, 50))
-    plain, doubled = prices(problem, few), prices(problem, StrategyTable.joined([few, few]))
+    plain, doubled = costs_by_name(problem, few), costs_by_name(problem, StrategyTable.joined([few, few]))
     for name, values in plain.items():
         np.testing.assert_array_equal(doubled[name], np.concatenate([values, values], axis=-1), err_msg=name)
 
@@ -107,7 +107,7 @@ def test_rows_that_are_repeated_cost_the_same(drawn: Any) -> None:
 def test_peaks_are_places_of_the_whole(drawn: Any) -> None:
     """The places that decide the peak are some of all places, with the same prices."""
     problem, table = drawn
-    some, every = price_peaks(problem, table), price_everywhere(problem, table)
+    some, every = costs_of_peak_stages(problem, table), costs_of_all_stages(problem, table)
     few, all_ = rank_bytes(problem, table, some).device, rank_bytes(problem, table, every).device
     assert few.shape[0] <= all_.shape[0]
     equal = np.isclose(few[:, None, :], all_[None, :, :], rtol=1e-13).any(axis=1)

@@ -83,14 +83,14 @@ def parts(found: list[Result], name: str) -> list[float]:
     return [result.breakdown[name] for result in found]
 
 
-def held(found: list[Result], name: str) -> list[float]:
+def memory_of(found: list[Result], name: str) -> list[float]:
     return [result.memory[name] for result in found]
 
 
 @varies("tp", "dp")
 def test_more_tensor_parallelism_holds_less_and_talks_more(dense: Problem) -> None:
     found = results(dense, *(f"tp={tp},sequence_parallel=no" for tp in (8, 4, 2, 1)))
-    assert rising(held(found, "parameters")) and rising(held(found, "activations"))
+    assert rising(memory_of(found, "parameters")) and rising(memory_of(found, "activations"))
     assert rising([-seconds for seconds in parts(found, "tensor_communication")])
     assert found[-1].breakdown["tensor_communication"] == 0.0
 
@@ -106,15 +106,15 @@ def test_tensor_ranks_beyond_the_key_value_heads_repeat_them() -> None:
 @varies("pp")
 def test_more_stages_hold_less_and_wait_more(dense: Problem) -> None:
     found = results(dense, *(f"pp={pp}" for pp in (8, 4, 2, 1)))
-    assert rising(held(found, "parameters"))
+    assert rising(memory_of(found, "parameters"))
     assert rising([-seconds for seconds in parts(found, "pipeline_bubble")])
 
 
 @varies("cp")
-def test_more_context_parallelism_keeps_fewer_activations_and_moves_keys() -> None:
+def test_more_context_parallelism_saves_fewer_activations_and_sends_keys() -> None:
     p = problem("llama-3.1-8b", "2x8xH100-SXM", batch=16, seq_len=131_072)
     found = results(p, *(f"cp={cp},dp={16 // cp}" for cp in (16, 8, 4, 2, 1)))
-    assert rising(held(found, "activations"))
+    assert rising(memory_of(found, "activations"))
     ratio = found[3].memory["activations"] / found[4].memory["activations"]
     assert ratio == pytest.approx(0.5, rel=1e-12)
     assert found[-1].breakdown["context_communication"] == 0.0
@@ -122,26 +122,26 @@ def test_more_context_parallelism_keeps_fewer_activations_and_moves_keys() -> No
 
 
 @varies("cp_kind")
-def test_a_ring_hides_what_an_exchange_of_heads_shows() -> None:
+def test_a_ring_hides_what_an_all_to_all_of_heads_exposes() -> None:
     # A long sequence: 0.9 of the ring's messages hide beside attention; the exchange sends queries and output
     # too.
     p = problem("llama-3.1-8b", "2x8xH100-SXM", batch=16, seq_len=131_072)
-    ring, exchange = results(p, "cp=2,cp_kind=ring", "cp=2,cp_kind=all_to_all")
-    assert 0.0 < ring.breakdown["context_communication"] < exchange.breakdown["context_communication"]
-    assert ring.peak_memory == exchange.peak_memory
+    ring, call = results(p, "cp=2,cp_kind=ring", "cp=2,cp_kind=all_to_all")
+    assert 0.0 < ring.breakdown["context_communication"] < call.breakdown["context_communication"]
+    assert ring.peak_memory == call.peak_memory
 
 
 @varies("ep")
 def test_more_expert_parallelism_holds_fewer_experts_and_sends_tokens(routed: Problem) -> None:
     found = results(routed, *(f"ep={ep}" for ep in (16, 8, 4, 2, 1)))
-    assert rising(held(found, "parameters"))
+    assert rising(memory_of(found, "parameters"))
     sent = parts(found, "expert_communication")
     assert sent[-1] == 0.0 and rising([-seconds for seconds in sent[1:]])
     assert sent[0] > 1.05 * sent[1]  # between nodes, though a token goes to the other node once
 
 
 @varies("etp")
-def test_experts_split_over_tensor_ranks_join_more_than_they_exchange(routed: Problem) -> None:
+def test_experts_split_over_tensor_ranks_join_more_than_they_send(routed: Problem) -> None:
     alone, split = results(routed, "tp=4,ep=4,etp=1", "tp=4,ep=4,etp=4")
     assert split.memory["parameters"] < alone.memory["parameters"]
     assert split.breakdown["expert_communication"] > alone.breakdown["expert_communication"]
@@ -161,7 +161,7 @@ def test_tensor_ranks_apart_talk_slowly(dense: Problem) -> None:
 
 
 @varies("sequence_parallel")
-def test_sequence_parallelism_keeps_less_and_works_less_on_norms(dense: Problem) -> None:
+def test_sequence_parallelism_saves_less_and_works_less_on_norms(dense: Problem) -> None:
     without, with_ = results(dense, "tp=8,sequence_parallel=no", "tp=8,sequence_parallel=yes")
     assert with_.memory["activations"] < without.memory["activations"]
     assert with_.breakdown["memory_bound"] < without.breakdown["memory_bound"]
@@ -169,9 +169,9 @@ def test_sequence_parallelism_keeps_less_and_works_less_on_norms(dense: Problem)
 
 
 @varies("micro_batch_size")
-def test_larger_microbatches_keep_more_wait_more_and_compute_better(dense: Problem) -> None:
+def test_larger_microbatches_save_more_wait_more_and_compute_better(dense: Problem) -> None:
     found = results(dense, *(f"tp=8,pp=2,micro_batch_size={size}" for size in (1, 4, 16)))
-    assert rising(held(found, "activations"))
+    assert rising(memory_of(found, "activations"))
     assert rising(parts(found, "pipeline_bubble"))
     assert found[0].breakdown["matmul"] >= found[1].breakdown["matmul"]
     assert rising([-seconds for seconds in parts(found, "host_actions")])
@@ -209,7 +209,7 @@ def test_recomputation_trades_time_for_memory(dense: Problem) -> None:
     none, selective, *full = found
     assert none.breakdown["recompute"] == 0.0 < selective.breakdown["recompute"]
     assert rising(parts(full, "recompute")) and rising([each.step_time_s for each in (none, *full)])
-    assert rising([-kept for kept in held(full, "activations")])
+    assert rising([-nbytes for nbytes in memory_of(full, "activations")])
     assert full[-1].memory["activations"] < selective.memory["activations"] < none.memory["activations"]
     # All layers again: a forward of all but the ends, somewhat more than a quarter of the computation.
     again = full[-1].breakdown["recompute"]
@@ -221,9 +221,11 @@ def test_recomputation_trades_time_for_memory(dense: Problem) -> None:
 def test_sharding_trades_messages_for_memory(dense: Problem) -> None:
     found = results(dense, *(f"tp=2,zero_stage={stage}" for stage in range(4)))
     assert rising([-result.peak_memory.allocated for result in found])
-    assert held(found, "optimizer")[1] == pytest.approx(held(found, "optimizer")[0] / 8, rel=1e-12)
-    assert held(found, "gradients")[2] == pytest.approx(held(found, "gradients")[1] / 8, rel=1e-12)
-    assert held(found, "parameters")[3] == pytest.approx(held(found, "parameters")[2] / 8, rel=1e-12)
+    assert memory_of(found, "optimizer")[1] == pytest.approx(memory_of(found, "optimizer")[0] / 8, rel=1e-12)
+    assert memory_of(found, "gradients")[2] == pytest.approx(memory_of(found, "gradients")[1] / 8, rel=1e-12)
+    assert memory_of(found, "parameters")[3] == pytest.approx(
+        memory_of(found, "parameters")[2] / 8, rel=1e-12
+    )
     assert parts(found, "shard_communication")[:2] == [0.0, 0.0]
     assert rising(parts(found, "shard_communication")[1:])
     assert rising([-seconds for seconds in parts(found, "optimizer")[:2]])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.property.cost_samples import CASES, Case, problem_of, sampled
 
-from shardwise.cost import host_bytes, peaks_of, price_everywhere, rank_bytes
+from shardwise.cost import costs_of_all_stages, host_bytes, peaks_of, rank_bytes
 from shardwise.strategy import OFFLOADS, RECOMPUTES, SCHEDULES
 
 
@@ -18,7 +18,7 @@ def test_memory_is_exactly_the_most_of_any_place(case: Case, full: bool) -> None
     for start in range(0, len(table), 500):
         rows = slice(start, start + 500)
         part = table.take(rows)
-        everywhere = price_everywhere(problem, part)
+        everywhere = costs_of_all_stages(problem, part)
         device = rank_bytes(problem, part, everywhere).device.max(axis=0)
         np.testing.assert_allclose(found.device_bytes[rows], device, rtol=1e-12)
         np.testing.assert_allclose(found.host_bytes[rows], host_bytes(part, everywhere), rtol=1e-12)

@@ -23,7 +23,7 @@ ROWS = 200
 
 TRANSCENDENTAL = (
     "comm.tree_all_reduce_s",
-    "comm.groups_reached",
+    "comm.expected_groups",
     "comm.all_reduce_s",
     "goodput.surviving_fraction",
     "goodput.slowest_node_slowdown",

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.frontier import Frontier, frontier_of, product, reduce, union, union_all
+from shardwise.frontier import Frontier, frontier_of, non_dominated, product, union, union_all
 
 REDUCE: Any = import_module("shardwise.frontier.reduce")
 
@@ -41,7 +41,7 @@ def slow_reduce(points: npt.NDArray[np.float64]) -> list[int]:
     """The definition: row i goes when some row is nowhere larger, and smaller somewhere or equal and
     earlier."""
     rows = [tuple(row) for row in points.tolist()]
-    kept = [
+    remaining = [
         i
         for i, row in enumerate(rows)
         if not any(
@@ -49,7 +49,7 @@ def slow_reduce(points: npt.NDArray[np.float64]) -> list[int]:
             for j, other in enumerate(rows)
         )
     ]
-    return sorted(kept, key=lambda i: rows[i])
+    return sorted(remaining, key=lambda i: rows[i])
 
 
 def as_rows(frontier: Frontier) -> list[list[float]]:
@@ -60,7 +60,7 @@ def as_rows(frontier: Frontier) -> list[list[float]]:
 @given(sets_of_rows(1, most=40))
 def test_reduce_is_its_definition(sets: Sequence[npt.NDArray[np.float64]]) -> None:
     (points,) = sets
-    assert reduce(points).tolist() == slow_reduce(points)
+    assert non_dominated(points).tolist() == slow_reduce(points)
 
 
 @given(st.integers(1, 5).flatmap(lambda k: st.tuples(st.just(k), rows_of(k, largest=4, most=40))), st.data())
@@ -73,7 +73,7 @@ def test_reduce_of_many_cells_is_that_of_each(drawn: tuple[int, Rows], data: st.
     for cell in sorted(set(cells.tolist())):
         places = np.flatnonzero(cells == cell)
         by_cell += places[slow_reduce(points[places])].tolist()
-    assert reduce(points, cells=cells).tolist() == by_cell
+    assert non_dominated(points, groups=cells).tolist() == by_cell
 
 
 @pytest.mark.parametrize("objectives", [2, 3, 4, 5])
@@ -83,8 +83,8 @@ def test_reduce_is_its_definition_on_large_sets(objectives: int) -> None:
     scattered = random_.random((300, objectives))
     shell = scattered / np.linalg.norm(scattered, axis=1)[:, None]
     for points in (scattered, np.floor(scattered * 8), shell):
-        assert reduce(points).tolist() == slow_reduce(points)
-    assert len(reduce(shell)) == 300
+        assert non_dominated(points).tolist() == slow_reduce(points)
+    assert len(non_dominated(shell)) == 300
 
 
 def differs_in_large_cells(seed: int) -> bool:
@@ -100,7 +100,7 @@ def differs_in_large_cells(seed: int) -> bool:
         places = np.flatnonzero(cells == cell)
         by_cell += places[slow_reduce(points[places])].tolist()
     assert 300 < len(by_cell) < 600
-    return bool(reduce(points, cells=cells).tolist() != by_cell)
+    return bool(non_dominated(points, groups=cells).tolist() != by_cell)
 
 
 def test_reduce_of_large_cells_is_that_of_each() -> None:
@@ -110,8 +110,8 @@ def test_reduce_of_large_cells_is_that_of_each() -> None:
 def test_a_comparison_across_cells_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     is_below = REDUCE._is_below
 
-    def across(others: Any, cell_of_others: Any, columns: Any, cell: Any) -> Any:
-        return is_below(others, np.zeros_like(cell_of_others), columns, np.zeros_like(cell))
+    def across(others: Any, group_of_others: Any, columns: Any, cell: Any) -> Any:
+        return is_below(others, np.zeros_like(group_of_others), columns, np.zeros_like(cell))
 
     monkeypatch.setattr(REDUCE, "_is_below", across)
     assert any(differs_in_large_cells(seed) for seed in range(2))
@@ -123,7 +123,7 @@ def test_more_values_than_short_numbers_count_are_told_apart() -> None:
     line = np.repeat(np.arange(20_000.0, 60_001.0)[:, None], 4, axis=1)
     best_in_one = 70_000.0 * (1.0 - np.eye(4))
     best_in_one[1:, 0] = 10.0
-    assert set(reduce(np.concatenate([best_in_one, line])).tolist()) == {0, 1, 2, 3, 4}
+    assert set(non_dominated(np.concatenate([best_in_one, line])).tolist()) == {0, 1, 2, 3, 4}
 
 
 def test_the_definition_catches_a_reduce_that_forgets_ties() -> None:

@@ -24,10 +24,19 @@ from tests.property.test_graph_kinds import (
     without_gradient,
 )
 
-from shardwise.graph import PARTIAL, WHOLE, WHOLE_SUMMED, OpNode, Placement, Rule, rules_of, shard
+from shardwise.graph import (
+    PARTIAL,
+    REPLICATE,
+    REPLICATE_SUM_GRAD,
+    OpNode,
+    Placement,
+    ShardingRule,
+    rules_of,
+    shard,
+)
 
 RANKS = 2
-UNSPLIT = (WHOLE, WHOLE_SUMMED, PARTIAL)
+UNSPLIT = (REPLICATE, REPLICATE_SUM_GRAD, PARTIAL)
 
 Layout = tuple[Placement, ...]
 """Placements of inputs, parameters and output."""
@@ -49,7 +58,7 @@ KNOWN_EXTRA = {
 """Operators with layouts that are right and not among the rules, with the reason."""
 
 
-def candidates(op: OpNode) -> Iterator[Rule]:
+def candidates(op: OpNode) -> Iterator[ShardingRule]:
     """Every layout whose shapes can meet, as a rule without exchanges."""
     tensors = (*operands_of(op), op.output)
     even = [dim for dim, size in op.dims.items() if size % RANKS == 0]
@@ -61,7 +70,7 @@ def candidates(op: OpNode) -> Iterator[Rule]:
         ]
         for placements in product(*choices):
             inputs = len(op.inputs)
-            yield Rule(
+            yield ShardingRule(
                 name=f"divided {divided}",
                 split=None,
                 inputs=placements[:inputs],
@@ -71,16 +80,16 @@ def candidates(op: OpNode) -> Iterator[Rule]:
             )
 
 
-def layout_of(op: OpNode, rule: Rule) -> Layout:
+def layout_of(op: OpNode, rule: ShardingRule) -> Layout:
     """A rule's placements; what has no gradient has no summed one."""
     placements = [*rule.inputs, *rule.parameters, rule.output]
     at = without_gradient(op)
-    if at is not None and placements[at] == WHOLE_SUMMED:
-        placements[at] = WHOLE
+    if at is not None and placements[at] == REPLICATE_SUM_GRAD:
+        placements[at] = REPLICATE
     return tuple(placements)
 
 
-def is_asked(op: OpNode, rule: Rule, known: set[Layout]) -> bool:
+def is_expected(op: OpNode, rule: ShardingRule, known: set[Layout]) -> bool:
     """Indices have no partial sums; a parameter is one only where some rule has it so: where it is stored it
     is whole, and to read it as a partial sum is to waste all ranks but one."""
     at = without_gradient(op)
@@ -94,7 +103,7 @@ def is_asked(op: OpNode, rule: Rule, known: set[Layout]) -> bool:
 
 
 def known_layouts(op: OpNode) -> set[Layout]:
-    return {layout_of(op, rule) for rule in rules_of(op) if not rule.exchanges}
+    return {layout_of(op, rule) for rule in rules_of(op) if not rule.collectives}
 
 
 def right_layouts(op: OpNode) -> set[Layout]:
@@ -104,8 +113,10 @@ def right_layouts(op: OpNode) -> set[Layout]:
     right: set[Layout] = set()
     ran: dict[Layout, Carried | None] = {}
     for rule in candidates(op):
-        if is_asked(op, rule, known):
-            operands = [WHOLE if each == WHOLE_SUMMED else each for each in (*rule.inputs, *rule.parameters)]
+        if is_expected(op, rule, known):
+            operands = [
+                REPLICATE if each == REPLICATE_SUM_GRAD else each for each in (*rule.inputs, *rule.parameters)
+            ]
             key = (*operands, rule.output)
             if key not in ran:
                 ran[key] = carried_right(op, rule, expected[0])
@@ -119,7 +130,7 @@ WRONG = (AssertionError, ValueError, IndexError)
 """Copies that differ, shapes that do not meet, rows or elements that a rank has not."""
 
 
-def carried_right(op: OpNode, rule: Rule, expected: Array) -> Carried | None:
+def carried_right(op: OpNode, rule: ShardingRule, expected: Array) -> Carried | None:
     """What `rule` makes of the operator, where its output is right."""
     try:
         carried = carry_out(op, [rule], [RANKS])
@@ -130,7 +141,7 @@ def carried_right(op: OpNode, rule: Rule, expected: Array) -> Carried | None:
     return carried if is_equal(output, expected) else None
 
 
-def has_right_gradients(carried: Carried, rule: Rule, expected: list[Array]) -> bool:
+def has_right_gradients(carried: Carried, rule: ShardingRule, expected: list[Array]) -> bool:
     try:
         gradients = carried.gradients(placements_of([rule]))
     except WRONG:
@@ -165,7 +176,7 @@ def test_a_rule_left_out_is_missed(name: str) -> None:
 
 def cuttings(layout: Layout) -> Iterator[Layout]:
     """The layout, and those with some of what it reads in parts whole instead."""
-    choices = [(place, WHOLE_SUMMED) if place >= 0 else (place,) for place in layout[:-1]]
+    choices = [(place, REPLICATE_SUM_GRAD) if place >= 0 else (place,) for place in layout[:-1]]
     for operands in product(*choices):
         yield (*operands, layout[-1])
 

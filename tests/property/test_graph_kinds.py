@@ -19,11 +19,11 @@ from tests.property.window_programs import PROGRAMS
 from shardwise.graph import (
     KINDS,
     PARTIAL,
-    WHOLE,
-    WHOLE_SUMMED,
+    REPLICATE,
+    REPLICATE_SUM_GRAD,
     OpNode,
     Placement,
-    Rule,
+    ShardingRule,
     allows,
     check_op,
     local_sizes,
@@ -81,7 +81,7 @@ class Carried:
         ]
 
 
-def carry_out(op: OpNode, rules: Sequence[Rule], counts: Sequence[int], seed: int = 1) -> Carried:
+def carry_out(op: OpNode, rules: Sequence[ShardingRule], counts: Sequence[int], seed: int = 1) -> Carried:
     """The operator on random operands, and a random gradient of its output, as they lie by `rules`."""
     mesh = Mesh(op, rules, tuple(counts))
     run = Spmd(mesh)
@@ -96,13 +96,13 @@ def carry_out(op: OpNode, rules: Sequence[Rule], counts: Sequence[int], seed: in
     return Carried(op, mesh, operands, result, run.calls)
 
 
-def placements_of(rules: Sequence[Rule]) -> list[list[Placement]]:
+def placements_of(rules: Sequence[ShardingRule]) -> list[list[Placement]]:
     """Of each input and parameter along each axis."""
     return [list(each) for each in zip(*((*rule.inputs, *rule.parameters) for rule in rules), strict=True)]
 
 
 def carried_out(
-    op: OpNode, rules: Sequence[Rule], counts: Sequence[int], seed: int = 1
+    op: OpNode, rules: Sequence[ShardingRule], counts: Sequence[int], seed: int = 1
 ) -> tuple[Array, list[Array], list[Call]]:
     """The output, the gradients of inputs and parameters for a random gradient of the output, and the
     collectives that ran."""
@@ -123,7 +123,7 @@ def whole_instance(name: str) -> tuple[Array, list[Array]]:
     return whole(INSTANCES[name])
 
 
-def agree(name: str, rules: Sequence[Rule], counts: Sequence[int]) -> bool:
+def agree(name: str, rules: Sequence[ShardingRule], counts: Sequence[int]) -> bool:
     """Whether ranks under `rules` make of an instance what one rank makes."""
     try:
         output, gradients, _ = carried_out(INSTANCES[name], rules, counts)
@@ -138,11 +138,11 @@ def is_whole(name: str, output: Array, gradients: list[Array]) -> bool:
     return all(np.allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE) for ours, theirs in pairs)
 
 
-def ranks_for(op: OpNode, rule: Rule) -> list[int]:
+def ranks_for(op: OpNode, rule: ShardingRule) -> list[int]:
     return [count for count in (2, 3, 4) if allows(op, [rule], [count])]
 
 
-def evenly(op: OpNode, rule: Rule, count: int) -> bool:
+def evenly(op: OpNode, rule: ShardingRule, count: int) -> bool:
     """Rows and windows are split alike only where both divide."""
     return rule.split is None or all(
         op.dims[dim] % count == 0
@@ -164,19 +164,19 @@ def test_ranks_make_what_one_rank_makes(name: str) -> None:
             assert agree(name, [rule], [count]), (rule.name, count)
 
 
-def declared(op: OpNode, rule: Rule, count: int) -> Counter[tuple[str, str, float]]:
+def declared(op: OpNode, rule: ShardingRule, count: int) -> Counter[tuple[str, str, float]]:
     """Collectives of a rule: kind, direction, elements; and how many."""
     sizes = local_sizes(op, [rule], [count])
     calls: Counter[tuple[str, str, float]] = Counter()
-    for exchange in rule.exchanges:
-        elements = round(prod(sizes[dim] for dim in exchange.dims) * exchange.copies, 6)
-        calls[(exchange.collective, "forward", elements)] += exchange.forward_calls
-        calls[(exchange.collective, "backward", elements)] += exchange.backward_calls
+    for call in rule.collectives:
+        elements = round(prod(sizes[dim] for dim in call.dims) * call.copies, 6)
+        calls[(call.collective, "forward", elements)] += call.forward_calls
+        calls[(call.collective, "backward", elements)] += call.backward_calls
     return +calls
 
 
 @pytest.mark.parametrize("name", INSTANCES)
-def test_ranks_exchange_what_rules_declare(name: str) -> None:
+def test_ranks_send_what_rules_declare(name: str) -> None:
     op = INSTANCES[name]
     for rule in rules_of(op):
         for count in ranks_for(op, rule)[:1]:
@@ -197,7 +197,7 @@ def test_rules_go_together_along_two_axes(name: str, full: bool) -> None:
         for j, inner in enumerate(rules):
             if not full and (i + j + (i < j)) % 2:
                 continue
-            if op.kind in SPATIAL and outer.exchanges and outer.split == inner.split:
+            if op.kind in SPATIAL and outer.collectives and outer.split == inner.split:
                 continue
             if op.kind in SPATIAL and not (evenly(op, outer, 4) and evenly(op, inner, 4)):
                 continue
@@ -209,7 +209,7 @@ def test_every_kind_is_carried_out() -> None:
     assert {op.kind for op in INSTANCES.values()} == set(KINDS) == set(PROGRAMS)
 
 
-def holds(name: str, rule: Rule, count: int) -> bool:
+def holds(name: str, rule: ShardingRule, count: int) -> bool:
     """Whether a rule says the truth of an instance: what ranks hold and what they exchange."""
     op = INSTANCES[name]
     try:
@@ -232,10 +232,10 @@ def swapped(
     ]
 
 
-SWAP = {WHOLE: WHOLE_SUMMED, WHOLE_SUMMED: WHOLE, PARTIAL: WHOLE}
+SWAP = {REPLICATE: REPLICATE_SUM_GRAD, REPLICATE_SUM_GRAD: REPLICATE, PARTIAL: REPLICATE}
 
 
-def broken_twins(op: OpNode, rule: Rule) -> list[Rule]:
+def broken_twins(op: OpNode, rule: ShardingRule) -> list[ShardingRule]:
     """The same rule with the placement of one tensor wrong, or with other exchanges.
 
     Halos are the most of any number of ranks: half of them may do for two, where rows and windows shift.
@@ -245,17 +245,14 @@ def broken_twins(op: OpNode, rule: Rule) -> list[Rule]:
     twins += [
         replace(rule, parameters=parameters) for parameters in swapped(op, rule.parameters, are_inputs=False)
     ]
-    for exchange in rule.exchanges:
-        calls = exchange.backward_calls + 1
+    for call in rule.collectives:
+        calls = call.backward_calls + 1
         twins += [
-            replace(rule, exchanges=()),
-            replace(rule, exchanges=(replace(exchange, backward_calls=calls),)),
+            replace(rule, collectives=()),
+            replace(rule, collectives=(replace(call, backward_calls=calls),)),
         ]
-        if (
-            exchange.collective != "neighbours"
-            or op.dims[op.inputs[0].dims[-1]] % op.dims[op.output[-1]] == 0
-        ):
-            twins.append(replace(rule, exchanges=(replace(exchange, copies=exchange.copies / 2),)))
+        if call.collective != "neighbours" or op.dims[op.inputs[0].dims[-1]] % op.dims[op.output[-1]] == 0:
+            twins.append(replace(rule, collectives=(replace(call, copies=call.copies / 2),)))
     return twins
 
 

@@ -23,8 +23,8 @@ from shardwise.graph import (
     Parameter,
     check_graph,
     check_op,
-    kept_of,
     rules_of,
+    saved_of,
     work_of,
 )
 
@@ -91,7 +91,7 @@ def outcome(op: OpNode, *, price: bool) -> str:
     if refusal is not None:
         assert "'op'" in refusal.message and refusal.allowed
         return "refused"
-    rules_of(op), work_of(op), kept_of(op)
+    rules_of(op), work_of(op), saved_of(op)
     if price:
         graph = graph_with(op)
         check_graph(graph)

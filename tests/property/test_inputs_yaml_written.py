@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardwise.errors import InternalError
-from shardwise.inputs import parse_mapping, written, written_yaml
+from shardwise.inputs import dumps, dumps_yaml, parse_mapping
 
 TEXT = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=40)
 WORDS = (
@@ -45,21 +45,21 @@ DOCUMENTS = st.dictionaries(st.one_of(TEXT, AWKWARD), VALUES, min_size=1, max_si
 )
 @example({"a": [{"b": {"c": [{"d": []}, {}]}}], "e": ["x" * 60, "y" * 60], "f": list(range(60))})
 def test_what_is_written_reads_back_equal(document: dict[str, Any]) -> None:
-    text = written_yaml(document)
+    text = dumps_yaml(document)
     assert _typed(parse_mapping(text, file="plan.yaml")) == _typed(document)
-    assert written_yaml(document) == text
+    assert dumps_yaml(document) == text
 
 
 @given(DOCUMENTS, st.sampled_from(["plan.json", "plan.yaml", "a/b.JSON", "plan"]))
 def test_a_file_reads_back_equal_whatever_its_name(document: dict[str, Any], name: str) -> None:
-    text = written(document, file=name)
+    text = dumps(document, file=name)
     assert _typed(parse_mapping(text, file=name)) == _typed(document)
-    assert (text == written_yaml(document)) == (not name.lower().endswith(".json"))
+    assert (text == dumps_yaml(document)) == (not name.lower().endswith(".json"))
 
 
 @given(DOCUMENTS)
 def test_a_general_yaml_reader_agrees(document: dict[str, Any]) -> None:
-    assert _typed(yaml.safe_load(written_yaml(document))) == _typed(document)
+    assert _typed(yaml.safe_load(dumps_yaml(document))) == _typed(document)
 
 
 def _typed(value: object) -> str:
@@ -75,7 +75,7 @@ def test_the_form_is_one_key_a_line_with_short_lists_on_one() -> None:
         "stages": [{"layers": 20, "chunks": [10, 10]}, {"layers": 19}],
         "lines": ["x" * 60, "y" * 60],
     }
-    assert written_yaml(document) == (
+    assert dumps_yaml(document) == (
         "schema: shardwise.plan\n"
         "band_s: [1.5, 2.0]\n"
         "job:\n"
@@ -95,6 +95,6 @@ def test_the_form_is_one_key_a_line_with_short_lists_on_one() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), b"bytes", {1, 2}, object()])
 def test_what_has_no_text_is_refused(value: object) -> None:
     with pytest.raises(InternalError, match="a file cannot hold"):
-        written_yaml({"a": [value]})
+        dumps_yaml({"a": [value]})
     with pytest.raises(InternalError, match="a file cannot hold"):
-        written({"a": [value]}, file="a.json")
+        dumps({"a": [value]}, file="a.json")

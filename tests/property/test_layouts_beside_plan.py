@@ -7,7 +7,7 @@ from tests.property.layout_choices import named, option_text, solution_of
 from tests.property.layout_instances import llama
 
 from shardwise.cluster import load_cluster, mesh_of
-from shardwise.cost import Training, layout_chain, price_layout
+from shardwise.cost import Training, estimate_layout, layout_chain
 from shardwise.model import load_model
 from shardwise.search import evaluate
 from shardwise.strategy import Job, complete
@@ -32,7 +32,7 @@ def test_llama_takes_what_plan_says(stored: str, zero_stage: int, is_recomputed:
         for variable in variables
     }
     solution = solution_of(laid, names, "recomputed" if is_recomputed else "kept")
-    price = price_layout(graph, cluster, training, mesh, laid.layout(solution))
+    price = estimate_layout(graph, cluster, training, mesh, laid.layout(solution))
     fields = {
         "dp": 64, "zero_stage": zero_stage, "micro_batch_size": 4,
         "recompute": "full" if is_recomputed else "none",

@@ -10,12 +10,12 @@ from tests.property.layout_choices import Names, named, solution_of
 from tests.property.layout_instances import llama, mlp
 
 from shardwise.cluster import load_cluster, mesh_of
-from shardwise.cost.fabric import fabric_of
-from shardwise.cost.layouts.chain import LaidOut, layout_chain
-from shardwise.cost.layouts.conversions import Conversions
+from shardwise.cost.fabric import collective_model_of
+from shardwise.cost.layouts.chain import LayoutSpace, layout_chain
+from shardwise.cost.layouts.conversions import Redistributions
 from shardwise.cost.problem import machine_of
 from shardwise.cost.training import Training
-from shardwise.search import tracked
+from shardwise.search import pareto_search
 from shardwise.search.tracking.solution import measure, solution_costs
 from shardwise.strategy import MEGATRON_2024
 
@@ -23,7 +23,7 @@ CLUSTER = load_cluster("8x8xH100-SXM")
 BLOCKING = Training(dtype="bf16", profile=MEGATRON_2024.without_overlap())
 HIDING = Training(dtype="bf16")
 MACHINE = machine_of(CLUSTER, "bf16", "adamw", MEGATRON_2024)
-FABRIC = fabric_of(MACHINE)
+FABRIC = collective_model_of(MACHINE)
 BATCH, WIDTH, INNER, CLASSES = 4096, 1024, 4096, 512
 GRAPH = mlp(BATCH, WIDTH, INNER, CLASSES)
 NODE = (8, 1)
@@ -33,25 +33,25 @@ DATA_PARALLEL = {
     "up": "split b", "relu": "split b", "down": "split b", "loss": "split b", "w_up": "R", "w_down": "R",
 }  # fmt: skip
 FULLY_SHARDED = {**DATA_PARALLEL, "w_up": "S(0)", "w_down": "S(0)"}
-STATES_SPLIT = {**DATA_PARALLEL, "w_up": "R°", "w_down": "R°"}
+ZERO_1 = {**DATA_PARALLEL, "w_up": "R°", "w_down": "R°"}
 MEGATRON = {
     "up": "split f", "relu": "split f", "down": "split f", "loss": "replicate", "w_up": "S(1)",
     "w_down": "S(0)",
 }  # fmt: skip
 
 
-def laid(training: Training, *ranks: int) -> LaidOut:
+def space(training: Training, *ranks: int) -> LayoutSpace:
     return layout_chain(GRAPH, CLUSTER, training, mesh_of(CLUSTER, ranks))
 
 
 def seconds(training: Training, names: Names, *ranks: int) -> float:
-    out = laid(training, *ranks)
+    out = space(training, *ranks)
     return measure(out.chain, solution_of(out, names))[0]
 
 
 def computed_s(training: Training, names: Names) -> float:
     """The step on 8 ranks without any communication between them, and without the optimizer's part."""
-    out = laid(training, 8)
+    out = space(training, 8)
     [choice] = solution_of(out, names)
     part = out.chain[0].modes[0][1]
     return sum(
@@ -79,16 +79,20 @@ def test_data_parallelism_is_an_all_reduce_of_every_gradient() -> None:
 
 def test_fully_sharded_is_two_gathers_and_a_reduce_scatter() -> None:
     weights = sum(WEIGHTS)
-    moved_s = 2.0 * float(FABRIC.pass_s(2.0 * weights, NODE)) + float(FABRIC.pass_s(4.0 * weights, NODE))
+    moved_s = 2.0 * float(FABRIC.all_gather_s(2.0 * weights, NODE)) + float(
+        FABRIC.all_gather_s(4.0 * weights, NODE)
+    )
     expected = computed_s(BLOCKING, FULLY_SHARDED) + updated_s(sum(WEIGHTS) / 8) + moved_s
     assert seconds(BLOCKING, FULLY_SHARDED, 8) == pytest.approx(expected, rel=1e-12)
 
 
 def test_split_states_are_a_reduce_scatter_and_a_gather() -> None:
     weights = sum(WEIGHTS)
-    moved_s = float(FABRIC.pass_s(2.0 * weights, NODE)) + float(FABRIC.pass_s(4.0 * weights, NODE))
-    expected = computed_s(BLOCKING, STATES_SPLIT) + updated_s(sum(WEIGHTS) / 8) + moved_s
-    assert seconds(BLOCKING, STATES_SPLIT, 8) == pytest.approx(expected, rel=1e-12)
+    moved_s = float(FABRIC.all_gather_s(2.0 * weights, NODE)) + float(
+        FABRIC.all_gather_s(4.0 * weights, NODE)
+    )
+    expected = computed_s(BLOCKING, ZERO_1) + updated_s(sum(WEIGHTS) / 8) + moved_s
+    assert seconds(BLOCKING, ZERO_1, 8) == pytest.approx(expected, rel=1e-12)
 
 
 def test_megatrons_pair_is_one_all_reduce_forward() -> None:
@@ -99,9 +103,9 @@ def test_megatrons_pair_is_one_all_reduce_forward() -> None:
     assert seconds(BLOCKING, MEGATRON, 8) == pytest.approx(expected, rel=1e-12)
 
 
-def test_gradients_hide_beside_backward_computation_as_long_as_there_is_any() -> None:
+def test_gradients_are_hidden_by_backward_computation() -> None:
     # T = a + c + g - min(g, c): the chain's two times are a + c (all hidden) and a + g (computation ended).
-    out = laid(HIDING, 8)
+    out = space(HIDING, 8)
     costs = solution_costs(out.chain, solution_of(out, DATA_PARALLEL))
     summed_s = float(FABRIC.all_reduce_s(4.0 * sum(WEIGHTS), NODE))
     unhidden_s = seconds(BLOCKING, DATA_PARALLEL, 8)
@@ -117,31 +121,31 @@ def test_memory_of_data_parallelism() -> None:
     # Kept in 16 bits: the input of `up`, what relu puts out (which is what `down` reads), the logits in fp32
     # and the targets. Largest while it works: relu, its input and output; or `up`, or `down`.
     rows = BATCH / 8
-    kept = rows * (2.0 * WIDTH + 2.0 * INNER + 4.0 * CLASSES + 2.0)
+    saved = rows * (2.0 * WIDTH + 2.0 * INNER + 4.0 * CLASSES + 2.0)
     working = rows * 2.0 * max(2 * INNER, INNER + CLASSES)
     efficiency = MACHINE.efficiency
-    allocated = 18.0 * sum(WEIGHTS) + kept + working
+    allocated = 18.0 * sum(WEIGHTS) + saved + working
     expected = allocated * (1.0 + efficiency.fragmentation_ratio)
     expected += efficiency.context_bytes + 2.0 * efficiency.communicator_bytes
-    out = laid(BLOCKING, 8)
+    out = space(BLOCKING, 8)
     assert measure(out.chain, solution_of(out, DATA_PARALLEL))[1] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("names", [DATA_PARALLEL, FULLY_SHARDED, MEGATRON])
 def test_more_ranks_hold_no_more(names: Names) -> None:
-    held = []
+    resident = []
     for ranks in (2, 4, 8):
-        out = laid(BLOCKING, ranks)
-        held.append(float(solution_costs(out.chain, solution_of(out, names))[2]))
-    assert held == sorted(held, reverse=True)
+        out = space(BLOCKING, ranks)
+        resident.append(float(solution_costs(out.chain, solution_of(out, names))[2]))
+    assert resident == sorted(resident, reverse=True)
 
 
 def test_a_rank_alone_has_nothing_to_choose_and_nobody_to_talk_to() -> None:
-    out = laid(BLOCKING, 1)
+    out = space(BLOCKING, 1)
     assert set(out.layouts_per_operator.values()) == {1}
     # All that is to choose is whether its one block is recomputed.
     assert [mode for mode, _ in out.chain[0].modes] == ["kept", "recomputed"]
-    assert len(tracked([out.chain]).points) == 2
+    assert len(pareto_search([out.chain]).points) == 2
     assert all(
         float(factor.costs[..., 0].sum()) == 0.0
         for factor in out.chain[0].modes[0][1].factors
@@ -149,16 +153,16 @@ def test_a_rank_alone_has_nothing_to_choose_and_nobody_to_talk_to() -> None:
     )
 
 
-def test_the_frontier_holds_no_worse_than_layouts_by_hand() -> None:
-    out = laid(HIDING, 8)
-    points = tracked([out.chain]).points
-    for names in (DATA_PARALLEL, FULLY_SHARDED, STATES_SPLIT, MEGATRON):
+def test_the_frontier_dominates_layouts_by_hand() -> None:
+    out = space(HIDING, 8)
+    points = pareto_search([out.chain]).points
+    for names in (DATA_PARALLEL, FULLY_SHARDED, ZERO_1, MEGATRON):
         time_s, memory_bytes = measure(out.chain, solution_of(out, names))
         assert ((points[:, 0] <= time_s * (1 + 1e-12)) & (points[:, 1] <= memory_bytes * (1 + 1e-12))).any()
 
 
-def test_solutions_are_told_by_names() -> None:
-    out = laid(HIDING, 8)
+def test_solutions_are_named() -> None:
+    out = space(HIDING, 8)
     layout = out.layout(solution_of(out, MEGATRON))
     [block] = layout.blocks
     assert block.mode == "kept"
@@ -170,20 +174,20 @@ def test_a_conversion_that_is_left_out_is_noticed(monkeypatch: pytest.MonkeyPatc
     """The broken twin: conversions that cost nothing are not what Megatron's pair costs."""
     right = seconds(BLOCKING, MEGATRON, 8)
     monkeypatch.setattr(
-        "shardwise.cost.layouts.ground.conversions_of",
+        "shardwise.cost.layouts.ground.redistributions_of",
         lambda *given: _free(given),
     )
     assert seconds(BLOCKING, MEGATRON, 8) < right
 
 
-def _free(given: tuple[object, ...]) -> Conversions:
-    from shardwise.cost.layouts.conversions import conversions_of
+def _free(given: tuple[object, ...]) -> Redistributions:
+    from shardwise.cost.layouts.conversions import redistributions_of
 
-    table = conversions_of(*given)  # type: ignore[arg-type]
+    table = redistributions_of(*given)  # type: ignore[arg-type]
     return replace(table, seconds=np.zeros_like(table.seconds))
 
 
-def test_recomputed_blocks_hold_their_entry_alone() -> None:
+def test_recomputed_blocks_save_their_entry_alone() -> None:
     graph = llama(layers=2, batch=8, seq_len=256)
     out = layout_chain(graph, CLUSTER, HIDING, mesh_of(CLUSTER, (4,)))
     names = {
@@ -192,8 +196,8 @@ def test_recomputed_blocks_hold_their_entry_alone() -> None:
         for variable in variables
     }
     solutions = [solution_of(out, names, mode) for mode in ("kept", "recomputed")]
-    kept, made_again = (solution_costs(out.chain, solution) for solution in solutions)
+    saved, recomputed = (solution_costs(out.chain, solution) for solution in solutions)
     # Of 2 layers in 16 bits: the entry stays; all else is made again, of one layer at a time.
-    assert made_again[2] < kept[2]
-    assert made_again[0] > kept[0]
-    assert made_again[2] + made_again[3] < kept[2] + kept[3]
+    assert recomputed[2] < saved[2]
+    assert recomputed[0] > saved[0]
+    assert recomputed[2] + recomputed[3] < saved[2] + saved[3]

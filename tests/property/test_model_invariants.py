@@ -113,9 +113,9 @@ def test_every_tensor_is_split_along_one_dim_at_most_and_listed_once() -> None:
         groups = [model.embedding, model.head, *(kind.operators for kind in model.kinds)]
         for operators in groups:
             weights = [weight for operator in operators for weight in operator.weights]
-            kept = [tensor.name for operator in operators for tensor in operator.saved]
+            saved_names = [tensor.name for operator in operators for tensor in operator.saved]
             assert len({weight.name for weight in weights}) == len(weights), name
-            assert len(set(kept)) == len(kept), name
+            assert len(set(saved_names)) == len(saved_names), name
             for weight in weights:
                 assert sum(extent.role != "whole" for extent in weight.shape) <= 1, (name, weight.name)
 

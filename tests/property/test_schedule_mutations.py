@@ -20,7 +20,7 @@ from shardwise.errors import ConfigError
 from shardwise.schedule import (
     NAMES,
     Action,
-    Kind,
+    ActionKind,
     Schedule,
     from_text,
     generate,
@@ -75,9 +75,9 @@ class Program:
         stage, kind, i = action
         if not (0 <= stage <= self.last and 0 <= i < self.m):
             raise BrokenProgramError(f"{action} does not exist")
-        if kind is Kind.FORWARD:
+        if kind is ActionKind.FORWARD:
             return (stage, i) in self.outputs or (stage, i) in self.stored
-        if kind is Kind.BACKWARD_WEIGHT or (stage, i) not in self.stored:
+        if kind is ActionKind.BACKWARD_WEIGHT or (stage, i) not in self.stored:
             return True
         return (stage, i) in self.errors or len(self.stored[stage, i]) == 2
 
@@ -85,12 +85,12 @@ class Program:
         stage, kind, i = action
         if self.stage_rank[stage] != rank:
             raise BrokenProgramError(f"rank {rank} has no weight for {action}")
-        if kind is Kind.FORWARD:
+        if kind is ActionKind.FORWARD:
             self.forward(stage, i)
         else:
-            if kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
+            if kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT):
                 self.backward_input(stage, i)
-            if kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
+            if kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT):
                 self.backward_weight(stage, i)
 
     def forward(self, stage: int, i: int) -> None:
@@ -159,7 +159,7 @@ def move_to_other_rank(table: Table, rng: random.Random) -> None:
 
 def change_kind(table: Table, rng: random.Random) -> None:
     row, at = place(table, rng)
-    row[at] = row[at]._replace(kind=rng.choice(list(Kind)))
+    row[at] = row[at]._replace(kind=rng.choice(list(ActionKind)))
 
 
 def change_stage(table: Table, rng: random.Random) -> None:
@@ -191,9 +191,9 @@ def split_backward(table: Table, rng: random.Random) -> None:
     """B becomes I here and W somewhere later: the same work, unless the W comes too early."""
     row, at = place(table, rng)
     stage, kind, mb = row[at]
-    if kind is Kind.BACKWARD:
-        row[at] = Action(stage, Kind.BACKWARD_INPUT, mb)
-        row.insert(rng.randrange(len(row) + 1), Action(stage, Kind.BACKWARD_WEIGHT, mb))
+    if kind is ActionKind.BACKWARD:
+        row[at] = Action(stage, ActionKind.BACKWARD_INPUT, mb)
+        row.insert(rng.randrange(len(row) + 1), Action(stage, ActionKind.BACKWARD_WEIGHT, mb))
 
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -277,7 +277,7 @@ def test_every_schedule_computes_the_gradients_of_one_process(name: str) -> None
     st.integers(0, 4).flatmap(
         lambda ranks: st.lists(
             st.lists(
-                st.builds(Action, st.integers(0, 3), st.sampled_from(list(Kind)), st.integers(0, 5)),
+                st.builds(Action, st.integers(0, 3), st.sampled_from(list(ActionKind)), st.integers(0, 5)),
                 max_size=30,
             ),
             min_size=ranks + 1,

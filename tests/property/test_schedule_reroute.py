@@ -13,9 +13,9 @@ import pytest
 from shardwise.errors import ConfigError
 from shardwise.schedule import (
     Action,
-    Cell,
-    Kind,
-    Pace,
+    ActionKind,
+    PipelineStage,
+    RelativeDurations,
     Rerouted,
     findings,
     generate,
@@ -37,15 +37,15 @@ class Drawn:
         self.stages, self.pipelines = rng.randint(2, 6), rng.randint(2, 6)
         least = rng.randint(1, 12)
         self.microbatches = [least + rng.randint(0, 2) for _ in range(self.pipelines)]
-        cells = [(one, stage) for one in range(self.pipelines) for stage in range(self.stages)]
-        lost: set[Cell] = set()
-        for one, stage in rng.sample(cells, rng.randint(1, 3)):
+        rank_stages = [(one, stage) for one in range(self.pipelines) for stage in range(self.stages)]
+        lost: set[PipelineStage] = set()
+        for one, stage in rng.sample(rank_stages, rng.randint(1, 3)):
             if sum((other, stage) in lost for other in range(self.pipelines)) < self.pipelines - 1:
                 lost.add((one, stage))
         self.lost = lost
         self.is_split = self.schedule.startswith("zb")
         table = generate(self.schedule, pp=self.stages, microbatches=max(self.microbatches), vpp=1)
-        self.held = peak_in_flight(table)
+        self.max_in_flight = peak_in_flight(table)
         self.across_s = rng.choice([0.0, 0.3])
         self.durations = Durations.of(
             stages=self.stages,
@@ -61,14 +61,20 @@ class Drawn:
         )
 
     def table(self) -> Rerouted:
-        pace = Pace(
+        relative_durations = RelativeDurations(
             forward=[1.0] * self.stages, backward=[2.0 - self.is_split] * self.stages,
             weight=[1.0] * self.stages, is_split=self.is_split,
         )  # fmt: skip
-        return reroute(self.microbatches, self.stages, self.lost, held=self.held, pace=pace)
+        return reroute(
+            self.microbatches,
+            self.stages,
+            self.lost,
+            max_in_flight=self.max_in_flight,
+            relative_durations=relative_durations,
+        )
 
     def limits(self, table: Rerouted) -> list[int]:
-        return [self.held[stage] for _, stage in table.cells]
+        return [self.max_in_flight[stage] for _, stage in table.rank_stages]
 
 
 def drawn(pytestconfig: pytest.Config, few: int = 80) -> list[Drawn]:
@@ -79,7 +85,7 @@ def drawn(pytestconfig: pytest.Config, few: int = 80) -> list[Drawn]:
 def test_every_microbatch_goes_once_through_every_stage_within_the_memory_of_before(
     pytestconfig: pytest.Config,
 ) -> None:
-    handed_over = 0
+    rerouted = 0
     for case in drawn(pytestconfig):
         table = case.table()
         assert violations(table, case.limits(table)) == []
@@ -90,15 +96,15 @@ def test_every_microbatch_goes_once_through_every_stage_within_the_memory_of_bef
         assert set(done.values()) == {1}
         assert len(done) == case.stages * sum(case.microbatches) * len(kinds)
         assert {kind for _, kind, _ in done} == set(kinds)
-        assert not case.lost & set(table.cells)
-        for rank, (_, stage) in enumerate(table.cells):
+        assert not case.lost & set(table.rank_stages)
+        for rank, (_, stage) in enumerate(table.rank_stages):
             assert {action.stage for action in table.ranks[rank]} == {stage}
         for stage in range(case.stages):
             for microbatch, rank in enumerate(table.rank_of[stage]):
                 own = int(table.pipeline_of[microbatch]), stage
-                assert (table.cells[rank] == own) == (own not in case.lost)
-                handed_over += own in case.lost
-    assert handed_over > 500
+                assert (table.rank_stages[rank] == own) == (own not in case.lost)
+                rerouted += own in case.lost
+    assert rerouted > 500
 
 
 def test_peers_share_what_is_handed_over_evenly(pytestconfig: pytest.Config) -> None:
@@ -107,15 +113,15 @@ def test_peers_share_what_is_handed_over_evenly(pytestconfig: pytest.Config) -> 
         for stage in {stage for _, stage in case.lost}:
             load = Counter(table.rank_of[stage].tolist())
             own = Counter(table.pipeline_of.tolist())
-            more = [load[rank] - own[one] for rank, (one, at) in enumerate(table.cells) if at == stage]
+            more = [load[rank] - own[one] for rank, (one, at) in enumerate(table.rank_stages) if at == stage]
             assert sum(more) == sum(own[one] for one, at in case.lost if at == stage)
             # Nobody does two more than another who could have taken one of them.
             takers = [
                 load[rank]
-                for rank, (one, at) in enumerate(table.cells)
+                for rank, (one, at) in enumerate(table.rank_stages)
                 if at == stage and load[rank] > own[one]
             ]
-            least = min(load[rank] for rank, (_, at) in enumerate(table.cells) if at == stage)
+            least = min(load[rank] for rank, (_, at) in enumerate(table.rank_stages) if at == stage)
             assert not takers or max(takers) <= least + 1
 
 
@@ -127,7 +133,7 @@ def test_no_step_is_shorter_than_its_work_or_its_longest_path(pytestconfig: pyte
         back = times.backward_input_s + times.backward_weight_s if case.is_split else times.backward_s
         each = times.forward_s + back
         for stage in range(case.stages):
-            peers = [one for one, at in table.cells if at == stage]
+            peers = [one for one, at in table.rank_stages if at == stage]
             perfect_s = sum(case.microbatches) / sum(1.0 / each[one, stage] for one in peers)
             assert took_s >= perfect_s * (1.0 - 1e-12)
         needed = times.backward_input_s if case.is_split else times.backward_s
@@ -141,9 +147,17 @@ def test_with_nothing_lost_1f1b_takes_what_it_takes(pytestconfig: pytest.Config)
     the order that 1F1B has."""
     for pipelines, stages, microbatches in ((1, 4, 8), (3, 4, 8), (2, 3, 3), (2, 5, 2)):
         times = Durations.of(stages=stages, batch=pipelines, forward_s=1.0, backward_s=2.0)
-        pace = Pace(forward=[1.0] * stages, backward=[2.0] * stages, weight=[0.0] * stages, is_split=False)
-        held = [stages - stage for stage in range(stages)]
-        table = reroute([microbatches] * pipelines, stages, (), held=held, pace=pace)
+        relative_durations = RelativeDurations(
+            forward=[1.0] * stages, backward=[2.0] * stages, weight=[0.0] * stages, is_split=False
+        )
+        max_in_flight = [stages - stage for stage in range(stages)]
+        table = reroute(
+            [microbatches] * pipelines,
+            stages,
+            (),
+            max_in_flight=max_in_flight,
+            relative_durations=relative_durations,
+        )
         found_s = rerouted_s(table, times, 9.0)
         assert found_s == pytest.approx((microbatches + stages - 1) * 3.0)
         plain_s = makespan_s("1f1b", pp=stages, microbatches=microbatches, vpp=1, durations=times)
@@ -155,8 +169,9 @@ def test_one_of_two_pipelines_without_a_stage_by_hand() -> None:
     from 1 to 2, B0 to 4, F1 (there at 2, after a hop of 1) to 5, B1 to 7 of its stage; after the hop back B1
     of stage 0 goes from 8 to 10."""
     table = reroute(
-        [1, 1], 2, [(1, 1)], held=[2, 1],
-        pace=Pace(forward=[1.0, 1.0], backward=[2.0, 2.0], weight=[0.0, 0.0], is_split=False),
+        [1, 1], 2, [(1, 1)], max_in_flight=[2, 1],
+        relative_durations=RelativeDurations(forward=[1.0, 1.0], backward=[2.0, 2.0], weight=[0.0, 0.0],
+        is_split=False),
     )  # fmt: skip
     assert [" ".join(map(str, row)) for row in table.ranks] == ["0F0 0B0", "1F0 1B0 1F1 1B1", "0F1 0B1"]
     times = Durations.of(stages=2, batch=2, forward_s=1.0, backward_s=2.0)
@@ -168,8 +183,8 @@ Rows = list[list[Action]]
 
 def _moved_to_a_peer(rows: Rows, table: Rerouted, rng: random.Random) -> None:
     """One action on another rank of its stage."""
-    rank = rng.choice([r for r, (_, at) in enumerate(table.cells) if len(table.homes(at)) > 1])
-    others = [r for r in table.homes(table.cells[rank][1]) if r != rank]
+    rank = rng.choice([r for r, (_, at) in enumerate(table.rank_stages) if len(table.ranks_for(at)) > 1])
+    others = [r for r in table.ranks_for(table.rank_stages[rank][1]) if r != rank]
     rows[rng.choice(others)].append(rows[rank].pop())
 
 
@@ -184,14 +199,14 @@ def _done_twice(rows: Rows, table: Rerouted, rng: random.Random) -> None:
 
 def _done_by_two_peers(rows: Rows, table: Rerouted, rng: random.Random) -> None:
     """The whole of one microbatch at one stage on a peer too: its gradient would count twice."""
-    rank = rng.choice([r for r, (_, at) in enumerate(table.cells) if len(table.homes(at)) > 1])
-    other = next(r for r in table.homes(table.cells[rank][1]) if r != rank)
+    rank = rng.choice([r for r, (_, at) in enumerate(table.rank_stages) if len(table.ranks_for(at)) > 1])
+    other = next(r for r in table.ranks_for(table.rank_stages[rank][1]) if r != rank)
     rows[other] += [action for action in rows[rank] if action.microbatch == rows[rank][0].microbatch]
 
 
 def _backward_first(rows: Rows, table: Rerouted, rng: random.Random) -> None:
     row = rows[rng.randrange(len(rows))]
-    place = next(place for place, action in enumerate(row) if action.kind is not Kind.FORWARD)
+    place = next(place for place, action in enumerate(row) if action.kind is not ActionKind.FORWARD)
     row.insert(0, row.pop(place))
 
 
@@ -212,11 +227,11 @@ def test_a_broken_table_is_found(
     rng = random.Random(3)
     for case in drawn(pytestconfig, 25):
         table = case.table()
-        if len(case.lost) == 0 or all(len(table.homes(stage)) == 1 for stage in range(case.stages)):
+        if len(case.lost) == 0 or all(len(table.ranks_for(stage)) == 1 for stage in range(case.stages)):
             continue
         rows = [list(row) for row in table.ranks]
         broken(rows, table, rng)
-        twin = Rerouted(table.cells, table.rank_of, table.pipeline_of, columns_of(rows))
+        twin = Rerouted(table.rank_stages, table.rank_of, table.pipeline_of, columns_of(rows))
         assert findings(twin), broken.__name__
 
 
@@ -235,13 +250,16 @@ def test_a_rank_that_does_not_exist_is_found() -> None:
     rank_of = table.rank_of.copy()
     rank_of[0, 0] = table.pp
     assert (
-        "ranks go from 0" in violations(Rerouted(table.cells, rank_of, table.pipeline_of, table.columns))[0]
+        "ranks go from 0"
+        in violations(Rerouted(table.rank_stages, rank_of, table.pipeline_of, table.columns))[0]
     )
 
 
 def test_a_stage_lost_everywhere_cannot_be_rerouted() -> None:
-    pace = Pace(forward=[1.0] * 2, backward=[2.0] * 2, weight=[0.0] * 2, is_split=False)
+    relative_durations = RelativeDurations(
+        forward=[1.0] * 2, backward=[2.0] * 2, weight=[0.0] * 2, is_split=False
+    )
     with pytest.raises(ConfigError, match="stage 1 is lost in all pipelines"):
-        reroute([2, 2], 2, [(0, 1), (1, 1)], held=[2, 1], pace=pace)
+        reroute([2, 2], 2, [(0, 1), (1, 1)], max_in_flight=[2, 1], relative_durations=relative_durations)
     with pytest.raises(ConfigError, match="may hold nothing"):
-        reroute([2, 2], 2, [(0, 1)], held=[2, 0], pace=pace)
+        reroute([2, 2], 2, [(0, 1)], max_in_flight=[2, 0], relative_durations=relative_durations)

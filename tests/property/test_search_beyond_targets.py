@@ -14,13 +14,13 @@ import pytest
 from numpy.typing import NDArray
 from tests.property.search_instances import Instance, instance
 
-from shardwise.check.beyond import NOTHING, Beyond, beyond_of
-from shardwise.check.count import SpaceRows
+from shardwise.check.beyond import NO_TARGET_LIMITS, TargetLimits, target_limits_of
+from shardwise.check.count import SpaceDefinition
 from shardwise.check.figures import figures_of
 from shardwise.check.proof import Prover
 from shardwise.check.rejected import rejected_counts
 from shardwise.cost import peaks_of
-from shardwise.search import Fastest, Search
+from shardwise.search import BranchAndBound, Fastest
 from shardwise.search.evaluate import step_times_s
 from shardwise.strategy import (
     GRID_RULES,
@@ -83,10 +83,10 @@ class Case:
         self.table = StrategyTable.of(self.listed)
 
     @property
-    def beyond(self) -> NDArray[np.bool_]:
+    def excluded(self) -> NDArray[np.bool_]:
         found = np.zeros(len(self.table), dtype=bool)
         for limit in self.limits:
-            found |= limit.beyond(self.table)
+            found |= limit.excluded(self.table)
         return found
 
     @property
@@ -95,7 +95,7 @@ class Case:
         broken = first_broken(self.table, self.problem.limits, RULES)
         grids = (broken >= 0) & (broken < len(GRID_RULES))
         codes = [RULES[code].code if code >= 0 else "" for code in broken.tolist()]
-        is_out = (self.beyond & ~grids).tolist()
+        is_out = (self.excluded & ~grids).tolist()
         return [TARGET_LIMIT if out else code for out, code in zip(is_out, codes, strict=True)]
 
     @property
@@ -115,8 +115,8 @@ class Case:
         fits &= peaks.host_bytes <= self.problem.host_bytes_per_device
         return float(step_times_s(self.problem, table.take(fits)).min()) if fits.any() else np.inf
 
-    def checked(self) -> Beyond:
-        return beyond_of(self.given, self.question.model, self.question.job)
+    def checked(self) -> TargetLimits:
+        return target_limits_of(self.given, self.question.model, self.question.job)
 
 
 def cases() -> list[Case]:
@@ -129,11 +129,11 @@ def every() -> list[Case]:
     return cases()
 
 
-def test_the_search_rejects_what_is_beyond_and_finds_the_best_of_the_rest(every: list[Case]) -> None:
+def test_the_search_rejects_excluded_candidates_and_finds_the_best_other(every: list[Case]) -> None:
     found, out = 0, 0
     for case in every:
         goal = Fastest(1)
-        outcome = Search(case.problem, case.question.candidates(), goal).run()
+        outcome = BranchAndBound(case.problem, case.question.candidates(), goal).run()
         expected = case.rejected
         rules = {code: n for code, n in outcome.ledger.rejected.items() if "memory" not in code}
         assert rules == expected
@@ -147,21 +147,21 @@ def test_the_search_rejects_what_is_beyond_and_finds_the_best_of_the_rest(every:
 
 def test_the_checker_counts_and_proves_the_same(every: list[Case]) -> None:
     for case in every:
-        question, beyond = case.question, case.checked()
+        question, target_limits = case.question, case.checked()
         figures = figures_of(question.model, question.cluster, question.job)
-        asked = (figures, question.space, question.fixed, question.axes)
-        assert rejected_counts(*asked, beyond) == case.rejected
+        arguments = (figures, question.space, question.fixed, question.axes)
+        assert rejected_counts(*arguments, target_limits) == case.rejected
         if not np.isfinite(case.best_s):
             continue
-        cover = proven(case, beyond, case.best_s * (1 - 1e-9))
-        assert cover.faster is None and cover.count == len(case.listed)
-        assert proven(case, beyond, case.best_s * (1 + 1e-9)).faster is not None
+        outcome = proven(case, target_limits, case.best_s * (1 - 1e-9))
+        assert outcome.counterexample is None and outcome.count == len(case.listed)
+        assert proven(case, target_limits, case.best_s * (1 + 1e-9)).counterexample is not None
 
 
-def proven(case: Case, beyond: Beyond, lowest_s: float) -> Any:
+def proven(case: Case, target_limits: TargetLimits, cutoff_s: float) -> Any:
     question = case.question
     figures = figures_of(question.model, question.cluster, question.job)
-    space = SpaceRows(
+    space = SpaceDefinition(
         layers=question.model.layers,
         is_moe=question.model.experts is not None,
         devices=question.cluster.devices,
@@ -169,19 +169,19 @@ def proven(case: Case, beyond: Beyond, lowest_s: float) -> Any:
         is_core=question.space == "core",
         fixed=question.fixed,
         axes=question.axes,
-        beyond=beyond,
+        target_limits=target_limits,
     )
-    return Prover(figures=figures, space=space, lowest_s=lowest_s, usable_bytes=figures.usable_bytes).run()
+    return Prover(figures=figures, space=space, cutoff_s=cutoff_s, usable_bytes=figures.usable_bytes).run()
 
 
-def test_broken_twins_that_know_no_limits_are_noticed(every: list[Case]) -> None:
+def test_a_search_without_limits_is_noticed(every: list[Case]) -> None:
     """Without its limits the search finds what the target cannot say, and the checker proves it."""
     faster, counted = 0, 0
     for case in every:
         goal = Fastest(1)
-        free = Search(case.problem, replace(case.question, limits=()).candidates(), goal).run()
+        free = BranchAndBound(case.problem, replace(case.question, limits=()).candidates(), goal).run()
         is_faster = bool(free.found) and free.found[0].time_s < case.best_s * (1 - 1e-9)
         faster += is_faster
         if is_faster and np.isfinite(case.best_s):
-            counted += proven(case, NOTHING, case.best_s * (1 - 1e-9)).faster is not None
+            counted += proven(case, NO_TARGET_LIMITS, case.best_s * (1 - 1e-9)).counterexample is not None
     assert faster >= 5 and counted >= 3

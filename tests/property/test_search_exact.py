@@ -24,13 +24,13 @@ from tests.property.search_instances import (
 )
 from tests.property.search_space_twin import first_reason
 
-from shardwise.cost import GridPrices, Problem, price_everywhere, stage_times
+from shardwise.cost import GridCostTable, Problem, costs_of_all_stages, stage_times
 from shardwise.search import (
+    BranchAndBound,
     Fastest,
-    Found,
     Goal,
-    Outcome,
-    Search,
+    Incumbent,
+    SearchResult,
     Smallest,
     Tradeoff,
     drive,
@@ -38,8 +38,8 @@ from shardwise.search import (
     lower_levels,
     upper_levels,
 )  # fmt: skip
-from shardwise.search.drive import REMEMBERED
-from shardwise.search.evaluate import drained_s, microbatches_of, step_times_s
+from shardwise.search.drive import INCUMBENT_SLACK
+from shardwise.search.evaluate import microbatches_of, pipeline_makespan_s, step_times_s
 from shardwise.strategy import (
     HOST_MEMORY,
     MEMORY,
@@ -59,17 +59,17 @@ FULL_CHUNK, FULL_INSTANCES = 400, 20_000
 ONCE_WRONG = (1626, 9771)
 """Seeds that had no exact answer once: a family was bounded as its schedule with fewest in flight."""
 
-LOOKS = 12
+LARGE_EVERY = 12
 """Of so many spaces one is searched as a large one is."""
 
 KIND = ("tp", "cp", "pp", "dp", "ep", "etp", "schedule", "recompute")
 ROUNDING = 1e-12
-MET = 0.25 * REMEMBERED
+FOUND_TOLERANCE = 0.25 * INCUMBENT_SLACK
 """What is found was met by the search itself: it no longer stands as slow as a first look remembers it."""
 
 
 @dataclass
-class Reached:
+class Coverage:
     """What some instances reached: reasons that rejected, and values that were evaluated."""
 
     reasons: Counter[str] = field(default_factory=Counter)
@@ -77,12 +77,12 @@ class Reached:
     recomputes: Counter[str] = field(default_factory=Counter)
     offloads: Counter[str] = field(default_factory=Counter)
     infeasible: int = 0
-    cut: int = 0
+    pruned: int = 0
     awkward: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
-class Fate:
+class Expected:
     """What became of candidates that were judged outside the search: a reason for each that is rejected; the
     others with their times and memory."""
 
@@ -107,25 +107,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_pruned_search_is_exact(seeds: range) -> None:
     """Many instances, which together reach every schedule, recomputation and offload."""
-    reached = Reached()
+    coverage = Coverage()
     for seed in seeds:
         try:
-            check_exact(instance(seed), reached)
+            check_exact(instance(seed), coverage)
         except Exception as error:
             raise AssertionError(f"the instance of seed {seed}: {error}") from error
-    assert len(reached.reasons) >= len(REASONS) - 3
-    assert {MEMORY, HOST_MEMORY} <= set(reached.reasons)
-    assert set(reached.schedules) == set(SCHEDULES)
-    assert set(reached.recomputes) == set(RECOMPUTES)
-    assert set(reached.offloads) == set(OFFLOADS)
-    assert reached.infeasible >= 1
-    assert reached.cut > 0
-    assert len(reached.awkward) >= len(seeds) / 5
+    assert len(coverage.reasons) >= len(REASONS) - 3
+    assert {MEMORY, HOST_MEMORY} <= set(coverage.reasons)
+    assert set(coverage.schedules) == set(SCHEDULES)
+    assert set(coverage.recomputes) == set(RECOMPUTES)
+    assert set(coverage.offloads) == set(OFFLOADS)
+    assert coverage.infeasible >= 1
+    assert coverage.pruned > 0
+    assert len(coverage.awkward) >= len(seeds) / 5
 
 
 @pytest.mark.parametrize("seed", ONCE_WRONG)
 def test_what_was_wrong_once_is_exact(seed: int) -> None:
-    check_exact(instance(seed), Reached())
+    check_exact(instance(seed), Coverage())
 
 
 def test_uneven_pipelines() -> None:
@@ -140,13 +140,13 @@ class Everything:
     def __init__(self) -> None:
         self.offered: list[tuple[StrategyTable, Any, Any]] = []
 
-    def may_matter(self, time_s: Any, device_bytes: Any | None = None) -> Any:
+    def may_improve(self, time_s: Any, device_bytes: Any | None = None) -> Any:
         return np.ones(np.shape(time_s), dtype=bool)
 
-    def may_matter_of_kind(self, table: StrategyTable, time_s: Any, device_bytes: Any) -> Any:
+    def may_improve_kind(self, table: StrategyTable, time_s: Any, device_bytes: Any) -> Any:
         return np.ones(len(table), dtype=bool)
 
-    def limit_s(self, device_bytes: Any) -> Any:
+    def cutoff_s(self, device_bytes: Any) -> Any:
         return np.inf
 
     def order(self, time_s: Any, device_bytes: Any) -> Any:
@@ -156,44 +156,45 @@ class Everything:
         self.offered.append((table, time_s, device_bytes))
 
     @property
-    def found(self) -> list[Found]:
+    def incumbents(self) -> list[Incumbent]:
         return []
 
     def copy(self) -> Everything:
         return self
 
 
-def check_exact(case: Instance, reached: Reached) -> None:
+def check_exact(case: Instance, coverage: Coverage) -> None:
     """One instance: what a search finds, and what became of every candidate. Of the other searches (of all
     candidates; for the least memory; for the frontier), four in seven instances take one; in two others it
-    begins near candidates drawn at random. One in `LOOKS` spaces counts as large: searches look first."""
-    problem, wanted, turn = case.question.problem(), case.question.top + 1, case.seed % 7
+    begins near candidates drawn at random. One in `LARGE_EVERY` spaces counts as large: searches look
+    first."""
+    problem, pool_size, turn = case.question.problem(), case.question.top + 1, case.seed % 7
     is_listed = case.count <= LARGEST_LISTED
-    fate = judged(problem, case.candidates()) if is_listed else evaluated(case, problem)
-    near = random.Random(case.seed).sample(fate.fitting, min(len(fate.fitting), 3 * wanted))
-    fastest = searched(case, problem, Fastest(wanted), near=near if turn in (3, 6) else ())
-    check_ledger(case, fastest, fate)
-    best_s = pytest.approx(best_of_kinds(fate)[:wanted], rel=ROUNDING, abs=0.0)
+    expected = judged(problem, case.candidates()) if is_listed else evaluated(case, problem)
+    warm_start = random.Random(case.seed).sample(expected.fitting, min(len(expected.fitting), 3 * pool_size))
+    fastest = searched(case, problem, Fastest(pool_size), warm_start=warm_start if turn in (3, 6) else ())
+    check_ledger(case, fastest, expected)
+    best_s = pytest.approx(best_of_kinds(expected)[:pool_size], rel=ROUNDING, abs=0.0)
     assert [found.time_s for found in fastest.found] == best_s
     if turn == 0:
-        exhaustive = searched(case, problem, Fastest(wanted), exhaustive=True)
-        check_ledger(case, exhaustive, fate)
+        exhaustive = searched(case, problem, Fastest(pool_size), exhaustive=True)
+        check_ledger(case, exhaustive, expected)
         assert [found.time_s for found in exhaustive.found] == best_s
-        assert exhaustive.ledger.rejected == dict(fate.reasons)
-        assert exhaustive.ledger.simulated == len(fate.times_s)
+        assert exhaustive.ledger.rejected == dict(expected.reasons)
+        assert exhaustive.ledger.simulated == len(expected.times_s)
     if turn == 1:
         smallest = searched(case, problem, Smallest())
-        check_ledger(case, smallest, fate)
-        check_smallest(fate, smallest)
+        check_ledger(case, smallest, expected)
+        check_smallest(expected, smallest)
     if turn in (2, 5):
         tradeoff = searched(case, problem, Tradeoff())
-        check_ledger(case, tradeoff, fate)
-        check_frontier(fate, tradeoff)
-    reached.cut += fastest.ledger.cut
-    note(reached, case, fate)
+        check_ledger(case, tradeoff, expected)
+        check_frontier(expected, tradeoff)
+    coverage.pruned += fastest.ledger.pruned
+    note(coverage, case, expected)
 
 
-def evaluated(case: Instance, problem: Problem) -> Fate:
+def evaluated(case: Instance, problem: Problem) -> Expected:
     """What becomes of the candidates of a space too large to be listed: the exhaustive search itself says."""
     goal = Everything()
     ledger = searched(case, problem, goal, exhaustive=True).ledger
@@ -202,7 +203,7 @@ def evaluated(case: Instance, problem: Problem) -> Fate:
     fitting = [table[row] for row in range(len(table))]
     assert len(fitting) == len(set(fitting)) == ledger.simulated
     none = np.zeros(0)
-    return Fate(
+    return Expected(
         Counter(ledger.rejected),
         fitting,
         np.concatenate([none, *times_s]),
@@ -210,42 +211,42 @@ def evaluated(case: Instance, problem: Problem) -> Fate:
     )
 
 
-def searched(case: Instance, problem: Problem, goal: Goal, **options: Any) -> Outcome:
+def searched(case: Instance, problem: Problem, goal: Goal, **options: Any) -> SearchResult:
     with pytest.MonkeyPatch.context() as patched:
-        if case.seed % LOOKS == LOOKS - 1:
-            patched.setattr(drive, "FEW", 0)
-            patched.setattr(drive, "FEW_WITH_MEMORY", 0)
-        return Search(problem, case.space, goal, **options).run()
+        if case.seed % LARGE_EVERY == LARGE_EVERY - 1:
+            patched.setattr(drive, "SMALL_SPACE", 0)
+            patched.setattr(drive, "SMALL_SPACE_WITH_MEMORY", 0)
+        return BranchAndBound(problem, case.space, goal, **options).run()
 
 
-def check_ledger(case: Instance, outcome: Outcome, fate: Fate) -> None:
+def check_ledger(case: Instance, outcome: SearchResult, expected: Expected) -> None:
     """Every candidate is counted once. Rules reject as many in every search; memory rejects in the pruned
     ones no more than all, since what is cut is not looked at. What is found is a candidate that fits, and
     takes what was said of it outside the search."""
     ledger, memory = outcome.ledger, (MEMORY, HOST_MEMORY)
     assert outcome.unexplored == 0
-    assert ledger.total == sum(ledger.rejected.values()) + ledger.cut + ledger.simulated == case.count
+    assert ledger.total == sum(ledger.rejected.values()) + ledger.pruned + ledger.simulated == case.count
     rules = [
         {code: n for code, n in each.items() if n and code not in memory}
-        for each in (ledger.rejected, fate.reasons)
+        for each in (ledger.rejected, expected.reasons)
     ]
     assert rules[0] == rules[1]
-    assert sum(map(ledger.count, memory)) <= sum(fate.reasons[code] for code in memory)
+    assert sum(map(ledger.count, memory)) <= sum(expected.reasons[code] for code in memory)
     for found in outcome.found:
         assert len(found.table) == 1
-        row = fate.rows[found.table[0]]
-        assert found.time_s == pytest.approx(fate.times_s[row], rel=MET, abs=0.0)
-        assert found.device_bytes == pytest.approx(fate.device_bytes[row], rel=MET, abs=0.0)
+        row = expected.rows[found.table[0]]
+        assert found.time_s == pytest.approx(expected.times_s[row], rel=FOUND_TOLERANCE, abs=0.0)
+        assert found.device_bytes == pytest.approx(expected.device_bytes[row], rel=FOUND_TOLERANCE, abs=0.0)
 
 
-def judged(problem: Problem, strategies: list[Strategy]) -> Fate:
+def judged(problem: Problem, strategies: list[Strategy]) -> Expected:
     """The reason that each strategy falls to, or its price: rules one by one, memory on all stages."""
     assert len(strategies) == len(set(strategies))
     reasons = [first_reason(strategy, problem.limits) for strategy in strategies]
     legal = [strategy for strategy, reason in zip(strategies, reasons, strict=True) if reason is None]
     counts = Counter(reason for reason in reasons if reason is not None)
     if not legal:
-        return Fate(counts, [], np.zeros(0), np.zeros(0))
+        return Expected(counts, [], np.zeros(0), np.zeros(0))
     table = StrategyTable.of(legal)
     on_device, on_host = memory_of(problem, table)
     full = on_device > problem.usable_bytes
@@ -253,36 +254,36 @@ def judged(problem: Problem, strategies: list[Strategy]) -> Fate:
     counts += Counter({MEMORY: int(full.sum()), HOST_MEMORY: int(host_full.sum())})
     fits = np.flatnonzero(~full & ~host_full)
     if not len(fits):
-        return Fate(counts, [], np.zeros(0), np.zeros(0))
+        return Expected(counts, [], np.zeros(0), np.zeros(0))
     times_s = step_times_s(problem, table.take(fits))
-    return Fate(counts, [legal[row] for row in fits], times_s, on_device[fits])
+    return Expected(counts, [legal[row] for row in fits], times_s, on_device[fits])
 
 
-def best_of_kinds(fate: Fate) -> list[float]:
+def best_of_kinds(expected: Expected) -> list[float]:
     """The least time of each kind, ascending."""
     best: dict[tuple[object, ...], float] = {}
-    for strategy, seconds in zip(fate.fitting, fate.times_s, strict=True):
+    for strategy, seconds in zip(expected.fitting, expected.times_s, strict=True):
         kind = tuple(getattr(strategy, name) for name in KIND)
         best[kind] = min(float(seconds), best.get(kind, np.inf))
     return sorted(best.values())
 
 
-def check_smallest(fate: Fate, outcome: Outcome) -> None:
+def check_smallest(expected: Expected, outcome: SearchResult) -> None:
     """The least memory, and the least time among what takes no more."""
-    if not fate.fitting:
+    if not expected.fitting:
         assert outcome.found == []
         return
     (found,) = outcome.found
-    least = fate.device_bytes.min()
+    least = expected.device_bytes.min()
     assert found.device_bytes == pytest.approx(least, rel=ROUNDING)
-    equal = fate.device_bytes <= least * (1.0 + ROUNDING)
-    assert found.time_s == pytest.approx(fate.times_s[equal].min(), rel=ROUNDING)
+    equal = expected.device_bytes <= least * (1.0 + ROUNDING)
+    assert found.time_s == pytest.approx(expected.times_s[equal].min(), rel=ROUNDING)
 
 
-def check_frontier(fate: Fate, outcome: Outcome) -> None:
+def check_frontier(expected: Expected, outcome: SearchResult) -> None:
     """Each found point is some candidate's, and no candidate is better in one and no worse in the other; no
     candidate is better in any than all that was found. Equal is what differs by rounding."""
-    times, nbytes = fate.times_s, fate.device_bytes
+    times, nbytes = expected.times_s, expected.device_bytes
     found_times = np.array([point.time_s for point in outcome.found])
     found_bytes = np.array([point.device_bytes for point in outcome.found])
     assert (np.diff(found_times) >= 0.0).all()
@@ -298,20 +299,20 @@ def check_frontier(fate: Fate, outcome: Outcome) -> None:
     assert no_worse.any(axis=1).all()
 
 
-def note(reached: Reached, case: Instance, fate: Fate) -> None:
+def note(coverage: Coverage, case: Instance, expected: Expected) -> None:
     """Adds what an instance reached; awkward is one with a dimension that is no power of two whose evaluated
     candidates include a pipeline of unequal stages (all hops cost time there: the links have a latency)."""
-    reached.reasons.update(+fate.reasons)
-    reached.infeasible += not fate.fitting
-    reached.schedules.update(s.schedule for s in fate.fitting)
-    reached.recomputes.update(s.recompute for s in fate.fitting)
-    reached.offloads.update(s.offload for s in fate.fitting)
+    coverage.reasons.update(+expected.reasons)
+    coverage.infeasible += not expected.fitting
+    coverage.schedules.update(s.schedule for s in expected.fitting)
+    coverage.recomputes.update(s.recompute for s in expected.fitting)
+    coverage.offloads.update(s.offload for s in expected.fitting)
     q = case.question
     sizes = (q.model.layers, q.model.hidden, q.cluster.devices, q.job.global_batch_size, q.job.seq_len)
     is_plain = all(size & (size - 1) == 0 for size in sizes)
     assert all(tier.latency_s > 0.0 for tier in q.cluster.tiers)
-    if not is_plain and any(len(set(stages_of(case, s))) > 1 for s in fate.fitting):
-        reached.awkward.add(case.seed)
+    if not is_plain and any(len(set(stages_of(case, s))) > 1 for s in expected.fitting):
+        coverage.awkward.add(case.seed)
 
 
 def stages_of(case: Instance, s: Strategy) -> tuple[int, ...]:
@@ -323,28 +324,30 @@ def stages_of(case: Instance, s: Strategy) -> tuple[int, ...]:
 
 def check_all(cases: Iterable[Instance]) -> None:
     for case in cases:
-        check_exact(case, Reached())
+        check_exact(case, Coverage())
 
 
 @pytest.mark.parametrize("broken", ["more", "textbook"])
 def test_a_bound_that_is_none_is_caught(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same check, which passes on these instances, fails where leaves are cut by what is not a bound: in
     small spaces, and in those that count as large."""
-    cases = [case for one in uneven_pipelines() for case in (one, replace(one, seed=LOOKS * one.seed - 1))]
+    cases = [
+        case for one in uneven_pipelines() for case in (one, replace(one, seed=LARGE_EVERY * one.seed - 1))
+    ]
     check_all(cases)
 
-    def overestimate(problem: Problem, table: StrategyTable, grids: GridPrices) -> Any:
-        found = drained_s(problem, table, grids)
+    def overestimate(problem: Problem, table: StrategyTable, grids: GridCostTable) -> Any:
+        found = pipeline_makespan_s(problem, table, grids)
         return 1.2 * found if broken == "more" else np.maximum(found, textbook_s(problem, table))
 
-    monkeypatch.setattr(leaves, "drained_s", overestimate)
+    monkeypatch.setattr(leaves, "pipeline_makespan_s", overestimate)
     with pytest.raises(AssertionError):
         check_all(cases)
 
 
 def textbook_s(problem: Problem, table: Any) -> Any:
     """sum(f + b) + (m - 1) max(f + b) over the stages, which overestimates where stages are uneven."""
-    price = price_everywhere(problem, table)
+    price = costs_of_all_stages(problem, table)
     times = stage_times(problem, table, price)
     stages = np.arange(times.forward_s.shape[0])[:, None] < table.pp * table.vpp
     work_s = np.where(stages, times.forward_s + times.backward_s, 0.0)
@@ -353,9 +356,13 @@ def textbook_s(problem: Problem, table: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("levels", "name"),
-    [(lower_levels, "least_s"), (upper_levels, "grid_least_s"), (upper_levels, "grid_work_s")],
+    [
+        (lower_levels, "lower_bound_s"),
+        (upper_levels, "grid_lower_bound_s"),
+        (upper_levels, "grid_work_lower_bound_s"),
+    ],
 )
-def test_a_bound_of_blocks_that_is_too_high_is_caught(
+def test_a_bound_of_nodes_that_is_too_high_is_caught(
     levels: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bound = getattr(levels, name)
@@ -368,14 +375,16 @@ def test_frontiers_that_are_none_are_caught() -> None:
     """One point less; and one more that is beaten in one and equal in the other."""
     case = next(found for found in map(instance, range(100)) if found.seed % 3 == 0)
     problem = case.question.problem()
-    fate, outcome = judged(problem, case.candidates()), searched(case, problem, Tradeoff())
-    check_frontier(fate, outcome)
+    expected, outcome = judged(problem, case.candidates()), searched(case, problem, Tradeoff())
+    check_frontier(expected, outcome)
     assert len(outcome.found) > 2
     for index, point in enumerate(outcome.found):
         with pytest.raises(AssertionError):
-            check_frontier(fate, replace(outcome, found=outcome.found[:index] + outcome.found[index + 1 :]))
+            check_frontier(
+                expected, replace(outcome, found=outcome.found[:index] + outcome.found[index + 1 :])
+            )
         slower = replace(point, time_s=1.001 * point.time_s)
         with pytest.raises(AssertionError):
             check_frontier(
-                fate, replace(outcome, found=sorted([*outcome.found, slower], key=lambda f: f.time_s))
+                expected, replace(outcome, found=sorted([*outcome.found, slower], key=lambda f: f.time_s))
             )

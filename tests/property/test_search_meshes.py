@@ -14,9 +14,9 @@ from tests.property.test_layouts_one import random_solution
 from tests.sampling import sample_of
 
 from shardwise.cluster import load_cluster, mesh_of, meshes_of
-from shardwise.cost import Training, layout_chain, price_layout
+from shardwise.cost import Training, estimate_layout, layout_chain
 from shardwise.errors import ConfigError
-from shardwise.frontier import reduce
+from shardwise.frontier import non_dominated
 from shardwise.graph import Block, GraphLayout, OpGraph
 from shardwise.search import GraphCurves, MeshChoice
 from shardwise.search.tracking.solution import measure
@@ -51,7 +51,7 @@ def by_definition(graph: OpGraph, cluster_text: str) -> np.ndarray:
         chain = layout_chain(graph, cluster, TRAINING, mesh).chain
         points += [measure(chain, solution) for solution in solutions(chain)]
     every = np.array(points)
-    return every[reduce(every)]
+    return every[non_dominated(every)]
 
 
 def found_on(graph: OpGraph, cluster_text: str, choice: str) -> np.ndarray:
@@ -97,8 +97,8 @@ def price_in_other_order(seed: int) -> float:
     other = mesh_of(cluster, tuple(shape[axis] for axis in order))
     laid = layout_chain(graph, cluster, training, mesh)
     layout = laid.layout(random_solution(np.random.default_rng(seed), laid.chain))
-    turned = price_layout(graph, cluster, training, other, reordered(layout, order))
-    return turned.time_s / price_layout(graph, cluster, training, mesh, layout).time_s
+    turned = estimate_layout(graph, cluster, training, other, reordered(layout, order))
+    return turned.time_s / estimate_layout(graph, cluster, training, mesh, layout).time_s
 
 
 def reordered(layout: GraphLayout, order: tuple[int, ...]) -> GraphLayout:

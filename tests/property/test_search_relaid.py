@@ -15,14 +15,14 @@ import pytest
 from tests.property.uneven_twin import Layouts, drawn_space, drawn_to_spread, filling_of, walked_s
 
 from shardwise.plan import Layout, Pipeline, UnevenResult
-from shardwise.search import UnevenPipeline, UnevenPlan, UnevenSpace, priced_again, relaid
-from shardwise.search.uneven import Block, grown, in_place, partitions
-from shardwise.search.uneven.bounds import stage_s
+from shardwise.search import UnevenPipeline, UnevenPlan, UnevenSpace, predict_record, relayout
+from shardwise.search.uneven import UnevenSubproblem, grown, in_place, partitions
+from shardwise.search.uneven.bounds import stage_lower_bound_s
 from shardwise.search.uneven.faults import faults_of_spread
-from shardwise.search.uneven.lying import Nodes
-from shardwise.search.uneven.options import Options, Pricing
-from shardwise.search.uneven.result import result_of_uneven
-from shardwise.search.uneven.space import Kind, devices_of
+from shardwise.search.uneven.lying import NodeLookup
+from shardwise.search.uneven.options import StageCostModel, StageOptions
+from shardwise.search.uneven.result import uneven_result
+from shardwise.search.uneven.space import StageKind, devices_by_pool
 
 SEEDS, FULL_SEEDS = 20, 1000
 
@@ -39,8 +39,8 @@ def drawn_plan(seed: int) -> tuple[UnevenSpace, UnevenResult] | None:
     most, is_alike = rng.randint(1, min(3, total)), rng.random() < 1 / 3
     is_spread = seed % 4 == 3 and total > 1
     most = 2 if is_spread else most
-    widest = Block(pools=pools, micro_batch_size=size, least=most, most=most)
-    options = Pricing(space).options(widest)
+    widest = UnevenSubproblem(pools=pools, micro_batch_size=size, least=most, most=most)
+    options = StageCostModel(space).options(widest)
     left = np.array(options.devices)
     found: list[UnevenPipeline] = []
     for _ in range(200 if is_spread else 40):
@@ -66,8 +66,8 @@ def drawn_plan(seed: int) -> tuple[UnevenSpace, UnevenResult] | None:
     base, more = divmod(total, len(found))
     pipelines = tuple(replace(one, microbatches=base + (at < more)) for at, one in enumerate(found))
     number = len(pipelines)
-    block = replace(widest, least=number, most=number, is_alike=is_alike and number > 1)
-    result = result_of_uneven(space, UnevenPlan(block=block, pipelines=pipelines, time_s=1.0))
+    subproblem = replace(widest, least=number, most=number, is_alike=is_alike and number > 1)
+    result = uneven_result(space, UnevenPlan(subproblem=subproblem, pipelines=pipelines, time_s=1.0))
     return space, result if seed % 3 else without_a_pool(result, seed)
 
 
@@ -92,11 +92,13 @@ def without_a_pool(result: UnevenResult, seed: int) -> UnevenResult:
     )
 
 
-def _drawn_pipeline(rng: random.Random, options: Options) -> Layouts:
+def _drawn_pipeline(rng: random.Random, options: StageOptions) -> Layouts:
     stages = rng.randint(1, min(4, options.most_stages))
     kinds = [rng.randrange(len(pool.kinds)) for pool in options.stages]
     of = [rng.randrange(len(kinds)) for _ in range(stages)]
-    sizes = [prod(devices_of(pool.kinds[kind])) for pool, kind in zip(options.stages, kinds, strict=True)]
+    sizes = [
+        prod(devices_by_pool(pool.kinds[kind])) for pool, kind in zip(options.stages, kinds, strict=True)
+    ]
     taken = [of.count(pool) * size for pool, size in enumerate(sizes)]
     cuts = [0, *sorted(rng.sample(range(1, options.layers), stages - 1)), options.layers]
     layers = [last - first for first, last in pairwise(cuts)]
@@ -114,10 +116,12 @@ def least_in_place_s(seed: int) -> float:
     names = [pool.name for pool in space.pools]
     pools = tuple(sorted(names.index(name) for name in result.pools))
     number = len(result.layout.pipelines)
-    block = Block(pools=pools, micro_batch_size=result.micro_batch_size, least=number, most=number)
+    subproblem = UnevenSubproblem(
+        pools=pools, micro_batch_size=result.micro_batch_size, least=number, most=number
+    )
     total = sum(result.microbatches)
-    pricing = Pricing(space)
-    options = pricing.options(block)
+    pricing = StageCostModel(space)
+    options = pricing.options(subproblem)
     times = [walked_s(options, one, range(1, total + 1)) for one in _in_place(space, pools, result)]
     # By microbatches that are done, from none: the least time of the pipelines so far.
     least = np.array([0.0] + [np.inf] * total)
@@ -128,7 +132,7 @@ def least_in_place_s(seed: int) -> float:
         least = after
     best = float(least[total])
     if result.is_alike:
-        alike = pricing.options(replace(block, is_alike=True))
+        alike = pricing.options(replace(subproblem, is_alike=True))
         layouts = _in_place(space, pools, result)[0]
         best = min(best, float(walked_s(alike, layouts, [-(-total // number)]).min(initial=np.inf)))
     return best
@@ -143,7 +147,7 @@ def _in_place(space: UnevenSpace, pools: tuple[int, ...], result: UnevenResult) 
         of = [names.index(stage.device_class) for stage in pipeline.stages]
         kinds = [
             space.kinds(pools[pool], result.micro_batch_size).index(
-                Kind(stage.tp, stage.dp, _together(space, pools[pool], pipeline, stage.device_class))
+                StageKind(stage.tp, stage.dp, _together(space, pools[pool], pipeline, stage.device_class))
             )
             for pool, stage in zip(of, pipeline.stages, strict=True)
         ]
@@ -169,14 +173,14 @@ def _together(space: UnevenSpace, pool: int, pipeline: Pipeline, name: str) -> i
     first = [int(one.ranks.partition("-")[0]) for one in pipeline.stages if one.device_class == name]
     size = next(one.devices for one in pipeline.stages if one.device_class == name)
     starts = [sum(one.devices for one in space.cluster.nodes[:at]) for at in range(len(space.cluster.nodes))]
-    lying = Counter(max(start for start in starts if start <= rank) for rank in first).values()
+    by_node = Counter(max(start for start in starts if start <= rank) for rank in first).values()
     fitting = [n for n in (1, 2, 4) if n <= space.most_stages and node % (n * size) == 0]
-    here = max(n for n in fitting if n <= max(lying))
+    here = max(n for n in fitting if n <= max(by_node))
     return max(fitting) if 2 * here > len(first) else here
 
 
 def faults(seeds: range) -> list[str]:
-    """Where `relaid` is not what it says."""
+    """Where `relayout` is not what it says."""
     found = []
     for seed in seeds:
         drawn = drawn_plan(seed)
@@ -185,18 +189,18 @@ def faults(seeds: range) -> list[str]:
         space, result = drawn
         is_unfilled = any(faults_of_spread(space, result.layout.pipelines))
         least_s = float("inf") if is_unfilled else least_in_place_s(seed)
-        best = relaid(space.model, space.cluster, space.job, result)
+        best = relayout(space.model, space.cluster, space.job, result)
         if best is None:
             found += [f"{seed}: nothing"] if least_s < float("inf") else []
             continue
-        again = priced_again(space.model, space.cluster, space.job, best)
+        again = predict_record(space.model, space.cluster, space.job, best)
         if again.faults or again.device_bytes > again.usable_bytes:
             found.append(f"{seed}: {again.faults}")
         elif max(again.pipeline_s) != pytest.approx(least_s, rel=1e-9):
             found.append(f"{seed}: {max(again.pipeline_s)} for {least_s}")
         if _devices(best) != _devices(result):
             found.append(f"{seed}: stages lie elsewhere")
-        twice = relaid(space.model, space.cluster, space.job, best)
+        twice = relayout(space.model, space.cluster, space.job, best)
         if twice is None or twice.layout != best.layout:
             found.append(f"{seed}: moved without need")
     return found
@@ -204,11 +208,11 @@ def faults(seeds: range) -> list[str]:
 
 def _is_spread(space: UnevenSpace, result: UnevenResult) -> bool:
     """Whether stages of a pipeline lie in several nodes of a pool though they fit in one."""
-    nodes, pools = Nodes(space), {pool.name: place for place, pool in enumerate(space.pools)}
+    nodes, pools = NodeLookup(space), {pool.name: place for place, pool in enumerate(space.pools)}
     return any(
-        together < space.together(pools[name], stage.devices)
+        stages_per_node < space.stages_per_node(pools[name], stage.devices)
         for pipeline in result.layout.pipelines
-        for name, together in nodes.together_of(pipeline)
+        for name, stages_per_node in nodes.stages_per_node_of(pipeline)
         for stage in pipeline.stages
         if stage.device_class == name
     )
@@ -236,14 +240,14 @@ def test_layers_and_shares_are_the_best_where_a_plan_lies(full: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", [195, 207, 759])
-def test_what_is_spread_over_nodes_that_are_no_longer_full_is_not_laid_anew(seed: int) -> None:
+def test_stages_spread_over_nodes_that_are_no_longer_full_get_no_relayout(seed: int) -> None:
     """Stages of the other pipeline are gone, with which one filled its nodes: that is priced nowhere."""
     drawn = drawn_plan(seed)
     assert drawn is not None
     space, result = drawn
-    again = priced_again(space.model, space.cluster, space.job, result)
+    again = predict_record(space.model, space.cluster, space.job, result)
     assert "pipeline 0 is spread over nodes that its like do not fill" in again.faults
-    assert relaid(space.model, space.cluster, space.job, result) is None
+    assert relayout(space.model, space.cluster, space.job, result) is None
 
 
 def test_stages_that_the_search_does_not_know_are_left_as_they_are() -> None:
@@ -256,17 +260,17 @@ def test_stages_that_the_search_does_not_know_are_left_as_they_are() -> None:
     two_kinds = Pipeline(stages=(stage, replace(stage, tp=2 * stage.tp)))
     for pipeline in (of_three, too_long, two_kinds):
         laid = replace(result, layout=Layout(pipelines=(pipeline, *others)))
-        assert relaid(space.model, space.cluster, space.job, laid) is None
+        assert relayout(space.model, space.cluster, space.job, laid) is None
 
 
 def test_a_bound_that_is_too_high_misses_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """As high as for twice as many microbatches."""
 
     def raised(microbatches: int, *figures: Any) -> Any:
-        return stage_s(2 * microbatches, *figures)
+        return stage_lower_bound_s(2 * microbatches, *figures)
 
-    monkeypatch.setattr(grown, "stage_s", raised)
-    monkeypatch.setattr(partitions, "moved", lambda *_: ())
+    monkeypatch.setattr(grown, "stage_lower_bound_s", raised)
+    monkeypatch.setattr(partitions, "local_search", lambda *_: ())
     assert faults(range(13, 20))
 
 

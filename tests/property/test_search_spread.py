@@ -13,11 +13,11 @@ from tests.property.uneven_bounds import hold_bounds
 from tests.property.uneven_twin import drawn_to_spread, every_layout, least_s
 from tests.sampling import sample_of
 
-from shardwise.search import UnevenPlan, UnevenSpace, priced_again, search_uneven
-from shardwise.search.uneven.options import Pricing
-from shardwise.search.uneven.result import result_of_uneven
+from shardwise.search import UnevenPlan, UnevenSpace, predict_record, search_uneven
+from shardwise.search.uneven.options import StageCostModel
+from shardwise.search.uneven.result import uneven_result
 from shardwise.search.uneven.shapes import shapes_of
-from shardwise.search.uneven.space import Spread
+from shardwise.search.uneven.space import StageSpread
 
 INSTANCES, FULL_INSTANCES = 8, 1200
 CHUNK = 4
@@ -44,17 +44,17 @@ def is_the_twins(seed: int) -> bool:
     outcome = search_uneven(space)
     if outcome.plan is None:
         return expected_s(seed) == float("inf")
-    again = priced_again(space.model, space.cluster, space.job, result_of_uneven(space, outcome.plan))
+    again = predict_record(space.model, space.cluster, space.job, uneven_result(space, outcome.plan))
     found = outcome.plan.time_s, outcome.lower_bound_s, max(again.pipeline_s, default=0.0)
     return not again.faults and all(one == least for one in found)
 
 
 def is_spread(space: UnevenSpace, plan: UnevenPlan) -> bool:
     """Whether any of its stages are."""
-    spread = Pricing(space).options(plan.block).spread
+    spread = StageCostModel(space).options(plan.subproblem).spread
     counted = [([site for site, _ in one.stages], one.kinds) for one in plan.pipelines]
     return any(
-        (how := spread[site][kinds[site]]) is not None and how.is_other(sites.count(site))
+        (how := spread[site][kinds[site]]) is not None and how.has_effect(sites.count(site))
         for sites, kinds in counted
         for site in sites
     )
@@ -82,8 +82,8 @@ def test_a_plan_with_such_stages_is_the_best_and_is_found(seed: int, monkeypatch
 
 def test_sets_that_fill_more_nodes_than_they_need_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     known = [seed for seed in BEST if expected_s(seed) < float("inf")]
-    sound = Spread.alike
-    monkeypatch.setattr(Spread, "alike", lambda spread, stages: 2 * sound(spread, stages))
+    sound = StageSpread.set_size
+    monkeypatch.setattr(StageSpread, "set_size", lambda spread, stages: 2 * sound(spread, stages))
     shapes_of.cache_clear()
     found = [is_the_twins(seed) for seed in known]
     shapes_of.cache_clear()
@@ -94,8 +94,8 @@ def test_no_layout_takes_less_than_its_bounds(full: bool) -> None:
     held = 0
     for seed in range(30 if full else 15):
         space, rng = drawn_to_spread(seed), random.Random(seed)
-        block = rng.choice(space.blocks())
-        of = Pricing(space).options(replace(block, least=block.most))
+        subproblem = rng.choice(space.subproblems())
+        of = StageCostModel(space).options(replace(subproblem, least=subproblem.most))
         numbers = range(1, of.microbatches + 1)
         for every in every_layout(of):
             spread: Any = np.flatnonzero(every.filling > 1).tolist()

@@ -13,11 +13,11 @@ from tests.sampling import sample_of
 
 import shardwise
 from shardwise.cluster import load_cluster, mesh_of
-from shardwise.cost import Handing, Training
-from shardwise.cost.fabric import Fabric
-from shardwise.cost.one_layout.pipeline import actions_of, most_held
+from shardwise.cost import StageTransfer, Training
+from shardwise.cost.fabric import CollectiveModel
+from shardwise.cost.one_layout.pipeline import actions_of, max_in_flight
 from shardwise.schedule import NAMES, in_flight
-from shardwise.search.stages import Setting, Staged, staged
+from shardwise.search.stages import StagedPipeline, StagedProblem, staged_frontier
 from shardwise.strategy import PROFILES
 
 MESHES = ((1,), (2,), (4,), (2, 2))
@@ -25,14 +25,14 @@ SEEDS, OFTEN = range(24), range(12)
 """The seeds, and those of them that a run without `--full` takes."""
 
 
-def random_setting(seed: int) -> Setting:
+def random_problem(seed: int) -> StagedProblem:
     """Two or three stages within a node and across, of software that sends beside other work or not."""
     random = np.random.default_rng(seed)
     stages = 2 + seed % 2
     ranks = MESHES[seed // 2 % (4 if stages == 2 else 2)]
     cluster = load_cluster("2x4xV100-32G")
     profile = PROFILES[("megatron-2024", "fsdp")[seed // 4 % 2]]
-    return Setting(
+    return StagedProblem(
         graph=cut_graph(seed, 1 if len(ranks) > 1 else 1 + seed % 2),
         cluster=cluster,
         training=Training(
@@ -44,12 +44,12 @@ def random_setting(seed: int) -> Setting:
     )
 
 
-def points_of(seed: int) -> list[Staged]:
-    found, _ = staged([random_setting(seed)], epsilon=0.1, most_labels=1e4)
+def points_of(seed: int) -> list[StagedPipeline]:
+    found, _ = staged_frontier([random_problem(seed)], epsilon=0.1, most_labels=1e4)
     return found.points
 
 
-def is_priced_apart(point: Staged) -> bool:
+def costs_differ(point: StagedPipeline) -> bool:
     """Whether the two programs say otherwise what a pipeline takes."""
     price = price_of_point(point)
     own, other = (point.time_s, point.memory_bytes), (price.time_s, price.memory_bytes)
@@ -60,34 +60,39 @@ def is_priced_apart(point: Staged) -> bool:
 def test_a_point_takes_what_its_names_say(seed: int) -> None:
     points = points_of(seed)
     assert points
-    assert not any(is_priced_apart(point) for point in points)
+    assert not any(costs_differ(point) for point in points)
 
 
-def _shorter(handing: Handing, stage: int, block: int) -> float:
-    return 0.0 if stage == 0 else SENT(handing, stage, block)
+def _shorter(transfer: StageTransfer, stage: int, block: int) -> float:
+    return 0.0 if stage == 0 else SENT(transfer, stage, block)
 
 
 def _fewer(code: int, stages: int, microbatches: int, chunks: int, stage: int) -> int:
     return max(int(in_flight(code, stages, microbatches, chunks, stage)) - 1, 0)
 
 
-def _busier(setting: Setting, cuts: object, forward_s: np.ndarray, *given: np.ndarray) -> object:
-    return STEP(setting, cuts, forward_s * (1.0 + 1e-6), *given)  # type: ignore[arg-type]
+def _busier(problem: StagedProblem, cuts: object, forward_s: np.ndarray, *given: np.ndarray) -> object:
+    return STEP(problem, cuts, forward_s * (1.0 + 1e-6), *given)  # type: ignore[arg-type]
 
 
-SENT, STEP, HOPS, NEIGHBOUR = Handing.sent_s, Setting.step_s, Setting.hops_s, Fabric.neighbour_s
+SENT, STEP, HOPS, NEIGHBOUR = (
+    StageTransfer.sent_s,
+    StagedProblem.step_s,
+    StagedProblem.hops_s,
+    CollectiveModel.send_s,
+)
 
 TWINS: dict[str, tuple[str, object]] = {
-    "a message left out": ("shardwise.cost.handing.Handing.sent_s", _shorter),
+    "a message left out": ("shardwise.cost.handing.StageTransfer.sent_s", _shorter),
     "one micro-batch less in flight": ("shardwise.cost.handing.in_flight", _fewer),
-    "a stage busy for longer": ("shardwise.search.stages.setting.Setting.step_s", _busier),
+    "a stage busy for longer": ("shardwise.search.stages.setting.StagedProblem.step_s", _busier),
     "hops that take no time": (
-        "shardwise.search.stages.setting.Setting.hops_s", lambda *given: 0.0 * HOPS(*given),
+        "shardwise.search.stages.setting.StagedProblem.hops_s", lambda *given: 0.0 * HOPS(*given),
     ),
     "another schedule's order": ("shardwise.search.stages.setting.SCHEDULE", "gpipe"),
     "buffers for one way": ("shardwise.cost.handing.BOUNDARY_BUFFERS", 2.0),
     "ranks that send one by one": (
-        "shardwise.cost.fabric.Fabric.neighbour_s",
+        "shardwise.cost.fabric.CollectiveModel.send_s",
         lambda fabric, nbytes, tier, senders: NEIGHBOUR(fabric, nbytes, tier, 1),
     ),
 }  # fmt: skip
@@ -97,7 +102,7 @@ TWINS: dict[str, tuple[str, object]] = {
 def test_a_broken_twin_is_noticed(twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, replacement = TWINS[twin]
     monkeypatch.setattr(target, replacement)
-    assert any(is_priced_apart(point) for seed in range(8) for point in points_of(seed))
+    assert any(costs_differ(point) for seed in range(8) for point in points_of(seed))
 
 
 def test_the_walk_holds_what_the_table_of_the_schedule_does() -> None:
@@ -107,16 +112,16 @@ def test_the_walk_holds_what_the_table_of_the_schedule_does() -> None:
             for stage in range(stages):
                 actions = actions_of(stage, stages, microbatches)
                 assert sorted(actions) == [(kind, n) for kind in "BF" for n in range(microbatches)]
-                assert most_held(actions) == int(in_flight(code, stages, microbatches, 1, stage))
+                assert max_in_flight(actions) == int(in_flight(code, stages, microbatches, 1, stage))
 
 
 def test_points_cross_nodes_and_have_messages_of_each_kind() -> None:
-    settings = [random_setting(seed) for seed in OFTEN]
-    assert {setting.stages for setting in settings} == {2, 3}
-    assert {setting.mesh.ranks for setting in settings} == set(MESHES)
-    overlaps = {setting.training.profile.pipeline_overlap for setting in settings}
+    problems = [random_problem(seed) for seed in OFTEN]
+    assert {problem.stages for problem in problems} == {2, 3}
+    assert {problem.mesh.ranks for problem in problems} == set(MESHES)
+    overlaps = {problem.training.profile.pipeline_overlap for problem in problems}
     assert overlaps == {0.0, 0.4, 1.0}
-    tiers = {tuple(setting.handing.tiers) for setting in settings}
+    tiers = {tuple(problem.transfer.tiers) for problem in problems}
     assert {(0,), (1,), (0, 1)} <= tiers
 
 
@@ -124,7 +129,7 @@ def test_the_search_has_nothing_of_the_program_that_prices_its_points() -> None:
     """Its pieces are priced by the chain of all their layouts. That the other takes nothing but records and
     equations is held in test_layouts_one."""
     folder = Path(shardwise.__file__).parent
-    names = {"price_layout", "price_stage", "price_pipeline"}
+    names = {"estimate_layout", "estimate_stage", "estimate_pipeline"}
     for module in (folder / "search/stages").glob("*.py"):
         for node in ast.walk(ast.parse(module.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom):

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from tests.property.tracking_instances import (
     chain_of,
+    chain_with_shared,
     frontier_by_definition,
-    hubbed_chain,
     long_chain,
     measure_of,
     plain,
     starting_with,
 )
 
-from shardwise.frontier import Chain, Factor, Link, Part, frontier_of, reduce
-from shardwise.search import tracked
+from shardwise.frontier import Chain, Factor, FactorGraph, Segment, frontier_of, non_dominated
+from shardwise.search import pareto_search
 from shardwise.search.tracking import (
     bins,
     bounds,
@@ -43,14 +43,14 @@ from shardwise.search.tracking import (
     track,
     walk,
 )
-from shardwise.search.tracking.at_once import at_once
+from shardwise.search.tracking.at_once import eliminate_small_chain
 from shardwise.search.tracking.cases import cases_of
-from shardwise.search.tracking.scalars import Scalars
-from shardwise.search.tracking.simplify import without
+from shardwise.search.tracking.scalars import FactorSums
+from shardwise.search.tracking.simplify import without_columns
 from shardwise.search.tracking.solution import Solution, measures
-from shardwise.search.tracking.steps import Order, Step, order_of
+from shardwise.search.tracking.steps import EliminationOrder, EliminationStep, order_of
 
-pytestmark = pytest.mark.usefixtures("by_lines")
+pytestmark = pytest.mark.usefixtures("by_two_phases")
 
 LONG = (0, 2, 4, 17, 33, 39, 52, 67, 73, 83, 93, 99)
 """Seeds of long chains that have solutions and repeat a link at least four times."""
@@ -75,14 +75,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(("first_seed", "seeds"), [(first, chunk) for first in range(0, count, chunk)])
 
 
-def orders_of(chain: Chain) -> list[list[Order]]:
-    return [[order_of(part) for _, part in link.modes] for link in chain]
+def orders_of(chain: Chain) -> list[list[EliminationOrder]]:
+    return [[order_of(part) for _, part in segment.modes] for segment in chain]
 
 
-def by_labels(chain: Chain, walk_along: Callable[..., walk.Walked]) -> tuple[Points, list[Solution]]:
+def by_labels(chain: Chain, solve_chain: Callable[..., walk.ChainFrontier]) -> tuple[Points, list[Solution]]:
     """The frontier without any bound."""
     orders = orders_of(chain)
-    found = walk_along(chain, [links.link_labels(chain, orders, place) for place in range(len(chain))])
+    found = solve_chain(chain, [links.segment_labels(chain, orders, place) for place in range(len(chain))])
     return as_points(found.points), found.solutions()
 
 
@@ -100,15 +100,15 @@ def test_all_ways_find_what_enumeration_finds(first_seed: int, seeds: int) -> No
             continue
         solvable += 1
         ways = {
-            "dynamic programming": by_labels(chain, walk.walked),
+            "dynamic programming": by_labels(chain, walk.chain_frontier),
             "elimination alone": by_labels(chain, walk.merged),
         }
-        once = at_once(chain)
+        once = eliminate_small_chain(chain)
         if once is not None:
             small += 1
             ways["at once"] = (as_points(once.points), once.solutions())
         if seed % 6 == 1 or once is None:
-            exact = tracked([chain])
+            exact = pareto_search([chain])
             ways["bounds first"] = (as_points(exact.points), [solution for _, solution in exact.solutions])
         for way, (points, solutions) in ways.items():
             assert points == expected, f"seed {seed}, {way}"
@@ -121,26 +121,26 @@ def test_chains_of_up_to_eight_operators_are_compared() -> None:
     """Of those that have solutions; operators of a link, besides what it takes in and hands on."""
     largest = 0
     for seed in range(INSTANCES):
-        for link in chain_of(seed, operators=OPERATORS):
-            for _, part in link.modes:
+        for segment in chain_of(seed, operators=OPERATORS):
+            for _, part in segment.modes:
                 own = len(part.sizes) - (part.entry is not None) - (part.exit is not None)
                 largest = max(largest, own)
     assert largest == 8
 
 
-@pytest.mark.parametrize("many", [0, eliminate.MANY])
+@pytest.mark.parametrize("many", [0, eliminate.TOLERANCE_FROM_PAIRS])
 @pytest.mark.parametrize("epsilon", [0.1, 0.4])
-def test_an_epsilon_is_all_that_is_lost(
+def test_every_point_is_matched_within_epsilon(
     monkeypatch: pytest.MonkeyPatch, epsilon: float, many: int, full: bool
 ) -> None:
-    monkeypatch.setattr(eliminate, "MANY", many)
+    monkeypatch.setattr(eliminate, "TOLERANCE_FROM_PAIRS", many)
     dropped = 0
     for seed in range(150 if full else 30):
         chain = chain_of(seed)
         expected = frontier_by_definition(chain)
         if not expected:
             continue
-        found = tracked([chain], epsilon=epsilon)
+        found = pareto_search([chain], epsilon=epsilon)
         assert [measure_of(chain, plain(each)) for _, each in found.solutions] == as_points(found.points)
         limit = (1.0 + epsilon) * (1.0 + 1e-12)
         for time_s, memory in expected:
@@ -149,19 +149,19 @@ def test_an_epsilon_is_all_that_is_lost(
     assert dropped > 0
 
 
-@pytest.mark.parametrize("few", [1, bins.FEW])
-def test_long_chains_are_tracked_by_runs_of_like_links(
+@pytest.mark.parametrize("few", [1, bins.BINS_FROM_ROWS])
+def test_long_chains_are_searched_by_runs_of_equal_links(
     monkeypatch: pytest.MonkeyPatch, few: int, full: bool
 ) -> None:
-    monkeypatch.setattr(bins, "FEW", few)
+    monkeypatch.setattr(bins, "BINS_FROM_ROWS", few)
     thinner, seeds = 0, LONG if full else SOME_LONG
     for seed in seeds:
         chain = long_chain(seed)
         expected = by_labels(chain, walk.merged)[0]
-        found = as_points(tracked([chain]).points)
+        found = as_points(pareto_search([chain]).points)
         assert matches(found, expected, 0.0) and matches(expected, found, 0.0), seed
         for epsilon in (0.003, 0.05):
-            close = tracked([chain], epsilon=epsilon)
+            close = pareto_search([chain], epsilon=epsilon)
             assert matches(close.points, expected, epsilon), (seed, epsilon)
             thinner += len(close.points) < len(expected)
     assert thinner > len(seeds) / 2
@@ -173,9 +173,9 @@ def matches(points: Any, expected: Points, epsilon: float) -> bool:
     return bool(np.all(np.any(np.all(np.asarray(points)[None] <= limits, axis=2), axis=1)))
 
 
-def test_a_loss_that_is_spent_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tolerance_that_is_spent_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Grids of a hundred times what may be lost leave points out that nothing matches."""
-    for share in ("LINKS_SHARE", "RUNS_SHARE", "WALK_SHARE"):
+    for share in ("SEGMENTS_SHARE", "RUNS_SHARE", "EXTENSION_SHARE"):
         monkeypatch.setattr(bounds, share, 100.0 * getattr(bounds, share))
     assert not epsilon_holds(0.05)
 
@@ -185,7 +185,7 @@ def epsilon_holds(epsilon: float) -> bool:
     chains = [long_chain(seed) for seed in LONG]
     expected = [by_labels(chain, walk.merged)[0] for chain in chains]
     return all(
-        matches(tracked([chain], epsilon=epsilon).points, points, epsilon)
+        matches(pareto_search([chain], epsilon=epsilon).points, points, epsilon)
         for chain, points in zip(chains, expected, strict=True)
     )
 
@@ -193,42 +193,42 @@ def epsilon_holds(epsilon: float) -> bool:
 def test_bins_keep_what_no_other_row_dominates() -> None:
     random = np.random.default_rng(0)
     for columns, steps_each in ((2, 60), (3, 60), (4, 12)):
-        for count in (bins.FEW, 3 * bins.FEW):
+        for count in (bins.BINS_FROM_ROWS, 3 * bins.BINS_FROM_ROWS):
             cells = random.integers(0, 7, count)
             steps = random.integers(0, steps_each, (count, columns)).astype(np.float64)
-            kept = bins.in_bins(cells, list(steps.T))
-            assert len(kept) < count / 2
-            best = reduce(steps[kept], cells=cells[kept])
-            expected = reduce(steps, cells=cells)
-            assert (steps[kept][best] == steps[expected]).all() and (
-                cells[kept][best] == cells[expected]
+            undominated = bins.undominated_in_bins(cells, list(steps.T))
+            assert len(undominated) < count / 2
+            best = non_dominated(steps[undominated], groups=cells[undominated])
+            expected = non_dominated(steps, groups=cells)
+            assert (steps[undominated][best] == steps[expected]).all() and (
+                cells[undominated][best] == cells[expected]
             ).all()
 
 
-def test_hubs_make_one_choice_along_a_chain(full: bool) -> None:
+def test_shared_variables_make_one_choice_along_a_chain(full: bool) -> None:
     """By elimination alone, and up to an epsilon too; solutions choose what they say, everywhere alike."""
     seeds = range(80 if full else 20)
-    assert agrees(seeds, hubbed_chain)
-    hubs = 0
+    assert agrees(seeds, chain_with_shared)
+    shared = 0
     for seed in seeds:
-        chain = hubbed_chain(seed)
+        chain = chain_with_shared(seed)
         expected = frontier_by_definition(chain)
         if not expected:
             continue
         assert by_labels(chain, walk.merged)[0] == expected, seed
-        found = tracked([chain], epsilon=0.2)
+        found = pareto_search([chain], epsilon=0.2)
         assert matches(found.points, expected, 0.2), seed
         assert [measure_of(chain, plain(each)) for _, each in found.solutions] == as_points(found.points)
         for _, solution in found.solutions:
-            at = [place for place, link in enumerate(chain) for _ in range(link.repeat)]
+            at = [place for place, segment in enumerate(chain) for _ in range(segment.repeat)]
             chosen = {
                 (name, choice.choices[variable])
                 for place, choice in zip(at, solution, strict=True)
-                for name, variable in chain[place].modes[choice.mode][1].hubs
+                for name, variable in chain[place].modes[choice.mode][1].shared
             }
             assert len(chosen) == len({name for name, _ in chosen}), seed
-            hubs += len(chosen)
-    assert hubs > 2 * len(seeds)
+            shared += len(chosen)
+    assert shared > 2 * len(seeds)
 
 
 def at_the_first(sums: Any, axes: list[int]) -> Any:
@@ -238,9 +238,9 @@ def at_the_first(sums: Any, axes: list[int]) -> Any:
     return sums
 
 
-def test_hubs_that_are_thought_to_have_chosen_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_variables_fixed_too_early_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chained, "_without", at_the_first)
-    assert not agrees(range(60), hubbed_chain)
+    assert not agrees(range(60), chain_with_shared)
 
 
 def stopped(most_pairs: int, epsilon: float, seeds: Iterable[int]) -> tuple[int, bool]:
@@ -251,9 +251,9 @@ def stopped(most_pairs: int, epsilon: float, seeds: Iterable[int]) -> tuple[int,
         chain = long_chain(seed)
         expected = by_labels(chain, walk.merged)[0]
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(labels, "CLOSE_PAIRS", most_pairs)
-            patched.setattr(labels, "MOST_PAIRS", most_pairs)
-            found = tracked([chain], epsilon=epsilon)
+            patched.setattr(labels, "MOST_PAIRS_WITH_TOLERANCE", most_pairs)
+            patched.setattr(labels, "MOST_PAIRS_IF_EXACT", most_pairs)
+            found = pareto_search([chain], epsilon=epsilon)
         are_matched &= matches(found.points, expected, found.epsilon)
         looser += found.epsilon > epsilon
     return looser, are_matched
@@ -268,21 +268,21 @@ def test_a_search_that_would_take_too_long_tells_what_it_proved(
     assert looser > (2 if full else 1) and are_matched
 
 
-def loosened_without_a_word(own: state.State, losses: look.Losses) -> look.Losses:
+def relaxed_silently(own: state.State, tolerances: look.Tolerances) -> look.Tolerances:
     """Looks that lose more from now on, as if they did not."""
-    return TIMES(losses, 64.0) if 0.0 < own.matched < 0.1 else losses
+    return TIMES(tolerances, 64.0) if 0.0 < own.working_epsilon < 0.1 else tolerances
 
 
-def test_looser_looks_that_are_not_told_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(track, "loosened", loosened_without_a_word)
+def test_relaxed_tolerances_that_are_not_reported_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(track, "relaxed_tolerances", relaxed_silently)
     assert not all(stopped(60, 0.001, [seed])[1] for seed in starting_with(33, LONG))
 
 
-TIMES = look.Losses.times
+TIMES = look.Tolerances.times
 
 
 @pytest.mark.parametrize(
-    ("matched", "after", "if_wide"),
+    ("working_epsilon", "after", "if_wide"),
     [
         (0.0, 0.0, 0.0),
         (0.0005, 0.004, 0.004),
@@ -293,16 +293,20 @@ TIMES = look.Losses.times
         (0.03, 0.03, 0.03),
     ],
 )
-def test_no_more_is_lost_than_helps(matched: float, after: float, if_wide: float) -> None:
+def test_tolerances_are_relaxed_no_more_than_helps(
+    working_epsilon: float, after: float, if_wide: float
+) -> None:
     """8 times as much, but no more than 1.5 %, or 0.75 where no look was tried; nothing more where that is
     less than 1.5 times as much."""
     chain = long_chain(0)
-    for enough, expected in ((loosen.LOOSE, after), (loosen.LOOSE_IF_WIDE, if_wide)):
-        own = state.State.of(0, chain, prune.Narrowed.of(chain), found.Found(), matched)
-        losses = loosen.loosened(own, look.Losses.of(matched, 0.0, 2.0, 3.0), enough)
-        assert own.is_hard and own.matched == pytest.approx(expected)
-        assert losses.relative == pytest.approx(expected)
-        assert losses.labels[0] == pytest.approx(2.0 * expected)
+    for enough, expected in ((loosen.RELAXED_EPSILON, after), (loosen.RELAXED_EPSILON_IF_WIDE, if_wide)):
+        own = state.State.of(0, chain, prune.PresolvedChain.of(chain), found.IncumbentSet(), working_epsilon)
+        tolerances = loosen.relaxed_tolerances(
+            own, look.Tolerances.of(working_epsilon, 0.0, 2.0, 3.0), enough
+        )
+        assert own.is_hard and own.working_epsilon == pytest.approx(expected)
+        assert tolerances.relative == pytest.approx(expected)
+        assert tolerances.labels[0] == pytest.approx(2.0 * expected)
 
 
 def test_cases_of_one_question_have_one_frontier(full: bool) -> None:
@@ -311,7 +315,7 @@ def test_cases_of_one_question_have_one_frontier(full: bool) -> None:
         cases = [chain_of(seed + case) for case in range(3)]
         points = [point for case in cases for point in frontier_by_definition(case)]
         best = frontier_of(np.array(points).reshape(-1, 2)).points
-        found = tracked(cases)
+        found = pareto_search(cases)
         assert as_points(found.points) == as_points(best)
         measured = [measure_of(cases[case], plain(each)) for case, each in found.solutions]
         assert measured == as_points(best)
@@ -326,7 +330,7 @@ def fitting(seed: int, epsilon: float) -> bool:
     expected = frontier_by_definition(chain)
     for _, most in {*expected[:1], *expected[len(expected) // 2 :][:1], *expected[-1:]}:
         for limit in (most, most - 0.5):
-            points = as_points(tracked([chain], epsilon=epsilon, most_bytes=limit).points)
+            points = as_points(pareto_search([chain], epsilon=epsilon, most_bytes=limit).points)
             left = [point for point in expected if point[1] <= limit]
             sure = [point for point in left if point[1] * (1.0 + epsilon) <= limit]
             if sure and not (matches(points, sure, epsilon) and all(point[1] <= limit for point in points)):
@@ -343,16 +347,16 @@ def test_only_what_fits_is_found(epsilon: float, full: bool) -> None:
     assert all(fitting(seed, epsilon) for seed in range(30 if full else 3))
 
 
-CORNERS = found.Found.corners
+NADIR_POINTS = found.IncumbentSet.nadir_points
 
 
-def lower(own: found.Found, epsilon: float) -> Any:
+def lower(own: found.IncumbentSet, epsilon: float) -> Any:
     """Corners of what fits that are taken for lower than they are."""
-    return CORNERS(own, epsilon) * np.where(np.isfinite(own.most_bytes), 0.8, 1.0)
+    return NADIR_POINTS(own, epsilon) * np.where(np.isfinite(own.most_bytes), 0.8, 1.0)
 
 
 def test_a_limit_that_is_taken_for_less_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(found.Found, "corners", lower)
+    monkeypatch.setattr(found.IncumbentSet, "nadir_points", lower)
     assert not all(fitting(seed, 0.0) for seed in range(60))
 
 
@@ -362,27 +366,30 @@ def test_modes_of_what_is_most_of_a_chain_are_cases() -> None:
     for seed in range(60):
         chain = chain_of(seed)
         found = cases_of(chain)
-        many = [link.repeat * max(len(part.sizes) for _, part in link.modes) for link in chain]
-        modes = [len(link.modes) for link in chain]
+        many = [segment.repeat * max(len(part.sizes) for _, part in segment.modes) for segment in chain]
+        modes = [len(segment.modes) for segment in chain]
         largest = int(np.argmax(many))
         is_most = 2 * many[largest] > sum(many) and chain[largest].repeat == 1
         assert len(found) == (modes[largest] if is_most else 1)
         for number, case in enumerate(found):
-            left = [len(link.modes) for link in case.chain]
+            left = [len(segment.modes) for segment in case.chain]
             assert left == [1 if is_most and place == largest else own for place, own in enumerate(modes)]
             assert not is_most or case.modes[largest] == (number,)
         counts.append(len(found))
     assert 10 < counts.count(2) < 50
 
 
-def agrees(seeds: Iterable[int], drawn: Callable[[int], Chain] = chain_of) -> bool:
+def agrees(seeds: Iterable[int], make_chain: Callable[[int], Chain] = chain_of) -> bool:
     """Whether tracking with bounds and without agrees with enumeration on all seeds."""
     for seed in seeds:
-        chain = drawn(seed)
+        chain = make_chain(seed)
         expected = frontier_by_definition(chain)
         if not expected:
             continue
-        if as_points(tracked([chain]).points) != expected or by_labels(chain, walk.walked)[0] != expected:
+        if (
+            as_points(pareto_search([chain]).points) != expected
+            or by_labels(chain, walk.chain_frontier)[0] != expected
+        ):
             return False
     return True
 
@@ -392,24 +399,24 @@ def broken_edge(joint: labels._Joint, rows_a: Any, rows_b: Any) -> Any:
     return joint.a.points[rows_a] + joint.b.points[rows_b]
 
 
-def broken_reduce(points: Any, cells: Any = None, epsilon: float = 0.0) -> Any:
+def broken_reduce(points: Any, groups: Any = None, epsilon: float = 0.0) -> Any:
     """A reduction that forgets the last column."""
-    from shardwise.frontier import reduce
+    from shardwise.frontier import non_dominated
 
-    return reduce(points[:, :-1], cells=cells, epsilon=epsilon)
+    return non_dominated(points[:, :-1], groups=groups, epsilon=epsilon)
 
 
 MAY_MATTER = prune.may_matter
 
 
-def cut_too_much(bounds: Any, corner_sums: Any) -> Any:
+def cut_too_much(bounds: Any, nadir_sums: Any) -> Any:
     """Bounds that are taken for a tenth more than they are."""
-    return MAY_MATTER(bounds * 1.1, corner_sums)
+    return MAY_MATTER(bounds * 1.1, nadir_sums)
 
 
 def without_exposed(chain: Chain) -> Chain:
     """A simplification that leaves out the exposed time whether it decides or not."""
-    return without(chain, 1)
+    return without_columns(chain, 1)
 
 
 WEIGHTED = lines.weighted
@@ -422,59 +429,63 @@ def without_peak(points: Any) -> Any:
     return MEASURES(points * [1.0, 1.0, 1.0, 0.0])
 
 
-LEAST, WITHIN, AROUND = likes.Likes.least, bounds.Bounds._within, peaks.Peaks.around
+LEAST, WITHIN, OUTSIDE = likes.EqualTables.least, bounds.CompletionBounds._pruning, peaks.LeastPeaks.outside
 
 
-def nearer(own: bounds.Bounds, spans: tuple[range, range], outside: Any, least: Any) -> labels.Within:
+def nearer(
+    own: bounds.CompletionBounds, spans: tuple[range, range], outside: Any, least: Any
+) -> labels.LabelPruning:
     """What is still to come taken for a tenth more than it is."""
     return WITHIN(own, spans, 1.1 * outside, least)
 
 
-WITH_OTHERS, OF = forms.Forms.with_others, labels.Within.of
+WITH_OTHERS, OF = forms.MultiplierSet.with_others, labels.LabelPruning.of
 
-BELOW = forms.Forms.below
+BELOW = forms.MultiplierSet.below
 
 
-def in_smaller_boxes(own: forms.Forms, weights: Any, share: float, parts: Any, reach: float) -> forms.Forms:
+def in_smaller_boxes(
+    own: forms.MultiplierSet, weights: Any, share: float, parts: Any, cutoff: float
+) -> forms.MultiplierSet:
     """Boxes, and all other forms, that are taken for a tenth smaller than they are."""
-    return BELOW(own, weights, share, parts, 0.9 * reach)
+    return BELOW(own, weights, share, parts, 0.9 * cutoff)
 
 
-def with_more_peak(own: forms.Forms, near: Any, beside: Any) -> forms.Forms:
+def with_more_peak(own: forms.MultiplierSet, near: Any, offsets: Any) -> forms.MultiplierSet:
     """Forms that weigh a peak that is in one link alone more than the largest peak weighs."""
-    found = WITH_OTHERS(own, near, beside)
+    found = WITH_OTHERS(own, near, offsets)
     more = np.where(np.arange(len(found.shares)) > 0, 1.5, 1.0)[:, None]
     return replace(found, peaks=more * found.peaks)
 
 
-def with_both_times(own: forms.Forms, near: Any, beside: Any) -> forms.Forms:
+def with_both_times(own: forms.MultiplierSet, near: Any, offsets: Any) -> forms.MultiplierSet:
     """Forms that count half of the exposed time besides all of the hidden time."""
-    found = WITH_OTHERS(own, near, beside)
+    found = WITH_OTHERS(own, near, offsets)
     more = np.where(np.arange(len(found.shares)) > 0, 1.5, 1.0)
     return replace(found, shares=more * found.shares)
 
 
-def by_one_form_too_much(within: labels.Within, cells: Any, points: Any) -> Any:
+def by_one_form_too_much(pruning: labels.LabelPruning, cells: Any, points: Any) -> Any:
     """All forms but the first with what is still to come taken for a tenth more than it is."""
-    outside = within.outside * np.where(np.arange(within.outside.shape[-1]) > 0, 1.1, 1.0)
-    return OF(replace(within, outside=outside), cells, points)
+    outside = pruning.outside * np.where(np.arange(pruning.outside.shape[-1]) > 0, 1.1, 1.0)
+    return OF(replace(pruning, outside=outside), cells, points)
 
 
 @pytest.mark.parametrize(
     ("module", "name", "broken", "seed"),
     [
-        (forms.Forms, "with_others", with_more_peak, 0),
-        (forms.Forms, "with_others", with_both_times, 137),
-        (forms.Forms, "below", in_smaller_boxes, 0),
-        (labels.Within, "of", by_one_form_too_much, 4),
+        (forms.MultiplierSet, "with_others", with_more_peak, 0),
+        (forms.MultiplierSet, "with_others", with_both_times, 137),
+        (forms.MultiplierSet, "below", in_smaller_boxes, 0),
+        (labels.LabelPruning, "of", by_one_form_too_much, 4),
         (labels._Joint, "points", broken_edge, 0),
         (labels, "measures", without_peak, 0),
-        (grid, "reduce", broken_reduce, 0),
+        (grid, "non_dominated", broken_reduce, 0),
         (prune, "may_matter", cut_too_much, 0),
-        (likes.Likes, "least", lambda likes, sums, table: 1.1 * LEAST(likes, sums, table), 0),
-        (bounds.Bounds, "_within", nearer, 4),
-        (peaks.Peaks, "around", lambda least, spans: 1.1 * AROUND(least, spans), 0),
-        (state, "simplified", without_exposed, 0),
+        (likes.EqualTables, "least", lambda likes, sums, table: 1.1 * LEAST(likes, sums, table), 0),
+        (bounds.CompletionBounds, "_pruning", nearer, 4),
+        (peaks.LeastPeaks, "outside", lambda least, spans: 1.1 * OUTSIDE(least, spans), 0),
+        (state, "without_idle_columns", without_exposed, 0),
         (track, "cases_of", lambda chain: cases_of(chain)[:1], 21),
     ],
 )
@@ -485,45 +496,52 @@ def test_a_broken_rule_is_noticed(
     assert not agrees(starting_with(seed, range(150)))
 
 
-def test_every_form_of_a_line_is_below_the_measures_of_solutions() -> None:
+def test_every_multiplier_gives_a_lower_bound() -> None:
     """Of long chains, in which links repeat; the largest of all forms is often another than the first."""
     others = 0
     for seed in LONG:
         chain = long_chain(seed)
-        own = state.State.of(0, chain, prune.Narrowed.of(chain), found.Found(), 0.0)
-        weights, parts = np.array([1.0, 0.7]), np.full(len(chain), 1.0 / sum(link.repeat for link in chain))
-        every = forms.Forms.of_line(weights, 0.4, parts, 1.0).with_others(own.narrowed)
-        sums = every.of(own, own.narrowed).weighing
+        own = state.State.of(0, chain, prune.PresolvedChain.of(chain), found.IncumbentSet(), 0.0)
+        weights, parts = (
+            np.array([1.0, 0.7]),
+            np.full(len(chain), 1.0 / sum(segment.repeat for segment in chain)),
+        )
+        every = forms.MultiplierSet.of_bound(weights, 0.4, parts, 1.0).with_others(own.presolved)
+        sums = every.of(own, own.presolved).chain_weights
         assert len(every.shares) > 1
         for solution in by_labels(chain, walk.merged)[1]:
             peaks, costs = own.peaks_of(solution), own.costs(solution)
-            repeats = np.array([link.repeat for link in chain])
-            told = costs[:3] @ sums.weights[:, :3].T + sums.weights[:, 4] * ((repeats * peaks) @ sums.peaks)
-            assert (told <= weights @ measures(costs) * (1.0 + 1e-12)).all(), seed
-            others += int(told.argmax() > 0)
+            repeats = np.array([segment.repeat for segment in chain])
+            sums_by_multiplier = costs[:3] @ sums.weights[:, :3].T + sums.weights[:, 4] * (
+                (repeats * peaks) @ sums.peaks
+            )
+            assert (sums_by_multiplier <= weights @ measures(costs) * (1.0 + 1e-12)).all(), seed
+            others += int(sums_by_multiplier.argmax() > 0)
     assert others > 50
 
 
-def test_what_was_seen_in_a_box_is_not_all_that_was() -> None:
+def test_an_explored_box_closes_no_nadir_point_outside() -> None:
     """By t + m, of a line at 4 that was looked at up to 10 where t is below 4: (3, 6) weighs 9; (3, 8) weighs
     11, and at (6, 3), of weight 9, only what is below 4 was seen."""
-    own = lines.Lines()
+    own = lines.LagrangianBounds()
     own.add(np.array([[1.0, 1.0]]), np.ones(1), np.zeros((1, 1)), np.array([4.0]))
-    corners = np.array([[3.0, 6.0], [3.0, 8.0], [6.0, 3.0], [2.0, 1.0]])
-    assert lines.is_open(own, corners).tolist() == [True, True, True, False]
-    own.advance(0, 10.0, np.array([4.0, 9.0]))
-    assert lines.is_open(own, corners).tolist() == [False, True, True, False]
-    own.advance(0, 10.0, np.array([np.inf, np.inf]))
-    assert lines.is_open(own, corners).tolist() == [False, True, False, False]
+    nadir_points = np.array([[3.0, 6.0], [3.0, 8.0], [6.0, 3.0], [2.0, 1.0]])
+    assert lines.is_open(own, nadir_points).tolist() == [True, True, True, False]
+    own.mark_explored(0, 10.0, np.array([4.0, 9.0]))
+    assert lines.is_open(own, nadir_points).tolist() == [False, True, True, False]
+    own.mark_explored(0, 10.0, np.array([np.inf, np.inf]))
+    assert lines.is_open(own, nadir_points).tolist() == [False, True, False, False]
 
 
 @pytest.mark.parametrize("lowered", [1.0, 0.8])
-def test_choices_that_lead_below_no_corner_are_left_out_and_no_others(
+def test_reduced_cost_fixing_drops_only_choices_below_no_nadir_point(
     monkeypatch: pytest.MonkeyPatch, lowered: float, full: bool
 ) -> None:
     """From the first lines on; corners that are taken for a fifth lower leave out too many."""
-    monkeypatch.setattr(draw, "FIRST_ROUNDS", 0)
-    monkeypatch.setattr(state, "weighted", lambda weights, corners: lowered * WEIGHTED(weights, corners))
+    monkeypatch.setattr(draw, "FIRST_SCALARISATION_ROUNDS", 0)
+    monkeypatch.setattr(
+        state, "weighted", lambda weights, nadir_points: lowered * WEIGHTED(weights, nadir_points)
+    )
     assert agrees(range(60 if full or lowered < 1.0 else 15)) == (lowered == 1.0)
 
 
@@ -539,29 +557,29 @@ def test_the_hull_is_what_weighted_sums_find() -> None:
         assert (np.diff(rise) > 0.0).all()
 
 
-def test_large_tables_are_joined_in_pieces(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
+def test_large_tables_are_joined_in_batches(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
     monkeypatch.setattr(labels, "_PAIRS_AT_ONCE", 3)
     assert agrees(range(20 if full else 8))
 
 
 def test_large_sums_are_taken_choice_by_choice(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
-    monkeypatch.setattr(scalars, "MANY", 1)
+    monkeypatch.setattr(scalars, "MOST_SUMS_AT_ONCE", 1)
     assert agrees(range(20 if full else 8))
 
 
 def test_the_order_of_elimination_takes_leaves_before_nodes_and_nodes_before_branches() -> None:
-    rules = {step.rule for seed in range(100) for link in chain_of(seed) for _, part in link.modes
+    rules = {step.rule for seed in range(100) for segment in chain_of(seed) for _, part in segment.modes
              for step in order_of(part).steps}  # fmt: skip
     assert rules == {"edge", "leaf", "node", "branch"}
 
 
-def test_what_meets_many_is_taken_out_behind_them_where_nothing_is_chosen() -> None:
+def test_a_variable_with_many_neighbours_is_eliminated_last_where_nothing_is_chosen() -> None:
     """On one device all tables are one number: a tensor with more readers than an array may have axes."""
     costs = np.ones((1, 1, 5))
     spokes = tuple(Factor((0, spoke), spoke * costs) for spoke in range(1, 81))
-    part = Part(tuple(map(str, range(81))), (1,) * 81, spokes)
+    part = FactorGraph(tuple(map(str, range(81))), (1,) * 81, spokes)
     assert max(len(step.variables) for step in order_of(part).steps) == 1
-    [point] = tracked([(Link("hub", (("kept", part),)),)]).points
+    [point] = pareto_search([(Segment("hub", (("kept", part),)),)]).points
     assert point.tolist() == [81 * 40, 81 * 40 + 81 * 40 + 80]
 
 
@@ -571,22 +589,22 @@ def test_tables_that_are_alike_are_worked_out_once(monkeypatch: pytest.MonkeyPat
     random = np.random.default_rng(3)
     pair, other = random.random((2, 3, 3, 5))
     sums: list[int] = []
-    least = Scalars._least
+    least = FactorSums._least
 
-    def counted(own: Scalars, step: Step) -> Any:
+    def counted(own: FactorSums, step: EliminationStep) -> Any:
         sums.append(step.output)
         return least(own, step)
 
-    monkeypatch.setattr(Scalars, "_least", counted)
+    monkeypatch.setattr(FactorSums, "_least", counted)
 
-    def many(changed: int) -> tuple[Scalars, int]:
+    def many(changed: int) -> tuple[FactorSums, int]:
         factors = []
         for layer in range(6):
             own = other if layer < changed else pair
             factors += [Factor((0, 2 * layer + 1), own), Factor((2 * layer + 1, 2 * layer + 2), pair)]
-        part = Part(tuple(map(str, range(13))), (3,) * 13, tuple(factors), exit=0)
+        part = FactorGraph(tuple(map(str, range(13))), (3,) * 13, tuple(factors), exit=0)
         sums.clear()
-        return Scalars.of(part, order_of(part), np.ones((2, 5))), len(sums)
+        return FactorSums.of(part, order_of(part), np.ones((2, 5))), len(sums)
 
     (alike, few), (unlike, more) = many(0), many(3)
     # Of 17 steps: the last of a layer, its first, and the sums of two to six layers.
@@ -600,26 +618,26 @@ def test_tables_that_are_alike_are_worked_out_once(monkeypatch: pytest.MonkeyPat
 def test_repetitions_are_solved_once_and_counted_each() -> None:
     # Two like links of one operator each between a first and a last; the second costs (2, 0, 3, 0, 1) or
     # (1, 0, 5, 0, 1) wherever: 2 links reach (4, 6), (3, 8), (2, 10), plus the larger peak 1.
-    from shardwise.frontier import Link, Part
+    from shardwise.frontier import FactorGraph, Segment
 
     nothing = np.zeros((1, 5))
     costs = np.array([[2.0, 0.0, 3.0, 0.0, 1.0], [1.0, 0.0, 5.0, 0.0, 1.0]])
-    first = Part(("x",), (1,), (Factor((0,), nothing),), None, 0)
-    middle = Part(("in", "op", "out"), (1, 2, 1), (Factor((1,), costs), Factor((2,), nothing)), 0, 2)
-    last = Part(("x", "loss"), (1, 1), (Factor((1,), nothing),), 0, None)
+    first = FactorGraph(("x",), (1,), (Factor((0,), nothing),), None, 0)
+    middle = FactorGraph(("in", "op", "out"), (1, 2, 1), (Factor((1,), costs), Factor((2,), nothing)), 0, 2)
+    last = FactorGraph(("x", "loss"), (1, 1), (Factor((1,), nothing),), 0, None)
     chain = (
-        Link("first", (("keep", first),)),
-        Link("blocks", (("keep", middle),), repeat=2),
-        Link("last", (("keep", last),)),
+        Segment("first", (("keep", first),)),
+        Segment("blocks", (("keep", middle),), repeat=2),
+        Segment("last", (("keep", last),)),
     )
-    assert as_points(tracked([chain]).points) == [(2.0, 11.0), (3.0, 9.0), (4.0, 7.0)]
+    assert as_points(pareto_search([chain]).points) == [(2.0, 11.0), (3.0, 9.0), (4.0, 7.0)]
 
 
 def test_choices_that_are_taken_for_those_of_the_whole_chain_are_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By another frontier, or by a choice that the whole chain does not have."""
-    monkeypatch.setattr(prune.Narrowed, "_original", lambda self, place, choice: choice)
+    monkeypatch.setattr(prune.PresolvedChain, "_original", lambda self, place, choice: choice)
     try:
         is_noticed = not agrees(starting_with(2, range(60)))
     except IndexError:
@@ -628,5 +646,5 @@ def test_choices_that_are_taken_for_those_of_the_whole_chain_are_noticed(
 
 
 def test_peaks_of_links_that_add_up_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "joined_all", lambda pieces: pieces.sum(axis=0))
+    monkeypatch.setattr(state, "joined_all", lambda summands: summands.sum(axis=0))
     assert not agrees(range(150))

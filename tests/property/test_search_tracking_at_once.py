@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from tests.property.tracking_instances import (
     chain_of,
+    chain_with_shared,
     frontier_by_definition,
-    hubbed_chain,
     long_chain,
     measure_of,
     plain,
 )
 
-from shardwise.search import tracked
+from shardwise.search import pareto_search
 from shardwise.search.tracking import at_once, labels, track
 from shardwise.search.tracking.found import representatives
 from shardwise.search.tracking.labels import Allowance, Labels, TooManyLabels, joined
@@ -27,13 +27,13 @@ def points_of(found: Any) -> list[tuple[float, float]]:
     return [(float(time_s), float(memory)) for time_s, memory in found.points]
 
 
-def test_what_is_tracked_is_the_frontier_whatever_the_epsilon_allows() -> None:
+def test_small_chains_are_exact_whatever_the_epsilon() -> None:
     """Solutions come to their points, and what an epsilon leaves out is matched by others; several chains are
     one question."""
     fewer = 0
     for seed in SEEDS:
-        chains = [chain_of(seed), hubbed_chain(seed)]
-        assert all(at_once.at_once(chain) is not None for chain in chains)
+        chains = [chain_of(seed), chain_with_shared(seed)]
+        assert all(at_once.eliminate_small_chain(chain) is not None for chain in chains)
         both = [frontier_by_definition(chain) for chain in chains]
         if not all(both):
             continue
@@ -42,11 +42,11 @@ def test_what_is_tracked_is_the_frontier_whatever_the_epsilon_allows() -> None:
             for point in sorted({*both[0], *both[1]})
             if not any(a <= point[0] and b <= point[1] and (a, b) != point for a, b in both[0] + both[1])
         ]
-        exact = tracked(chains)
+        exact = pareto_search(chains)
         assert points_of(exact) == expected
         assert [measure_of(chains[case], plain(each)) for case, each in exact.solutions] == expected
         assert exact.epsilon == 0.0 and all(effort.weights == 0 for effort in exact.efforts)
-        close = tracked(chains, epsilon=0.2)
+        close = pareto_search(chains, epsilon=0.2)
         assert close.epsilon == 0.2
         assert len(close.points) == len(representatives(np.array(expected), 0.2))
         limit = 1.2 * (1.0 + 1e-12)
@@ -55,47 +55,51 @@ def test_what_is_tracked_is_the_frontier_whatever_the_epsilon_allows() -> None:
     assert fewer > 5
 
 
-def test_what_is_large_is_tracked_beside_what_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_and_small_chains_are_searched_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two chains of one question, the second by lines: the answer is that of both at once."""
     tried = 0
     for seed in SEEDS:
         chains = [chain_of(seed), chain_of(seed + 1000)]
-        small = tracked(chains)
+        small = pareto_search(chains)
         with monkeypatch.context() as patched:
             first = chains[0]
             patched.setattr(
-                track, "at_once", lambda c, first=first: at_once.at_once(c) if c is first else None
+                track,
+                "eliminate_small_chain",
+                lambda c, first=first: at_once.eliminate_small_chain(c) if c is first else None,
             )
-            mixed = tracked(chains)
-        assert points_of(mixed) == points_of(small)
-        tried += mixed.efforts[0].weights == 0 < mixed.efforts[1].weights
+            found_both = pareto_search(chains)
+        assert points_of(found_both) == points_of(small)
+        tried += found_both.efforts[0].weights == 0 < found_both.efforts[1].weights
     assert tried > len(SEEDS) / 2
 
 
-def test_only_what_fits_is_told() -> None:
+def test_only_points_that_fit_are_returned() -> None:
     """Of the frontier that within the limit; below the smallest, that one."""
     for seed in SEEDS:
         expected = frontier_by_definition(chain_of(seed))
         if len(expected) < 3:
             continue
         limit = expected[1][1]
-        assert points_of(tracked([chain_of(seed)], most_bytes=limit)) == expected[1:]
+        assert points_of(pareto_search([chain_of(seed)], most_bytes=limit)) == expected[1:]
         smallest = expected[-1]
-        assert points_of(tracked([chain_of(seed)], most_bytes=smallest[1] / 2.0)) == [smallest]
+        assert points_of(pareto_search([chain_of(seed)], most_bytes=smallest[1] / 2.0)) == [smallest]
 
 
-@pytest.mark.parametrize(("name", "few"), [("FEW_COSTS", 65), ("PAIRS", 100), ("LABELS", 47)])
+@pytest.mark.parametrize(
+    ("name", "few"), [("SMALL_CHAIN_COSTS", 65), ("SMALL_CHAIN_PAIRS", 100), ("SMALL_CHAIN_LABELS", 47)]
+)
 def test_it_is_given_up_where_there_is_much(name: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of costs, of pairs of labels, or of labels in a table; the answer is the same then."""
     chain = long_chain(39)
-    found = at_once.at_once(chain)
+    found = at_once.eliminate_small_chain(chain)
     assert found is not None and len(found.points) > 2
-    exact = points_of(tracked([chain]))
+    exact = points_of(pareto_search([chain]))
     monkeypatch.setattr(at_once, name, few)
-    assert at_once.at_once(chain) is None
-    by_lines = tracked([chain])
-    assert by_lines.efforts[0].weights > 0
-    np.testing.assert_allclose(by_lines.points, exact, rtol=1e-12)
+    assert at_once.eliminate_small_chain(chain) is None
+    by_two_phases = pareto_search([chain])
+    assert by_two_phases.efforts[0].weights > 0
+    np.testing.assert_allclose(by_two_phases.points, exact, rtol=1e-12)
 
 
 def test_a_join_counts_the_pairs_that_meet() -> None:
@@ -114,7 +118,7 @@ def test_a_join_counts_the_pairs_that_meet() -> None:
         joined(a, b, allowance=Allowance(pairs=9, labels=2, at_once=2))
 
 
-def test_a_join_that_keeps_too_much_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_join_with_too_many_labels_stops_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 40 labels that all stay 10 are allowed, and seen in the first 16 pairs: the others are not looked
     at."""
     steps = np.arange(40.0)

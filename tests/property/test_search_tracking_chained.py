@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from tests.property.test_search_tracking import at_the_first
-from tests.property.tracking_instances import hubbed_chain
+from tests.property.tracking_instances import chain_with_shared
 
-from shardwise.frontier import Chain, hub_sizes
+from shardwise.frontier import Chain, shared_sizes
 from shardwise.search.tracking import chained, compiled_chains, machine
 from shardwise.search.tracking.state import orders_of
 
@@ -19,7 +19,7 @@ Values = npt.NDArray[np.float64]
 NEVER = 1 << 60
 WEIGHTS = np.array([[3.0, 2.0, 1.0, 0.0, 0.0], [0.0, 1.0, 4.0, 0.0, 0.0]])
 
-by_both = pytest.mark.parametrize("pays_from", [0, NEVER])
+by_both = pytest.mark.parametrize("numba_from", [0, NEVER])
 
 
 @pytest.fixture(autouse=True)
@@ -27,22 +27,24 @@ def _is_installed() -> None:
     assert machine.is_installed(), "pip install 'shardwise[fast]'"
 
 
-def weighed_chain(seed: int) -> tuple[Chain, chained.Weighed]:
-    chain = hubbed_chain(seed)
-    return chain, chained.weighed(chain, orders_of(chain), chained.Weighing.without_peaks(chain, WEIGHTS))
+def chain_and_sums(seed: int) -> tuple[Chain, chained.ChainSums]:
+    chain = chain_with_shared(seed)
+    return chain, chained.chain_sums(
+        chain, orders_of(chain), chained.ChainWeights.without_peaks(chain, WEIGHTS)
+    )
 
 
-def tables_of(chain: Chain, hubs: dict[str, int]) -> list[Values]:
+def tables_of(chain: Chain, shared: dict[str, int]) -> list[Values]:
     """The least sum of each occurrence of a link, (entry, exit, weights), where hubs choose so: all choices
     of its variables one by one."""
     found = []
-    for link in chain:
-        _, first = link.modes[0]
+    for segment in chain:
+        _, first = segment.modes[0]
         entries, exits = (1 if end is None else first.sizes[end] for end in (first.entry, first.exit))
         table = np.full((entries, exits, len(WEIGHTS)), np.inf)
-        for _, part in link.modes:
+        for _, part in segment.modes:
             for choices in product(*(range(size) for size in part.sizes)):
-                if any(choices[variable] != hubs[name] for name, variable in part.hubs):
+                if any(choices[variable] != shared[name] for name, variable in part.shared):
                     continue
                 costs = sum(
                     factor.costs[tuple(choices[variable] for variable in factor.variables)]
@@ -51,7 +53,7 @@ def tables_of(chain: Chain, hubs: dict[str, int]) -> list[Values]:
                 cell = tuple(0 if end is None else choices[end] for end in (part.entry, part.exit))
                 if np.isfinite(costs).all():
                     table[cell] = np.minimum(table[cell], WEIGHTS @ costs)
-        found += [table] * link.repeat
+        found += [table] * segment.repeat
     return found
 
 
@@ -65,25 +67,25 @@ def through(tables: list[Values]) -> Values:
 
 def is_as_defined(seed: int) -> bool:
     """Whether sums ahead, behind and outside are the least over all hubs but those that are kept."""
-    chain, found = weighed_chain(seed)
-    sizes = hub_sizes(chain)
+    chain, found = chain_and_sums(seed)
+    sizes = shared_sizes(chain)
     combinations = [dict(zip(sizes, each, strict=True)) for each in product(*map(range, sizes.values()))]
-    tables = [tables_of(chain, hubs) for hubs in combinations]
+    tables = [tables_of(chain, shared) for shared in combinations]
     count = len(tables[0])
     least = np.min([through(own).min(axis=(0, 1)) for own in tables], axis=0)
     is_right = bool((found.least == least).all())
     nothing = np.zeros((1, 1, len(WEIGHTS)))
-    kept = list(sizes)[: seed % (len(sizes) + 1)]
+    shared_left = list(sizes)[: seed % (len(sizes) + 1)]
     spans = [range(at, at + 1 + seed % 2) for at in range(count - seed % 2)][: 1 + seed % 3]
-    if any(_ends(tables[0], span) != _ends(tables[0], spans[0]) for span in spans):
+    if any(_end_sizes(tables[0], span) != _end_sizes(tables[0], spans[0]) for span in spans):
         spans = spans[:1]
     if not spans:
         return is_right
-    outside = found.borders.on(found.outside(spans, kept), kept)
-    for chosen in product(*(range(sizes[name]) for name in kept)):
+    outside = found.borders.min_marginal(found.outside(spans, shared_left), shared_left)
+    for chosen in product(*(range(sizes[name]) for name in shared_left)):
         expected = np.inf
-        for hubs, own in zip(combinations, tables, strict=True):
-            if [hubs[name] for name in kept] != list(chosen):
+        for shared, own in zip(combinations, tables, strict=True):
+            if [shared[name] for name in shared_left] != list(chosen):
                 continue
             for span in spans:
                 before = through([nothing, *own[: span.start]])[0]
@@ -93,33 +95,33 @@ def is_as_defined(seed: int) -> bool:
     return is_right
 
 
-def _ends(tables: list[Values], span: range) -> tuple[int, int]:
+def _end_sizes(tables: list[Values], span: range) -> tuple[int, int]:
     return tables[span.start].shape[0], tables[span.stop - 1].shape[1]
 
 
 @by_both
-def test_sums_are_the_least_of_all_ways_through(pays_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_are_the_least_of_all_ways_through(numba_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small whole numbers, so that sums are exact."""
-    monkeypatch.setattr(machine, "SUMS_PAY_FROM", pays_from)
+    monkeypatch.setattr(machine, "NUMBA_FROM_COSTS", numba_from)
     assert all(is_as_defined(seed) for seed in range(60))
 
 
 @by_both
-def test_hubs_that_are_thought_to_have_chosen_are_noticed(
-    pays_from: int, monkeypatch: pytest.MonkeyPatch
+def test_shared_variables_fixed_too_early_are_noticed(
+    numba_from: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "SUMS_PAY_FROM", pays_from)
+    monkeypatch.setattr(machine, "NUMBA_FROM_COSTS", numba_from)
     monkeypatch.setattr(chained, "_without", at_the_first)
     assert not all(is_as_defined(seed) for seed in range(60))
 
 
-@pytest.mark.parametrize("name", ["least_onward", "least_outside"])
-def test_loops_that_mix_up_hubs_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["extended_sums", "least_outside"])
+def test_loops_that_confuse_shared_variables_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = getattr(compiled_chains, name)
 
-    def mixed_up(one: Values, other: Values, *rows: npt.NDArray[np.intp]) -> None:
+    def confused(one: Values, other: Values, *rows: npt.NDArray[np.intp]) -> None:
         own(one, other, np.zeros_like(rows[0]), *rows[1:])
 
-    monkeypatch.setattr(machine, "SUMS_PAY_FROM", 0)
-    monkeypatch.setattr(compiled_chains, name, mixed_up)
+    monkeypatch.setattr(machine, "NUMBA_FROM_COSTS", 0)
+    monkeypatch.setattr(compiled_chains, name, confused)
     assert not all(is_as_defined(seed) for seed in range(60))

@@ -6,52 +6,52 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.tracking_instances import braid, chain_of, long_chain
+from tests.property.tracking_instances import chain_of, equal_layers, long_chain
 
-from shardwise.frontier import Part
+from shardwise.frontier import FactorGraph
 from shardwise.search.tracking import bounds, eliminate, grid, labels, machine
-from shardwise.search.tracking.chained import Weighing, solutions, weighed
-from shardwise.search.tracking.links import link_labels
-from shardwise.search.tracking.scalars import Scalars
+from shardwise.search.tracking.chained import ChainWeights, chain_sums, solutions
+from shardwise.search.tracking.links import segment_labels
+from shardwise.search.tracking.scalars import FactorSums
 from shardwise.search.tracking.solution import part_costs
 from shardwise.search.tracking.state import orders_of
-from shardwise.search.tracking.steps import Order, order_of
+from shardwise.search.tracking.steps import EliminationOrder, order_of
 
 BASE, RATE = np.array([0.5, 0.5, 2.0, 1.0]), np.array([0.2, 0.2, 0.8, 0.4])
 
 
-def lost_too_much(seed: int) -> bool:
+def exceeds_tolerance(seed: int) -> bool:
     """Whether a label that is left out costs more than it may less than every label that is kept."""
     random = np.random.default_rng(seed)
     points = random.uniform(0.0, 40.0, (400, 4))
     cells = np.sort(random.integers(0, 3, 400))
-    own = grid.Grid(BASE, RATE, np.array([1.0, 0.0, 0.25, 0.0]), np.array([0.0, -5.0, 3.0]))
-    kept = grid.reduced(cells, points, points.sum(axis=1), own)
-    assert len(kept) < 400
-    assert (np.diff(cells[kept]) >= 0).all()
+    own = grid.EpsilonDominance(BASE, RATE, np.array([1.0, 0.0, 0.25, 0.0]), np.array([0.0, -5.0, 3.0]))
+    undominated = grid.reduced(cells, points, points.sum(axis=1), own)
+    assert len(undominated) < 400
+    assert (np.diff(cells[undominated]) >= 0).all()
     excess = np.maximum(points @ own.weights + own.potential[cells], 0.0)
     may_cost = points + BASE + RATE * excess[:, None]
-    is_alike = cells[kept][:, None] == cells[None]
-    return not (is_alike & (points[kept][:, None] <= may_cost[None]).all(axis=2)).any(axis=0).all()
+    is_alike = cells[undominated][:, None] == cells[None]
+    return not (is_alike & (points[undominated][:, None] <= may_cost[None]).all(axis=2)).any(axis=0).all()
 
 
-def test_no_label_loses_more_than_its_excess_allows() -> None:
-    assert not any(lost_too_much(seed) for seed in range(40))
+def test_no_label_is_dropped_beyond_its_tolerance() -> None:
+    assert not any(exceeds_tolerance(seed) for seed in range(40))
 
 
 def test_steps_that_grow_too_fast_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "is_installed", lambda: False)
-    monkeypatch.setattr(grid.Grid, "steps", lambda self, place: self.base * 4.0**place)
-    assert any(lost_too_much(seed) for seed in range(40))
+    monkeypatch.setattr(grid.EpsilonDominance, "steps", lambda self, place: self.base * 4.0**place)
+    assert any(exceeds_tolerance(seed) for seed in range(40))
 
 
-def test_what_stands_for_a_label_twice_over_costs_no_more() -> None:
+def test_a_label_dropped_in_two_steps_stays_within_its_tolerance() -> None:
     """Reduced in two pieces and then together, as joins are: steps of coarse grids are steps of fine ones."""
     for seed in range(40):
         random = np.random.default_rng(seed)
         points = random.uniform(0.0, 40.0, (400, 4))
         cells = np.zeros(400, dtype=np.intp)
-        own = grid.Grid(BASE, RATE, np.array([1.0, 0.0, 0.25, 0.0]), np.zeros(1))
+        own = grid.EpsilonDominance(BASE, RATE, np.array([1.0, 0.0, 0.25, 0.0]), np.zeros(1))
         ranks = points.sum(axis=1)
         halves = [
             half[grid.reduced(cells[half], points[half], ranks[half], own)]
@@ -67,17 +67,17 @@ def excesses(seed: int) -> tuple[float, float]:
     """What the excesses of a solution's labels come to, and how much more it weighs than the least does."""
     chain = long_chain(seed)
     weights = np.array([[1.0, 0.0, 0.5, 0.0, 0.0], [0.3, 0.0, 1.0, 0.0, 0.0]])
-    both = weighed(chain, orders_of(chain), Weighing.without_peaks(chain, weights))
-    own = weighed(chain, orders_of(chain), Weighing.without_peaks(chain, weights[:1]))
-    around = bounds.Bounds(own, 1e9, np.ones(4))
+    both = chain_sums(chain, orders_of(chain), ChainWeights.without_peaks(chain, weights))
+    own = chain_sums(chain, orders_of(chain), ChainWeights.without_peaks(chain, weights[:1]))
+    completion_bounds = bounds.CompletionBounds(own, 1e9, np.ones(4))
     other = solutions(both)[1]
-    links = [link_labels(chain, orders_of(chain), place) for place in range(len(chain))]
+    segments = [segment_labels(chain, orders_of(chain), place) for place in range(len(chain))]
     total = excess = 0.0
-    at = [place for place, link in enumerate(chain) for _ in range(link.repeat)]
+    at = [place for place, segment in enumerate(chain) for _ in range(segment.repeat)]
     for place, choice in zip(at, other, strict=True):
-        table = links[place].table
-        row = links[place].choices(np.arange(len(table))).index(choice)
-        share = around.in_link(place)
+        table = segments[place].table
+        row = segments[place].choices(np.arange(len(table))).index(choice)
+        share = completion_bounds.in_segment(place)
         assert share is not None
         total += float(table.points[row] @ share.weights)
         excess += float(table.points[row] @ share.weights + share.potential[table.cells[row]])
@@ -91,85 +91,92 @@ def test_excesses_of_a_solution_are_no_more_than_its_own(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_may_be_lost_by_number_is_no_more_than_its_share(seed: int) -> None:
+def test_tolerances_add_up_to_their_shares(seed: int) -> None:
     """Of elimination and the walk together 0.35, of links 0.05: a large link only moves what either has.
     Walks from both ends that meet at any border lose it together."""
     chain = long_chain(seed)
-    own = weighed(
-        chain, orders_of(chain), Weighing.without_peaks(chain, np.array([[1.0, 0.0, 0.5, 0.0, 0.0]]))
+    own = chain_sums(
+        chain, orders_of(chain), ChainWeights.without_peaks(chain, np.array([[1.0, 0.0, 0.5, 0.0, 0.0]]))
     )
-    around = bounds.Bounds(own, 1e9, np.ones(4))
+    completion_bounds = bounds.CompletionBounds(own, 1e9, np.ones(4))
     total, parts = 0.0, 0.0
-    for place, link in enumerate(chain):
-        grids = around.in_link(place), around.in_part(place, link.modes[0][1])
-        assert grids[0] is not None and grids[1] is not None
-        total += link.repeat * float(grids[0].base[0] + grids[1].base[0])
-        parts += link.repeat * float(grids[1].base[0])
-    largest = max(around._weight(place) for place in range(len(chain)))
+    for place, segment in enumerate(chain):
+        dominances = (
+            completion_bounds.in_segment(place),
+            completion_bounds.in_part(place, segment.modes[0][1]),
+        )
+        assert dominances[0] is not None and dominances[1] is not None
+        total += segment.repeat * float(dominances[0].base[0] + dominances[1].base[0])
+        parts += segment.repeat * float(dominances[1].base[0])
+    largest = max(completion_bounds._weight(place) for place in range(len(chain)))
     assert parts == pytest.approx(max(0.05, 0.35 * largest))
-    count = around.occurrences
+    count = completion_bounds.occurrences
 
-    def lost(border: int, after: int, end: int) -> float:
-        own_grid = around.in_walk(border, after, end)[1]
-        assert own_grid is not None
-        return float(own_grid.base[0])
+    def spent(border: int, after: int, end: int) -> float:
+        own_dominance = completion_bounds.in_extension(border, after, end)[1]
+        assert own_dominance is not None
+        return float(own_dominance.base[0])
 
-    for meeting in range(count + 1):
-        ahead = sum(lost(border, border + 1, 0) for border in range(meeting))
-        behind = sum(lost(border, border - 1, count) for border in range(count, meeting, -1))
-        slack = around.in_whole(meeting)[1]
+    for join_border in range(count + 1):
+        prefix = sum(spent(border, border + 1, 0) for border in range(join_border))
+        suffix = sum(spent(border, border - 1, count) for border in range(count, join_border, -1))
+        slack = completion_bounds.in_final_join(join_border)[1]
         assert slack is not None and slack[1] == pytest.approx(2.0 * slack[0])
-        assert total + ahead + behind + float(slack[0]) == pytest.approx(0.4), meeting
+        assert total + prefix + suffix + float(slack[0]) == pytest.approx(0.4), join_border
 
 
-def lost_in_a_part(seed: int) -> tuple[int, bool]:
+def spent_in_a_part(seed: int) -> tuple[int, bool]:
     """How many labels elimination left out of a random part, and whether each is matched by one that costs no
     more than its excess allows."""
     chain = chain_of(seed, operators=10, layouts=6)
     orders = orders_of(chain)
     left_out, is_matched = 0, True
     weights = np.array([[1.0, 0.0, 0.5, 0.0, 0.0]])
-    whole = weighed(chain, orders, Weighing.without_peaks(chain, weights))
+    whole = chain_sums(chain, orders, ChainWeights.without_peaks(chain, weights))
     if not np.isfinite(whole.least).all():
         return 0, True
-    for place, link in enumerate(chain):
-        for mode, (_, part) in enumerate(link.modes):
-            scalars = whole.scalars[place][mode]
-            scalars.spread(np.zeros((*scalars.last.shape[:-1], 1)))
-            least = scalars.last[..., 0]
+    for place, segment in enumerate(chain):
+        for mode, (_, part) in enumerate(segment.modes):
+            factor_sums = whole.factor_sums[place][mode]
+            factor_sums.distribute(np.zeros((*factor_sums.last.shape[:-1], 1)))
+            least = factor_sums.last[..., 0]
             potential = np.where(np.isfinite(least), -least, 0.0).reshape(-1)
-            left, is_alike = lost(part, orders[place][mode], scalars, potential)
+            left, is_alike = spent(part, orders[place][mode], factor_sums, potential)
             left_out += left
             is_matched = is_matched and is_alike
     return left_out, is_matched
 
 
-def lost(part: Part, order: Order, scalars: Scalars, potential: Any) -> tuple[int, bool]:
+def spent(
+    part: FactorGraph, order: EliminationOrder, factor_sums: FactorSums, potential: Any
+) -> tuple[int, bool]:
     """How many labels elimination leaves out, and whether each is matched."""
-    weights = scalars.weights[0]
-    own = grid.Grid(0.1 * BASE, 5.0 * RATE, weights[[0, 1, 2, 4]], potential)
+    weights = factor_sums.weights[0]
+    own = grid.EpsilonDominance(0.1 * BASE, 5.0 * RATE, weights[[0, 1, 2, 4]], potential)
     exact = eliminate.eliminated(part, order)
-    lossy = eliminate.eliminated(part, order, eliminate.Limits(scalars, 1e9, own))
+    lossy = eliminate.eliminated(part, order, eliminate.EliminationLimits(factor_sums, 1e9, own))
     excess = np.maximum(exact.points @ weights + potential[exact.cells], 0.0)
-    loss = own.base + own.rate * excess[:, None]
-    may_cost = exact.points + np.column_stack([loss[:, :3], loss[:, 3] / 2.0, loss[:, 3] / 2.0])
+    tolerance = own.base + own.rate * excess[:, None]
+    may_cost = exact.points + np.column_stack(
+        [tolerance[:, :3], tolerance[:, 3] / 2.0, tolerance[:, 3] / 2.0]
+    )
     is_alike = lossy.cells[:, None] == exact.cells[None]
     is_below = (lossy.points[:, None] <= may_cost[None] + 1e-9).all(axis=2)
     return len(exact) - len(lossy), bool((is_alike & is_below).any(axis=0).all())
 
 
-def lost_in_a_braid(seed: int) -> tuple[int, bool]:
+def spent_in_equal_layers(seed: int) -> tuple[int, bool]:
     """The same of a part with layers that are alike."""
-    part = braid(seed)
+    part = equal_layers(seed)
     order = order_of(part)
     weights = np.array([[1.0, 0.0, 0.5, 0.0, 0.0]])
-    scalars = Scalars.of(part, order, weights)
-    scalars.spread(np.zeros((*scalars.last.shape[:-1], 1)))
-    least = scalars.last[..., 0]
-    return lost(part, order, scalars, np.where(np.isfinite(least), -least, 0.0).reshape(-1))
+    factor_sums = FactorSums.of(part, order, weights)
+    factor_sums.distribute(np.zeros((*factor_sums.last.shape[:-1], 1)))
+    least = factor_sums.last[..., 0]
+    return spent(part, order, factor_sums, np.where(np.isfinite(least), -least, 0.0).reshape(-1))
 
 
-def test_tables_that_are_alike_are_made_once_and_lose_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_tables_are_made_once_and_spend_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     joined = labels.joined
 
@@ -179,14 +186,14 @@ def test_tables_that_are_alike_are_made_once_and_lose_for_each(monkeypatch: pyte
 
     monkeypatch.setattr(eliminate, "joined", counted)
     for seed in range(10):
-        part = braid(seed)
+        part = equal_layers(seed)
         order = order_of(part)
-        scalars = Scalars.of(part, order, np.array([[1.0, 0.0, 0.5, 0.0, 0.0]]))
-        scalars.spread(np.zeros((*scalars.last.shape[:-1], 1)))
+        factor_sums = FactorSums.of(part, order, np.array([[1.0, 0.0, 0.5, 0.0, 0.0]]))
+        factor_sums.distribute(np.zeros((*factor_sums.last.shape[:-1], 1)))
         made.clear()
         plain = eliminate.eliminated(part, order)
         apart = len(made)
-        found = eliminate.eliminated(part, order, eliminate.Limits(scalars, 1e9))
+        found = eliminate.eliminated(part, order, eliminate.EliminationLimits(factor_sums, 1e9))
         # Of three layers each has two tables that hang on it, of which two layers' are made already.
         assert len(made) - apart == apart - 4
         assert (found.cells == plain.cells).all() and found.points == pytest.approx(plain.points)
@@ -194,30 +201,30 @@ def test_tables_that_are_alike_are_made_once_and_lose_for_each(monkeypatch: pyte
             chosen = labels.chosen(found, np.array([row]))
             own = part_costs(part, tuple(int(chosen[variable][0]) for variable in range(len(part.sizes))))
             assert own == pytest.approx(found.points[row])
-    monkeypatch.setattr(eliminate, "MANY", 0)
-    braids = [lost_in_a_braid(seed) for seed in range(12)]
-    assert sum(left_out for left_out, _ in braids) > 40
-    assert all(is_matched for _, is_matched in braids)
+    monkeypatch.setattr(eliminate, "TOLERANCE_FROM_PAIRS", 0)
+    layered = [spent_in_equal_layers(seed) for seed in range(12)]
+    assert sum(left_out for left_out, _ in layered) > 40
+    assert all(is_matched for _, is_matched in layered)
 
 
 @pytest.mark.parametrize("broken", ["potentials", "paths"])
-def test_losses_in_a_part_that_add_up_to_too_much_are_noticed(
+def test_tolerances_in_a_part_that_add_up_to_too_much_are_noticed(
     monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     """Excesses that leave out what else there is; steps that each lose all, whatever was lost before."""
-    monkeypatch.setattr(eliminate, "MANY", 0)
+    monkeypatch.setattr(eliminate, "TOLERANCE_FROM_PAIRS", 0)
     if broken == "potentials":
         monkeypatch.setattr(
-            Scalars, "potentials", lambda own, end: {t: np.zeros_like(v) for t, v in own.tables.items()}
+            FactorSums, "potentials", lambda own, end: {t: np.zeros_like(v) for t, v in own.tables.items()}
         )
     else:
-        monkeypatch.setattr(eliminate, "may_be_lost", lambda share: 1.0)
-        monkeypatch.setattr(eliminate._Losing, "_lost_before", lambda own, step: 0.0)
-    assert not all(lost_in_a_braid(seed)[1] for seed in range(40))
+        monkeypatch.setattr(eliminate, "spendable", lambda share: 1.0)
+        monkeypatch.setattr(eliminate._ToleranceSpending, "_spent_before", lambda own, step: 0.0)
+    assert not all(spent_in_equal_layers(seed)[1] for seed in range(40))
 
 
-def test_elimination_within_a_part_loses_what_it_may_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eliminate, "MANY", 0)
-    found = [lost_in_a_part(seed) for seed in range(30)]
+def test_elimination_within_a_part_spends_its_tolerance_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eliminate, "TOLERANCE_FROM_PAIRS", 0)
+    found = [spent_in_a_part(seed) for seed in range(30)]
     assert sum(left_out for left_out, _ in found) > 100
     assert all(is_matched for _, is_matched in found)

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.tracking_instances import hubbed_chain, long_chain, measure_of, plain
+from tests.property.tracking_instances import chain_with_shared, long_chain, measure_of, plain
 from tests.sampling import sample_of
 
-from shardwise.frontier import Chain, Factor, Link, Part, hub_sizes, reduce
+from shardwise.frontier import Chain, Factor, FactorGraph, Segment, non_dominated, shared_sizes
 from shardwise.search.tracking import mixed as mixing
-from shardwise.search.tracking import track, tracked
+from shardwise.search.tracking import pareto_search, track
 from shardwise.search.tracking.labels import TooManyLabels
-from shardwise.search.tracking.look import look
-from shardwise.search.tracking.mixed import mixed
-from shardwise.search.tracking.solution import Choice, Solution, occurrences
+from shardwise.search.tracking.look import enumerate_gap
+from shardwise.search.tracking.mixed import recombined
+from shardwise.search.tracking.solution import SegmentChoice, Solution, occurrences
 
 Point = tuple[float, float]
 
@@ -28,34 +28,34 @@ Pair = tuple[Solution, Solution]
 
 def pairs_of(chains: Iterable[Chain]) -> list[tuple[Chain, Pair]]:
     """Those of the chains that have solutions, with the fastest and the smallest."""
-    found = [(chain, tracked([chain]).solutions) for chain in chains]
+    found = [(chain, pareto_search([chain]).solutions) for chain in chains]
     return [(chain, (own[0][1], own[-1][1])) for chain, own in found if own]
 
 
 def frontier_of(points: list[Point]) -> list[Point]:
     rows = np.array(points).reshape(-1, 2)
-    return [(float(a), float(b)) for a, b in rows[reduce(rows)]]
+    return [(float(a), float(b)) for a, b in rows[non_dominated(rows)]]
 
 
-def links_of(chain: Chain) -> list[Link]:
+def segments_of(chain: Chain) -> list[Segment]:
     return [chain[place] for place in occurrences(chain)]
 
 
-def part_of(link: Link, choice: Choice) -> Part:
-    return link.modes[choice.mode][1]
+def part_of(segment: Segment, choice: SegmentChoice) -> FactorGraph:
+    return segment.modes[choice.mode][1]
 
 
 def fits(chain: Chain, solution: Solution) -> bool:
     """Whether links agree in what lies between them, and in the hubs."""
-    hubs: dict[str, int] = {}
+    shared: dict[str, int] = {}
     border: int | None = None
-    for link, choice in zip(links_of(chain), solution, strict=True):
-        part = part_of(link, choice)
+    for segment, choice in zip(segments_of(chain), solution, strict=True):
+        part = part_of(segment, choice)
         if part.entry is not None and border is not None and choice.choices[part.entry] != border:
             return False
         border = None if part.exit is None else choice.choices[part.exit]
-        for name, variable in part.hubs:
-            if hubs.setdefault(name, choice.choices[variable]) != choice.choices[variable]:
+        for name, variable in part.shared:
+            if shared.setdefault(name, choice.choices[variable]) != choice.choices[variable]:
                 return False
     return True
 
@@ -63,35 +63,35 @@ def fits(chain: Chain, solution: Solution) -> bool:
 def between(chain: Chain, pair: Pair) -> list[Point]:
     """The frontier of all that is made of a pair, by its definition: each link as at some place of it in one
     of them, with any border and all hubs as in one of them."""
-    links = links_of(chain)
+    segments = segments_of(chain)
     places = list(occurrences(chain))
     among = [
         list(dict.fromkeys(one[at] for one in pair for at, own in enumerate(places) if own == place))
         for place in range(len(chain))
     ]
     found = []
-    for wanted in (_hubs(chain, one) for one in pair):
+    for shared_choices in (_shared_of_pair(chain, one) for one in pair):
         for picked in product(*(among[place] for place in places)):
-            for borders in product(*(_borders(chain, pair, at) for at in range(1, len(links)))):
+            for borders in product(*(_borders(chain, pair, at) for at in range(1, len(segments)))):
                 solution = []
                 for at, choice in enumerate(picked):
-                    part, choices = part_of(links[at], choice), list(choice.choices)
+                    part, choices = part_of(segments[at], choice), list(choice.choices)
                     if part.entry is not None:
                         choices[part.entry] = borders[at - 1]
                     if part.exit is not None:
                         choices[part.exit] = borders[at]
-                    for name, variable in part.hubs:
-                        choices[variable] = wanted[name]
-                    solution.append(Choice(choice.mode, tuple(choices)))
+                    for name, variable in part.shared:
+                        choices[variable] = shared_choices[name]
+                    solution.append(SegmentChoice(choice.mode, tuple(choices)))
                 found.append(measure_of(chain, plain(tuple(solution))))
     return frontier_of([point for point in found if np.isfinite(point).all()])
 
 
-def _hubs(chain: Chain, solution: Solution) -> dict[str, int]:
+def _shared_of_pair(chain: Chain, solution: Solution) -> dict[str, int]:
     return {
         name: choice.choices[variable]
-        for link, choice in zip(links_of(chain), solution, strict=True)
-        for name, variable in part_of(link, choice).hubs
+        for segment, choice in zip(segments_of(chain), solution, strict=True)
+        for name, variable in part_of(segment, choice).shared
     }
 
 
@@ -116,31 +116,31 @@ def _borders(chain: Chain, pair: Pair, border: int) -> list[int]:
 
 def short(seed: int) -> Chain:
     """A chain whose links are there three times at most, which can be gone through."""
-    chain = hubbed_chain(seed)
-    return tuple(Link(link.name, link.modes, min(link.repeat, 2)) for link in chain)
+    chain = chain_with_shared(seed)
+    return tuple(Segment(segment.name, segment.modes, min(segment.repeat, 2)) for segment in chain)
 
 
 @pytest.mark.parametrize("first", sample_of(range(0, 60, 10), (0, 10)))
-def test_what_is_mixed_fits_and_is_all_that_can_be_mixed(first: int) -> None:
+def test_recombination_finds_all_that_can_be_recombined(first: int) -> None:
     pairs = pairs_of(short(seed) for seed in range(first, first + 10))
     assert len(pairs) >= 5
     for chain, pair in pairs:
-        found = mixed(chain, pair)
+        found = recombined(chain, pair)
         assert all(fits(chain, solution) for solution in found)
         points = frontier_of([measure_of(chain, plain(solution)) for solution in found])
         # Costs are whole numbers up to some hundreds: far apart beside the steps.
         assert points == between(chain, pair)
 
 
-def test_links_that_are_alike_are_mixed_one_by_one() -> None:
+def test_equal_links_are_recombined_one_by_one() -> None:
     """Of seven links that do one of two things, as many as one likes do either."""
     more = 0
     pairs = pairs_of(long_chain(seed) for seed in range(10))
     for chain, pair in pairs:
-        found = mixed(chain, pair)
+        found = recombined(chain, pair)
         assert all(fits(chain, solution) for solution in found)
         points = frontier_of([measure_of(chain, plain(solution)) for solution in found])
-        exact = tracked([chain]).points
+        exact = pareto_search([chain]).points
         for time_s, memory_bytes in points:  # nothing is below the frontier
             matching = exact[exact[:, 0] <= time_s * (1.0 + 1e-9)]
             assert len(matching) and matching[:, 1].min() <= memory_bytes * (1.0 + 1e-9)
@@ -148,58 +148,59 @@ def test_links_that_are_alike_are_mixed_one_by_one() -> None:
     assert more >= 3
 
 
-def test_where_there_are_too_many_pieces_some_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_are_too_many_options_some_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer solutions then, all of which fit; the pair's own measures are matched by a step or so."""
     pairs = pairs_of(long_chain(seed) for seed in range(10))
-    whole = [mixed(chain, pair) for chain, pair in pairs]
-    monkeypatch.setattr(mixing, "LABELS", 4)
-    some = [mixed(chain, pair) for chain, pair in pairs]
+    whole = [recombined(chain, pair) for chain, pair in pairs]
+    monkeypatch.setattr(mixing, "MOST_OPTIONS", 4)
+    some = [recombined(chain, pair) for chain, pair in pairs]
     for (chain, _), found in zip(pairs, some, strict=True):
         assert found and all(fits(chain, solution) for solution in found)
     assert sum(map(len, some)) < sum(map(len, whole))
 
 
-def test_an_end_whose_line_is_nothing_is_found_at_once(
-    by_lines: None, monkeypatch: pytest.MonkeyPatch
+def test_an_extreme_whose_bound_is_zero_is_found_at_once(
+    by_two_phases: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of two temporaries is there whatever is chosen, and a line weighs one of them: it is 0, of which no
     multiple is as far as what is found."""
-    looks: list[object] = []
+    calls: list[object] = []
 
     def counted(*given: Any) -> None:
-        looks.append(given)
-        look(*given)
+        calls.append(given)
+        enumerate_gap(*given)
 
-    monkeypatch.setattr(track, "look", counted)
+    monkeypatch.setattr(track, "enumerate_gap", counted)
     costs = np.zeros((2, 2, 5))
     costs[:, :, 0] = 1.0
     costs[0, 0, 4] = costs[1, 1, 4] = 10.0
-    part = Part(("a",), (2,), (Factor((0,), costs[0]), Factor((0,), costs[1])))
-    found = tracked([(Link("one", (("kept", part),)),)], epsilon=0.001)
+    part = FactorGraph(("a",), (2,), (Factor((0,), costs[0]), Factor((0,), costs[1])))
+    found = pareto_search([(Segment("one", (("kept", part),)),)], epsilon=0.001)
     assert found.points.tolist() == [[2.0, 10.0]] and found.epsilon == pytest.approx(0.001)
-    assert len(looks) == 1
+    assert len(calls) == 1
 
 
-def test_borders_that_are_not_looked_at_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_borders_that_are_not_compared_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = pairs_of(short(seed) for seed in range(20))
     monkeypatch.setattr(mixing, "_chosen", lambda rows, _: np.zeros(len(rows), dtype=np.intp))
-    assert not all(fits(chain, solution) for chain, pair in pairs for solution in mixed(chain, pair))
+    assert not all(fits(chain, solution) for chain, pair in pairs for solution in recombined(chain, pair))
 
 
-def test_hubs_that_each_link_has_as_it_likes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_variables_that_differ_between_links_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = pairs_of(short(seed) for seed in range(20))
-    assert any(hub_sizes(chain) for chain, _ in pairs)
+    assert any(shared_sizes(chain) for chain, _ in pairs)
     variants = mixing._variants
     monkeypatch.setattr(
         mixing, "_variants",
-        lambda part, rows, entries, exits, hubs: variants(
-            Part(part.names, part.sizes, part.factors, part.entry, part.exit), rows, entries, exits, hubs
+        lambda part, rows, entries, exits, shared: variants(
+            FactorGraph(part.names, part.sizes, part.factors, part.entry, part.exit), rows, entries, exits,
+            shared
         ),
     )  # fmt: skip
-    assert not all(fits(chain, solution) for chain, pair in pairs for solution in mixed(chain, pair))
+    assert not all(fits(chain, solution) for chain, pair in pairs for solution in recombined(chain, pair))
 
 
-def test_where_looks_are_too_much_what_is_mixed_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_enumeration_fails_recombined_solutions_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is proven then holds, and is more than without."""
 
     def too_much(*_: object) -> None:
@@ -207,16 +208,16 @@ def test_where_looks_are_too_much_what_is_mixed_is_taken(monkeypatch: pytest.Mon
 
     chains = [chain for chain, _ in pairs_of(long_chain(seed) for seed in range(12))]
     proven = []
-    for is_mixed in (False, True):
+    for is_recombined in (False, True):
         with monkeypatch.context() as patch:
-            patch.setattr(track, "look", too_much)
-            patch.setattr(track, "at_once", lambda chain: None)
-            if not is_mixed:
-                patch.setattr("shardwise.search.tracking.draw.mixed", lambda *_: [])
-            own = [tracked([chain], epsilon=0.01) for chain in chains]
+            patch.setattr(track, "enumerate_gap", too_much)
+            patch.setattr(track, "eliminate_small_chain", lambda chain: None)
+            if not is_recombined:
+                patch.setattr("shardwise.search.tracking.draw.recombined", lambda *_: [])
+            own = [pareto_search([chain], epsilon=0.01) for chain in chains]
         proven.append([each.epsilon for each in own])
     for chain, epsilon, found in zip(chains, proven[1], own, strict=True):
-        for time_s, memory_bytes in tracked([chain]).points:
+        for time_s, memory_bytes in pareto_search([chain]).points:
             ratios = np.maximum(found.points[:, 0] / time_s, found.points[:, 1] / memory_bytes)
             assert ratios.min() <= (1.0 + epsilon) * (1.0 + 1e-9)
     assert all(after <= before * (1.0 + 1e-9) for before, after in zip(*proven, strict=True))

@@ -10,25 +10,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.property.test_search_tracking_mixed import frontier_of, links_of, short
+from tests.property.test_search_tracking_mixed import frontier_of, segments_of, short
 from tests.property.tracking_instances import frontier_by_definition, long_chain, measure_of, plain
 from tests.sampling import sample_of
 
-from shardwise.frontier import Chain, Part, hub_sizes
+from shardwise.frontier import Chain, FactorGraph, shared_sizes
+from shardwise.search.tracking import pareto_search, track
 from shardwise.search.tracking import pooled as pooling
-from shardwise.search.tracking import track, tracked
 from shardwise.search.tracking.cases import cases_of
 from shardwise.search.tracking.labels import TooManyLabels
-from shardwise.search.tracking.pooled import pooled
+from shardwise.search.tracking.pooled import solution_pool
 from shardwise.search.tracking.prune import choices_of
-from shardwise.search.tracking.solution import Choice, Solution, occurrences
+from shardwise.search.tracking.solution import SegmentChoice, Solution, occurrences
 from shardwise.search.tracking.state import State
 
 MANY = 3_000_000
 """Choices of all links together, of a chain that is gone through."""
 
 
-def seen_at_ends(chain: Chain, solutions: list[Solution]) -> list[set[int]]:
+def seen_at_borders(chain: Chain, solutions: list[Solution]) -> list[set[int]]:
     """What lies at the borders of links in any of some solutions; links that are there twice have one and the
     same at both of their ends."""
     seen: list[set[int]] = [set() for _ in range(len(chain) + 1)]
@@ -39,39 +39,39 @@ def seen_at_ends(chain: Chain, solutions: list[Solution]) -> list[set[int]]:
                 if end is not None:
                     seen[border].add(choice.choices[end])
     for _ in chain:
-        for place, link in enumerate(chain):
-            if link.repeat > 1:
+        for place, segment in enumerate(chain):
+            if segment.repeat > 1:
                 seen[place] = seen[place + 1] = seen[place] | seen[place + 1]
     return seen
 
 
-def inner_of(part: Part, choices: tuple[int, ...]) -> tuple[int, ...]:
+def inner_of(part: FactorGraph, choices: tuple[int, ...]) -> tuple[int, ...]:
     """What the variables chose that no others see."""
-    return tuple(choice for variable, choice in enumerate(choices) if variable not in part.kept)
+    return tuple(choice for variable, choice in enumerate(choices) if variable not in part.separator)
 
 
 def made_of(chain: Chain, solutions: list[Solution]) -> Iterator[Solution]:
     """All solutions of a chain whose links do what they did somewhere, by its definition: each choice of all
     variables is gone through."""
-    seen = seen_at_ends(chain, solutions)
-    hubs: dict[str, set[int]] = {}
-    pieces: list[set[tuple[int, tuple[int, ...]]]] = [set() for _ in chain]
+    seen = seen_at_borders(chain, solutions)
+    shared: dict[str, set[int]] = {}
+    inner_choices: list[set[tuple[int, tuple[int, ...]]]] = [set() for _ in chain]
     for solution in solutions:
         for place, choice in zip(occurrences(chain), solution, strict=True):
             part = chain[place].modes[choice.mode][1]
-            pieces[place].add((choice.mode, inner_of(part, choice.choices)))
-            for name, variable in part.hubs:
-                hubs.setdefault(name, set()).add(choice.choices[variable])
-    for chosen in product(*(sorted(values) for values in hubs.values())):
-        wanted = dict(zip(hubs, chosen, strict=True))
+            inner_choices[place].add((choice.mode, inner_of(part, choice.choices)))
+            for name, variable in part.shared:
+                shared.setdefault(name, set()).add(choice.choices[variable])
+    for chosen in product(*(sorted(values) for values in shared.values())):
+        shared_choices = dict(zip(shared, chosen, strict=True))
         partial: list[tuple[int | None, Solution]] = [(None, ())]
         for place in occurrences(chain):
             onward = []
             for mode, (_, part) in enumerate(chain[place].modes):
                 for choices in product(*(range(size) for size in part.sizes)):
-                    if (mode, inner_of(part, choices)) not in pieces[place]:
+                    if (mode, inner_of(part, choices)) not in inner_choices[place]:
                         continue
-                    if any(choices[variable] != wanted[name] for name, variable in part.hubs):
+                    if any(choices[variable] != shared_choices[name] for name, variable in part.shared):
                         continue
                     entry = None if part.entry is None else choices[part.entry]
                     leaving = None if part.exit is None else choices[part.exit]
@@ -80,7 +80,7 @@ def made_of(chain: Chain, solutions: list[Solution]) -> Iterator[Solution]:
                     if leaving is not None and leaving not in seen[place + 1]:
                         continue
                     onward += [
-                        (leaving, (*before, Choice(mode, choices)))
+                        (leaving, (*before, SegmentChoice(mode, choices)))
                         for border, before in partial
                         if entry is None or border == entry
                     ]
@@ -93,9 +93,9 @@ def instances(seeds: Iterable[int]) -> list[tuple[Chain, list[Solution]]]:
     found = []
     for seed in seeds:
         chain = short(seed)
-        count = prod(sum(prod(part.sizes) for _, part in link.modes) for link in links_of(chain))
-        own = [solution for _, solution in tracked([chain]).solutions]
-        if own and count * prod(hub_sizes(chain).values()) <= MANY:
+        count = prod(sum(prod(part.sizes) for _, part in segment.modes) for segment in segments_of(chain))
+        own = [solution for _, solution in pareto_search([chain]).solutions]
+        if own and count * prod(shared_sizes(chain).values()) <= MANY:
             found.append((chain, [own[0], own[len(own) // 2], own[-1]]))
     return found
 
@@ -103,19 +103,19 @@ def instances(seeds: Iterable[int]) -> list[tuple[Chain, list[Solution]]]:
 def is_all_that_is_made(chain: Chain, solutions: list[Solution]) -> bool:
     """Whether the pooled chain has the frontier of all that is made of solutions, and its solutions are those
     of the whole that cost so much."""
-    pool = pooled(chain, solutions)
+    pool = solution_pool(chain, solutions)
     points = [measure_of(chain, plain(solution)) for solution in made_of(chain, solutions)]
     expected = frontier_of([point for point in points if np.isfinite(point).all()])
     if frontier_by_definition(pool.chain) != expected:
         return False
-    for point, (_, solution) in zip(expected, tracked([pool.chain]).solutions, strict=True):
+    for point, (_, solution) in zip(expected, pareto_search([pool.chain]).solutions, strict=True):
         if measure_of(chain, plain(pool.original(solution))) != point:
             return False
     return True
 
 
 @pytest.mark.parametrize("first", sample_of(range(0, 80, 10), (0, 10)))
-def test_all_that_is_made_of_pieces_is_found(first: int) -> None:
+def test_all_solutions_of_the_pool_are_found(first: int) -> None:
     """Small whole numbers, so that costs are equal whatever is added up first."""
     own = instances(range(first, first + 10))
     assert len(own) >= 3
@@ -127,11 +127,11 @@ def test_there_are_fewer_choices_and_more_than_the_solutions() -> None:
     more = 0
     for seed in range(10):
         chain = long_chain(seed)
-        exact = tracked([chain])
+        exact = pareto_search([chain])
         if len(exact.points) < 2:
             continue
-        pool = pooled(chain, [exact.solutions[0][1], exact.solutions[-1][1]])
-        found = tracked([pool.chain])
+        pool = solution_pool(chain, [exact.solutions[0][1], exact.solutions[-1][1]])
+        found = pareto_search([pool.chain])
         for point, (_, solution) in zip(found.points, found.solutions, strict=True):
             own = measure_of(chain, plain(pool.original(solution)))
             assert own == pytest.approx(tuple(point), rel=1e-12)
@@ -173,21 +173,21 @@ def too_much(*_: object) -> None:
 
 
 @pytest.mark.parametrize("few_choices", [0.9, 0.0])
-def test_where_looks_are_too_much_pieces_are_put_together(
+def test_where_enumeration_fails_the_pool_is_searched(
     few_choices: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is proven then holds, and is more than without; where pieces have nearly as many choices as the
     chain, by what lies between two solutions."""
     chains = [long_chain(seed) for seed in range(12)]
-    exact = [tracked([chain]).points for chain in chains]
-    monkeypatch.setattr(track, "look", too_much)
-    monkeypatch.setattr(track, "at_once", lambda chain: None)
-    monkeypatch.setattr(track, "FEW_CHOICES", few_choices)
-    found = [tracked([chain], epsilon=0.01) for chain in chains]
+    exact = [pareto_search([chain]).points for chain in chains]
+    monkeypatch.setattr(track, "enumerate_gap", too_much)
+    monkeypatch.setattr(track, "eliminate_small_chain", lambda chain: None)
+    monkeypatch.setattr(track, "POOL_CHOICES_SHARE", few_choices)
+    found = [pareto_search([chain], epsilon=0.01) for chain in chains]
     with monkeypatch.context() as without:
-        without.setattr(track, "_fill", lambda state: None)
-        without.setattr(track, "mix_between", lambda state: None)
-        before = [tracked([chain], epsilon=0.01).epsilon for chain in chains]
+        without.setattr(track, "_recombine", lambda state: None)
+        without.setattr(track, "recombine_neighbours", lambda state: None)
+        before = [pareto_search([chain], epsilon=0.01).epsilon for chain in chains]
     for points, own in zip(exact, found, strict=True):
         for time_s, memory_bytes in points:
             ratios = np.maximum(own.points[:, 0] / time_s, own.points[:, 1] / memory_bytes)
@@ -197,45 +197,45 @@ def test_where_looks_are_too_much_pieces_are_put_together(
     assert sum(after) < sum(before)
 
 
-@pytest.mark.parametrize("is_loosened", [True, False])
-def test_an_end_that_is_too_much_is_not_looked_at_again(
-    is_loosened: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_relaxed", [True, False])
+def test_an_extreme_whose_enumeration_fails_is_not_tried_again(
+    is_relaxed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each end once at most, whether or not labels may lose more from then on."""
-    ends: list[int] = []
+    extremes: list[int] = []
 
-    def counted(own: State, line: int, *_: object) -> None:
-        if not own.lines.weights[line].all():
-            ends.append(int(own.lines.weights[line, 0] == 0.0))
+    def counted(own: State, lower_bound: int, *_: object) -> None:
+        if not own.lower_bounds.weights[lower_bound].all():
+            extremes.append(int(own.lower_bounds.weights[lower_bound, 0] == 0.0))
         raise TooManyLabels
 
-    monkeypatch.setattr(track, "look", counted)
-    monkeypatch.setattr(track, "at_once", lambda chain: None)
-    monkeypatch.setattr(track, "_fill", lambda state: None)
+    monkeypatch.setattr(track, "enumerate_gap", counted)
+    monkeypatch.setattr(track, "eliminate_small_chain", lambda chain: None)
+    monkeypatch.setattr(track, "_recombine", lambda state: None)
     seen = 0
     for seed in range(12):
-        ends.clear()
-        tracked([long_chain(seed)], epsilon=0.001 if is_loosened else 0.02)
+        extremes.clear()
+        pareto_search([long_chain(seed)], epsilon=0.001 if is_relaxed else 0.02)
         cases = len(cases_of(long_chain(seed)))
-        assert ends.count(0) <= cases and ends.count(1) <= cases
-        seen += len(ends)
+        assert extremes.count(0) <= cases and extremes.count(1) <= cases
+        seen += len(extremes)
     assert seen > 3
 
 
 def test_pools_of_pools_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has fewer choices than what it was made of."""
     counts: list[tuple[int, int]] = []
-    assert track.FEW_CHOICES < 1.0
+    assert track.POOL_CHOICES_SHARE < 1.0
 
-    def counted(chain: Chain, solutions: Iterable[Solution]) -> pooling.Pooled:
-        pool = pooled(chain, solutions)
+    def counted(chain: Chain, solutions: Iterable[Solution]) -> pooling.SolutionPool:
+        pool = solution_pool(chain, solutions)
         counts.append((choices_of(chain), choices_of(pool.chain)))
         return pool
 
-    monkeypatch.setattr(track, "look", too_much)
-    monkeypatch.setattr(track, "at_once", lambda chain: None)
-    monkeypatch.setattr(track, "pooled", counted)
+    monkeypatch.setattr(track, "enumerate_gap", too_much)
+    monkeypatch.setattr(track, "eliminate_small_chain", lambda chain: None)
+    monkeypatch.setattr(track, "solution_pool", counted)
     for seed in range(12):
-        tracked([long_chain(seed)], epsilon=0.01)
+        pareto_search([long_chain(seed)], epsilon=0.01)
     assert counts and all(after <= before for before, after in counts)
-    assert any(after <= track.FEW_CHOICES * before for before, after in counts)
+    assert any(after <= track.POOL_CHOICES_SHARE * before for before, after in counts)

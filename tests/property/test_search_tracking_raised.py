@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tests.property.tracking_instances import (
     chain_of,
+    chain_with_shared,
     frontier_by_definition,
-    hubbed_chain,
     long_chain,
     measure_of,
     plain,
@@ -19,37 +19,41 @@ from tests.property.tracking_instances import (
 from tests.sampling import sample_of
 
 from shardwise.frontier import Chain
-from shardwise.search import tracked
+from shardwise.search import pareto_search
 from shardwise.search.tracking import lines, look, machine, rests, sharpen, track
-from shardwise.search.tracking.draw import draw_round
+from shardwise.search.tracking.draw import scalarise_round
 from shardwise.search.tracking.labels import Labels, TooManyLabels
-from shardwise.search.tracking.look import Losses
-from shardwise.search.tracking.simplify import priced
+from shardwise.search.tracking.look import Tolerances
+from shardwise.search.tracking.simplify import memory_dualised
 from shardwise.search.tracking.solution import measure
 from shardwise.search.tracking.state import State
 
-pytestmark = pytest.mark.usefixtures("by_lines")
+pytestmark = pytest.mark.usefixtures("by_two_phases")
 
 CHUNKS = tuple(range(0, 300, 25))
 OFTEN = CHUNKS[:1]
 """What a run without `--full` takes of them."""
 
 WORTH_IT = sharpen._are_worth_it
-COMPLETED, PRICED, RISE = rests.Rests.completed, rests.priced_points, lines.Lines.rise
+COMPLETED, DUALISED, RAISE_TO = (
+    rests.Completions.completed,
+    rests.dualised_points,
+    lines.LagrangianBounds.raise_to,
+)
 
 
 @pytest.fixture(autouse=True)
-def all_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def all_are_tightened(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the lines tell that are tried, and whatever the share of hidden_s in a line."""
-    monkeypatch.setattr(sharpen, "_are_worth_it", lambda rises, matched: True)
-    monkeypatch.setattr(look, "_is_mixed", lambda share: True)
+    monkeypatch.setattr(sharpen, "_are_worth_it", lambda gains, working_epsilon: True)
+    monkeypatch.setattr(look, "_counts_both_times", lambda share: True)
 
 
 def agrees(chains: Iterable[Chain]) -> bool:
     """Whether the frontiers of all of them are found."""
     for chain in chains:
         expected = frontier_by_definition(chain)
-        exact = tracked([chain])
+        exact = pareto_search([chain])
         points = exact.points.tolist()
         if len(points) != len(expected) or not np.allclose(points, expected, rtol=1e-12, atol=0.0):
             return False
@@ -57,27 +61,27 @@ def agrees(chains: Iterable[Chain]) -> bool:
 
 
 @pytest.mark.parametrize("is_fast", [True, False])
-def test_long_chains_and_hubs_are_found_too(
+def test_long_chains_and_shared_variables_are_found_too(
     monkeypatch: pytest.MonkeyPatch, is_fast: bool, full: bool
 ) -> None:
     """With loops in machine code, if there is any, and without."""
     if is_fast:
-        monkeypatch.setattr(machine, "PAYS_FROM", 0)
+        monkeypatch.setattr(machine, "NUMBA_FROM_PAIRS", 0)
     else:
         monkeypatch.setattr(machine, "is_installed", lambda: False)
     assert agrees(long_chain(seed) for seed in range(20 if full else 3))
-    assert agrees(hubbed_chain(seed) for seed in range(60 if full else 10))
+    assert agrees(chain_with_shared(seed) for seed in range(60 if full else 10))
 
 
 @pytest.mark.parametrize("epsilon", [0.02, 0.1, 0.4])
-def test_an_epsilon_is_all_that_is_lost(epsilon: float, full: bool) -> None:
+def test_every_point_is_matched_within_epsilon(epsilon: float, full: bool) -> None:
     short, long = (50, 6) if full else (12, 2)
     chains = [chain_of(seed) for seed in range(short)] + [long_chain(seed) for seed in range(long)]
     for chain in chains:
         expected = frontier_by_definition(chain)
         if not expected:
             continue
-        found = tracked([chain], epsilon=epsilon)
+        found = pareto_search([chain], epsilon=epsilon)
         assert found.epsilon <= epsilon * (1.0 + 1e-12)
         for (time_s, memory), (_, solution) in zip(found.points.tolist(), found.solutions, strict=True):
             assert measure_of(chain, plain(solution)) == pytest.approx((time_s, memory), rel=1e-12)
@@ -87,44 +91,44 @@ def test_an_epsilon_is_all_that_is_lost(epsilon: float, full: bool) -> None:
 
 
 @pytest.mark.parametrize("first", sample_of(CHUNKS, OFTEN))
-def test_raised_lines_find_what_enumeration_finds(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+def test_tightened_bounds_find_what_enumeration_finds(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     """Labels are left out and lines rise in the chains of every run: what they show is about these."""
-    left_out = risen = 0
+    left_out = bounds_that_rose = 0
 
-    def completed(own: rests.Rests, table: Labels, border: int, *, is_ahead: bool) -> Labels:
+    def completed(own: rests.Completions, table: Labels, border: int, *, is_prefix: bool) -> Labels:
         nonlocal left_out
-        found = COMPLETED(own, table, border, is_ahead=is_ahead)
+        found = COMPLETED(own, table, border, is_prefix=is_prefix)
         left_out += len(table) - len(found)
         return found
 
-    def rise(own: lines.Lines, line: int, least: float) -> None:
-        nonlocal risen
-        risen += int(least > own.drawn[line] * (1.0 + 1e-9))
-        RISE(own, line, least)
+    def raise_to(own: lines.LagrangianBounds, lower_bound: int, least: float) -> None:
+        nonlocal bounds_that_rose
+        bounds_that_rose += int(least > own.proven_sums[lower_bound] * (1.0 + 1e-9))
+        RAISE_TO(own, lower_bound, least)
 
-    monkeypatch.setattr(rests.Rests, "completed", completed)
-    monkeypatch.setattr(lines.Lines, "rise", rise)
+    monkeypatch.setattr(rests.Completions, "completed", completed)
+    monkeypatch.setattr(lines.LagrangianBounds, "raise_to", raise_to)
     assert agrees(chain_of(seed) for seed in range(first, first + CHUNKS[1]))
     if first in OFTEN:  # few chains leave most of the labels out: of others none may
         assert left_out > 30
-        assert risen > 30
+        assert bounds_that_rose > 30
 
 
-def test_what_is_held_is_paid_in_seconds(full: bool) -> None:
+def test_dualised_memory_counts_as_time(full: bool) -> None:
     """Of every point the larger time and the price of its memory come to the same."""
     for seed in range(40 if full else 8):
         chain = chain_of(seed)
-        for _, solution in tracked([chain]).solutions:
+        for _, solution in pareto_search([chain]).solutions:
             time_s, memory = measure(chain, solution)
-            other_s, peak = measure(priced(chain, 0.7), solution)
+            other_s, peak = measure(memory_dualised(chain, 0.7), solution)
             assert other_s + 0.7 * peak == pytest.approx(time_s + 0.7 * memory, rel=1e-12)
 
 
 @pytest.mark.parametrize("is_fast", [True, False])
-def test_a_label_stays_where_some_rest_completes_it(monkeypatch: pytest.MonkeyPatch, is_fast: bool) -> None:
+def test_a_label_stays_where_some_completion_exists(monkeypatch: pytest.MonkeyPatch, is_fast: bool) -> None:
     """Against all pairs, and all triples, one by one."""
     is_fast = is_fast and machine.is_installed()
-    monkeypatch.setattr(machine, "PAYS_FROM", 0 if is_fast else 10**9)
+    monkeypatch.setattr(machine, "NUMBA_FROM_PAIRS", 0 if is_fast else 10**9)
     random = np.random.default_rng(5)
     left = between = 0
     for _ in range(30):
@@ -133,23 +137,23 @@ def test_a_label_stays_where_some_rest_completes_it(monkeypatch: pytest.MonkeyPa
                    random.integers(0, 8, (12, 4)).astype(np.float64))
             for variables, sizes in (((1,), (3,)), ((1, 2), (3, 2)), ((2,), (2,)))
         ]  # fmt: skip
-        ahead, table, behind = tables
-        own = rests.Rests({1: ahead}, {2: behind, 1: table}, 0.5, 0.6, 14.75)
-        every = [priced_by_hand(each, 0.5) for each in tables]
-        kept = own.completed(ahead, 1, is_ahead=True)
-        wanted = [
+        prefix, table, suffix = tables
+        own = rests.Completions({1: prefix}, {2: suffix, 1: table}, 0.5, 0.6, 14.75)
+        every = [dualised_by_hand(each, 0.5) for each in tables]
+        labels_left = own.completed(prefix, 1, is_prefix=True)
+        is_completed = [
             any(table.cells[j] // 2 == cell and total(every[0][i], every[1][j]) < 14.75 for j in range(12))
-            for i, cell in enumerate(ahead.cells.tolist())
+            for i, cell in enumerate(prefix.cells.tolist())
         ]
-        assert kept.points.tolist() == ahead.points[wanted].tolist()
-        left += len(kept)
+        assert labels_left.points.tolist() == prefix.points[is_completed].tolist()
+        left += len(labels_left)
         if is_fast:
             both = own.completed_between(table, 1, 2).tolist()
             assert both == [
                 any(
                     a == cell // 2 and b == cell % 2 and total(every[0][i], every[1][k], every[2][j]) < 14.75
-                    for i, a in enumerate(ahead.cells.tolist())
-                    for j, b in enumerate(behind.cells.tolist())
+                    for i, a in enumerate(prefix.cells.tolist())
+                    for j, b in enumerate(suffix.cells.tolist())
                 )
                 for k, cell in enumerate(table.cells.tolist())
             ]
@@ -158,31 +162,35 @@ def test_a_label_stays_where_some_rest_completes_it(monkeypatch: pytest.MonkeyPa
     assert not is_fast or 30 < between < 330
 
 
-def priced_by_hand(table: Labels, rate: float) -> list[tuple[float, float, float]]:
-    return [(a + rate * held, b + rate * held, rate * peak) for a, b, held, peak in table.points.tolist()]
+def dualised_by_hand(table: Labels, rate: float) -> list[tuple[float, float, float]]:
+    return [
+        (a + rate * resident, b + rate * resident, rate * peak)
+        for a, b, resident, peak in table.points.tolist()
+    ]
 
 
-def total(*pieces: tuple[float, float, float]) -> float:
-    return max(sum(each[0] for each in pieces), sum(each[1] for each in pieces)) + max(
-        each[2] for each in pieces
+def total(*summands: tuple[float, float, float]) -> float:
+    return max(sum(each[0] for each in summands), sum(each[1] for each in summands)) + max(
+        each[2] for each in summands
     )
 
 
-def lower(own: rests.Rests, table: Labels, border: int, *, is_ahead: bool) -> Labels:
+def lower(own: rests.Completions, table: Labels, border: int, *, is_prefix: bool) -> Labels:
     """Labels that come to nearly as much as may be are left out too."""
-    nearer = rests.Rests(own.ahead, own.behind, own.rate, own.share, 0.9 * own.reach)
-    return COMPLETED(nearer, table, border, is_ahead=is_ahead)
+    nearer = rests.Completions(own.prefix, own.suffix, own.rate, own.share, 0.9 * own.cutoff)
+    return COMPLETED(nearer, table, border, is_prefix=is_prefix)
 
 
 @pytest.mark.parametrize(
     ("module", "name", "broken"),
     [
-        (rests.Rests, "completed", lower),
-        (rests, "priced_points", lambda points, rate: PRICED(points, 1.2 * rate)),
-        (lines.Lines, "rise", lambda own, line, least: RISE(own, line, 1.05 * least)),
-        (look, "priced", lambda chain, rate: priced(chain, 1.2 * rate)),
-        (rests.Rests, "completed", lambda own, table, border, is_ahead: table if is_ahead else lower(
-            own, table, border, is_ahead=is_ahead)),
+        (rests.Completions, "completed", lower),
+        (rests, "dualised_points", lambda points, rate: DUALISED(points, 1.2 * rate)),
+        (lines.LagrangianBounds, "raise_to", lambda own, lower_bound,
+        least: RAISE_TO(own, lower_bound, 1.05 * least)),
+        (look, "memory_dualised", lambda chain, rate: memory_dualised(chain, 1.2 * rate)),
+        (rests.Completions, "completed", lambda own, table, border, is_prefix: table if is_prefix else lower(
+            own, table, border, is_prefix=is_prefix)),
     ],
 )  # fmt: skip
 def test_a_broken_rule_is_noticed(
@@ -193,33 +201,35 @@ def test_a_broken_rule_is_noticed(
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
-def test_a_round_ends_at_the_second_line_that_is_too_much(
+def test_a_round_stops_at_the_second_bound_that_fails(
     monkeypatch: pytest.MonkeyPatch, is_broken: bool
 ) -> None:
     """Lines are raised by ascending weight of memory; here they are too much from the second of a round on.
     In the twin that is taken for lines that did not rise."""
-    own_raised = sharpen._raised
+    own_tightened = sharpen._tightened
     rounds: list[list[float]] = []
 
     def counted(state: State, tried: set[float]) -> list[float]:
         rounds.append([])
-        return draw_round(state, tried)
+        return scalarise_round(state, tried)
 
-    def too_much_from_the_second(state: State, line: int, losses: Losses) -> None:
+    def too_much_from_the_second(state: State, lower_bound: int, tolerances: Tolerances) -> None:
         if rounds:
-            rounds[-1].append(float(state.lines.weights[line, 1]))
+            rounds[-1].append(float(state.lower_bounds.weights[lower_bound, 1]))
             if len(rounds[-1]) >= 2:
                 raise TooManyLabels
 
-    monkeypatch.setattr(sharpen, "draw_round", counted)
-    monkeypatch.setattr(sharpen, "sharpen", too_much_from_the_second)
-    monkeypatch.setattr(track, "_fill", lambda state: None)  # a question of its own, with lines of its own
+    monkeypatch.setattr(sharpen, "scalarise_round", counted)
+    monkeypatch.setattr(sharpen, "tighten", too_much_from_the_second)
+    monkeypatch.setattr(
+        track, "_recombine", lambda state: None
+    )  # a question of its own, with lines of its own
     if is_broken:
-        monkeypatch.setattr(sharpen, "_raised", lambda *given: own_raised(*given) or 0.0)
+        monkeypatch.setattr(sharpen, "_tightened", lambda *given: own_tightened(*given) or 0.0)
     lengths = []
     for seed in range(12):
         rounds.clear()
-        tracked([long_chain(seed)], epsilon=0.0)
+        pareto_search([long_chain(seed)], epsilon=0.0)
         lengths += [len(weights) for weights in rounds]
         assert all(weights == sorted(weights) for weights in rounds)
     assert max(lengths) >= 3 and (max(lengths) > 3) == is_broken
@@ -235,12 +245,12 @@ def test_a_round_ends_at_the_second_line_that_is_too_much(
         ([1.0, 1.0, 2e-12, 2.2e-12, 2.09e-12], [0, 2, 3]),
     ],
 )
-def test_lines_that_weigh_memory_nearly_alike_are_raised_once(slopes: list[float], rows: list[int]) -> None:
-    assert sharpen.unlike(np.array(slopes)).tolist() == rows
+def test_bounds_of_nearly_equal_slopes_are_tightened_once(slopes: list[float], rows: list[int]) -> None:
+    assert sharpen.distinct_slopes(np.array(slopes)).tolist() == rows
 
 
 @pytest.mark.parametrize(
-    ("rises", "wanted", "are_worth_it"),
+    ("gains", "requested_epsilon", "are_worth_it"),
     [
         ([0.008], 0.001, False),  # ten epsilons are 1 %
         ([0.011, None], 0.001, True),
@@ -252,29 +262,29 @@ def test_lines_that_weigh_memory_nearly_alike_are_raised_once(slopes: list[float
         ([], 0.001, False),
     ],
 )
-def test_lines_that_rise_far_are_worth_it(
-    rises: list[float | None], wanted: float, are_worth_it: bool
+def test_bounds_that_rise_far_are_worth_it(
+    gains: list[float | None], requested_epsilon: float, are_worth_it: bool
 ) -> None:
-    assert WORTH_IT(rises, wanted) == are_worth_it
+    assert WORTH_IT(gains, requested_epsilon) == are_worth_it
 
 
-def test_how_far_lines_rise_is_held_against_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gains_are_compared_with_the_requested_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not against what solutions match by then, where looks had to be looser."""
-    own = sharpen._raised
-    wanted: list[float] = []
+    own = sharpen._tightened
+    requested_epsilon: list[float] = []
 
-    def seen(rises: object, far: float) -> bool:
-        wanted.append(far)
+    def seen(gains: object, far: float) -> bool:
+        requested_epsilon.append(far)
         return False
 
     monkeypatch.setattr(sharpen, "_are_worth_it", seen)
-    monkeypatch.setattr(sharpen, "_raised", lambda state, *given: own(loosened(state), *given))
+    monkeypatch.setattr(sharpen, "_tightened", lambda state, *given: own(relaxed_tolerances(state), *given))
 
-    def loosened(state: State) -> State:
-        state.matched = 16.0 * state.wanted
+    def relaxed_tolerances(state: State) -> State:
+        state.working_epsilon = 16.0 * state.requested_epsilon
         return state
 
     for seed in range(6):
-        tracked([long_chain(seed)], epsilon=0.01)
-    tracking = 1.01 / 1.001 - 1.0  # a tenth of the epsilon is for points that are left out
-    assert wanted and all(far == pytest.approx(tracking) for far in wanted)
+        pareto_search([long_chain(seed)], epsilon=0.01)
+    search_epsilon = 1.01 / 1.001 - 1.0  # a tenth of the epsilon is for points that are left out
+    assert requested_epsilon and all(far == pytest.approx(search_epsilon) for far in requested_epsilon)

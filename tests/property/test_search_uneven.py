@@ -16,16 +16,16 @@ from tests.property.uneven_twin import drawn_space, every_layout, least_s
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
-from shardwise.search import UnevenOutcome, UnevenSpace, priced_again, search_uneven
-from shardwise.search.clock import Clock
-from shardwise.search.lanes import Lanes
-from shardwise.search.uneven import Block, bounds, drive, errands, grown, partitions, shares
-from shardwise.search.uneven.block import search_of
-from shardwise.search.uneven.errands import Errand, Errands, is_wide
-from shardwise.search.uneven.laid_out import Best
-from shardwise.search.uneven.options import Pricing
-from shardwise.search.uneven.reach import Reach
-from shardwise.search.uneven.result import result_of_uneven
+from shardwise.search import UnevenOutcome, UnevenSpace, predict_record, search_uneven
+from shardwise.search.clock import SearchClock
+from shardwise.search.lanes import SearchWorkers
+from shardwise.search.uneven import UnevenSubproblem, bounds, drive, errands, grown, partitions, shares
+from shardwise.search.uneven.block import subproblem_search
+from shardwise.search.uneven.errands import NodeProcessor, OpenNode, is_wide
+from shardwise.search.uneven.laid_out import UnevenIncumbent
+from shardwise.search.uneven.options import StageCostModel
+from shardwise.search.uneven.reach import CapacityRelaxation
+from shardwise.search.uneven.result import uneven_result
 from shardwise.strategy import Job
 
 INSTANCES, FULL_INSTANCES = 300, 10_000
@@ -49,7 +49,7 @@ def test_the_best_uneven_plan_is_that_of_the_twin(first_seed: int) -> None:
         assert outcome.plan is not None, seed
         assert outcome.plan.time_s == pytest.approx(expected_s, rel=1e-9), seed
         assert outcome.lower_bound_s == pytest.approx(expected_s, rel=1e-9), seed
-        again = priced_again(space.model, space.cluster, space.job, result_of_uneven(space, outcome.plan))
+        again = predict_record(space.model, space.cluster, space.job, uneven_result(space, outcome.plan))
         assert not again.faults and max(again.pipeline_s) == pytest.approx(expected_s, rel=1e-9), seed
 
 
@@ -57,8 +57,8 @@ def test_no_layout_takes_less_than_its_bounds(full: bool) -> None:
     for seed in range(60 if full else 20):
         space = drawn_space(seed, 4)
         rng = random.Random(seed)
-        block = rng.choice(space.blocks())
-        options = Pricing(space).options(replace(block, least=block.most))
+        subproblem = rng.choice(space.subproblems())
+        options = StageCostModel(space).options(replace(subproblem, least=subproblem.most))
         numbers = range(1, options.microbatches + 1)
         for every in every_layout(options):
             some = every.take(
@@ -69,13 +69,13 @@ def test_no_layout_takes_less_than_its_bounds(full: bool) -> None:
 
 @pytest.mark.parametrize("module", [bounds, grown])
 def test_a_bound_that_is_too_high_loses_plans(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = module.stage_s
+    sound = module.stage_lower_bound_s
 
     def raised(*figures: Any) -> Any:
         return 1.05 * sound(*figures)
 
-    monkeypatch.setattr(module, "stage_s", raised)
-    monkeypatch.setattr(partitions, "moved", lambda *_: ())
+    monkeypatch.setattr(module, "stage_lower_bound_s", raised)
+    monkeypatch.setattr(partitions, "local_search", lambda *_: ())
 
     def is_missed(seed: int) -> bool:
         space = drawn_space(seed, 4)
@@ -89,10 +89,10 @@ def test_a_bound_that_is_too_high_loses_plans(module: ModuleType, monkeypatch: p
 @pytest.mark.parametrize(
     ("owner", "name", "seed", "broken"),
     [
-        (bounds.Relaxation, "_most_layers", 4, lambda found: np.maximum(found - 1, 0)),
-        (Reach, "soon", 4, lambda found: found // 2),
-        (Reach, "can_do", 6, lambda found: found & False),
-        (shares.Market, "dear", 4, lambda found: (found[0][:0], found[1][:0])),
+        (bounds.SuffixRelaxation, "_most_layers", 4, lambda found: np.maximum(found - 1, 0)),
+        (CapacityRelaxation, "quick_bound", 4, lambda found: found // 2),
+        (CapacityRelaxation, "can_do", 6, lambda found: found & False),
+        (shares.KnapsackDual, "critical", 4, lambda found: (found[0][:0], found[1][:0])),
     ],
 )
 def test_what_forbids_too_much_loses_plans(
@@ -103,7 +103,7 @@ def test_what_forbids_too_much_loses_plans(
     best = search_uneven(space).plan
     assert best is not None
     monkeypatch.setattr(owner, name, lambda *given: broken(sound(*given)))
-    monkeypatch.setattr(partitions, "moved", lambda *_: ())
+    monkeypatch.setattr(partitions, "local_search", lambda *_: ())
     found = search_uneven(space).plan
     assert found is None or found.time_s > best.time_s * (1 + 1e-9)
 
@@ -115,11 +115,11 @@ def test_a_gap_is_kept_and_a_budget_tells_its_own() -> None:
     loose = search_uneven(space, gap=0.1)
     assert loose.plan is not None
     assert loose.plan.time_s * 0.9 <= loose.lower_bound_s <= best.plan.time_s <= loose.plan.time_s
-    stopped = search_uneven(space, clock=Clock(1e-9))
+    stopped = search_uneven(space, clock=SearchClock(1e-9))
     assert stopped.plan is None and 0.0 < stopped.lower_bound_s <= best.plan.time_s
 
 
-class Asked(Clock):
+class CountingClock(SearchClock):
     """Is over when it was asked so many times; tells how many layouts have grown since."""
 
     def __init__(self, times: int) -> None:
@@ -132,16 +132,16 @@ class Asked(Clock):
         return self.left < 0
 
 
-def grown_late(times: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, UnevenOutcome]:
+def expanded_late(times: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, UnevenOutcome]:
     """Partial layouts that a search grew when its time was over, and what it found."""
-    clock, grow = Asked(times), grown.Tree.grow
+    clock, branch = CountingClock(times), grown.PipelineTree.branch
 
     def watched(*given: Any) -> float:
         clock.late += clock.left < 0
-        return grow(*given)
+        return branch(*given)
 
     with monkeypatch.context() as watching:
-        watching.setattr(grown.Tree, "grow", watched)
+        watching.setattr(grown.PipelineTree, "branch", watched)
         found = search_uneven(drawn_space(5, 4), clock=clock)
     return clock.late, found
 
@@ -150,49 +150,52 @@ def test_a_search_ends_where_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -
     """Wherever that is, in the middle of a block too; what it has found by then and proven stays true."""
     best = search_uneven(drawn_space(5, 4)).plan
     assert best is not None
-    whole = Asked(10**6)
+    whole = CountingClock(10**6)
     search_uneven(drawn_space(5, 4), clock=whole)
-    asked = 10**6 - whole.left
-    assert asked > 100
-    for times in range(0, asked, 11):
-        late, found = grown_late(times, monkeypatch)
+    calls = 10**6 - whole.left
+    assert calls > 100
+    for times in range(0, calls, 11):
+        late, found = expanded_late(times, monkeypatch)
         assert late == 0 and 0.0 < found.lower_bound_s <= best.time_s * (1 + 1e-9)
         assert found.plan is None or found.plan.time_s >= best.time_s * (1 - 1e-9)
-    monkeypatch.setattr(errands, "search_of", lambda *given: search_of(*given[:5]))
-    assert any(grown_late(times, monkeypatch)[0] for times in range(60, 76))
+    monkeypatch.setattr(errands, "subproblem_search", lambda *given: subproblem_search(*given[:5]))
+    assert any(expanded_late(times, monkeypatch)[0] for times in range(60, 76))
 
 
 def outcomes(seed: int, workers: int, gap: float) -> tuple[object, ...]:
     """All but what the clock says."""
     found = search_uneven(drawn_space(seed, 8), gap=gap, workers=workers)
     return (
-        found.plan, found.lower_bound_s, found.cut, found.searched, found.unexplored, found.evaluated,
+        found.plan, found.lower_bound_s, found.pruned, found.searched, found.unexplored, found.evaluated,
     )  # fmt: skip
 
 
 def widest_round(monkeypatch: pytest.MonkeyPatch) -> float:
     """Over all rounds of a search, how far the last block's bound is above the first one's, as a ratio."""
     ratios = [1.0]
-    plain = drive._Drive._next
+    plain = drive._BranchAndBound._next_round
 
     def watched(self: Any) -> Any:
         found = plain(self)
-        keys = [one.least_s * (drive.EAGER if one.block.is_alike else 1.0) for one in found]
+        keys = [
+            one.lower_bound_s * (drive.IDENTICAL_PRIORITY if one.subproblem.is_alike else 1.0)
+            for one in found
+        ]
         ratios.extend(key / min(keys) for key in keys)
         return found
 
     job = Job(seq_len=1024, global_batch_size=64, dtype="fp16")
     cluster = load_cluster("1x2xA100-40G+1x2xV100-16G")
     with monkeypatch.context() as watching:
-        watching.setattr(drive._Drive, "_next", watched)
+        watching.setattr(drive._BranchAndBound, "_next_round", watched)
         search_uneven(UnevenSpace(load_model("gpt2"), cluster, job))
     return max(ratios)
 
 
-def test_a_round_has_no_block_that_the_first_may_make_needless(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_has_no_subproblem_that_the_first_may_make_needless(monkeypatch: pytest.MonkeyPatch) -> None:
     """With all sizes that come next, blocks far above the first one's bound would be bounded for nothing."""
-    assert 1.0 < widest_round(monkeypatch) <= drive.NEARLY
-    monkeypatch.setattr(drive, "NEARLY", float("inf"))
+    assert 1.0 < widest_round(monkeypatch) <= drive.ROUND_BOUND_RATIO
+    monkeypatch.setattr(drive, "ROUND_BOUND_RATIO", float("inf"))
     assert widest_round(monkeypatch) > 1.1
 
 
@@ -200,25 +203,25 @@ def test_a_round_has_no_block_that_the_first_may_make_needless(monkeypatch: pyte
 def test_any_number_of_workers_finds_the_same_with_the_same_ledger(
     gap: float, monkeypatch: pytest.MonkeyPatch, full: bool
 ) -> None:
-    monkeypatch.setattr(drive, "ALONE", 1)
+    monkeypatch.setattr(drive, "SERIAL_ROUNDS", 1)
     for seed in (1, 3, 8, 21) if full else (1, 8):
         alone = outcomes(seed, 1, gap)
         assert outcomes(seed, 2, gap) == alone and outcomes(seed, 3, gap) == alone
 
 
-def test_errands_that_are_done_where_nothing_is_known_of_their_block_are_noticed(
+def test_nodes_processed_by_a_worker_that_does_not_know_their_subproblem_are_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A block is looked at again and again where each step of it is in another process."""
-    monkeypatch.setattr(drive, "ALONE", 1)
+    monkeypatch.setattr(drive, "SERIAL_ROUNDS", 1)
     turns = itertools.count()
-    kept = Lanes.answers_at
+    kept = SearchWorkers.results_at
 
-    def anywhere(lanes: Lanes[Any, Any], homes: Sequence[int], tasks: Sequence[Any]) -> list[Any]:
-        return kept(lanes, [next(turns) % 7 for _ in homes], tasks)
+    def anywhere(pool: SearchWorkers[Any, Any], affinities: Sequence[int], tasks: Sequence[Any]) -> list[Any]:
+        return kept(pool, [next(turns) % 7 for _ in affinities], tasks)
 
     alone = [outcomes(seed, 1, 0.0) for seed in (1, 3, 8)]
-    monkeypatch.setattr(Lanes, "answers_at", anywhere)
+    monkeypatch.setattr(SearchWorkers, "results_at", anywhere)
     with pytest.raises((KeyError, AssertionError)):
         assert [outcomes(seed, 2, 0.0) for seed in (1, 3, 8)] == alone
 
@@ -227,23 +230,23 @@ def test_a_wide_range_is_not_bounded_closely_where_that_is_hopeless(monkeypatch:
     """It is divided at once where what is soon told of it is far below the time to beat."""
     job = Job(seq_len=1024, global_batch_size=64, dtype="fp16")
     space = UnevenSpace(load_model("gpt2"), load_cluster("1x4xA100-40G+1x4xV100-16G"), job)
-    done = Errands(space, Clock(), 0.02).done
-    block = space.widest((0, 1), 1)
-    (soon,) = done(Errand(block=block, least_s=0.0, best_s=1e3)).left
-    far = replace(soon, best_s=2.0 * soon.least_s)
-    found = done(far)
-    assert is_wide(block) and found.bounded == 0
-    assert [one.block.least for one in found.left] == [1, 2, 4, 8]
-    monkeypatch.setattr(errands, "HOPELESS", 0.0)
-    assert done(far).bounded > 0
+    process = NodeProcessor(space, SearchClock(), 0.02).process
+    subproblem = space.widest((0, 1), 1)
+    (soon,) = process(OpenNode(subproblem=subproblem, lower_bound_s=0.0, incumbent_s=1e3)).left
+    far = replace(soon, incumbent_s=2.0 * soon.lower_bound_s)
+    found = process(far)
+    assert is_wide(subproblem) and found.bounded == 0
+    assert [one.subproblem.least for one in found.left] == [1, 2, 4, 8]
+    monkeypatch.setattr(errands, "SKIP_BOUND_RATIO", 0.0)
+    assert process(far).bounded > 0
 
 
 def test_nothing_is_found_where_the_time_to_beat_is_the_best() -> None:
     space = drawn_space(3, 4)
     best = search_uneven(space).plan
     assert best is not None
-    assert search_uneven(space, beat_s=best.time_s).plan is None
-    again = search_uneven(space, beat_s=best.time_s * (1 + 1e-6)).plan
+    assert search_uneven(space, cutoff_s=best.time_s).plan is None
+    again = search_uneven(space, cutoff_s=best.time_s * (1 + 1e-6)).plan
     assert again is not None and again.time_s == pytest.approx(best.time_s, rel=1e-9)
 
 
@@ -251,12 +254,15 @@ def test_more_pipelines_than_microbatches_are_cut_to_a_plan() -> None:
     """Where pipelines are priced and not counted, more may be taken than there are microbatches."""
     job = Job(seq_len=128, global_batch_size=8, dtype="fp16")
     space = UnevenSpace(load_model("gpt2"), load_cluster("1x4xA100-40G+1x4xV100-16G"), job)
-    pricing, block = Pricing(space), Block(pools=(0, 1), micro_batch_size=4, least=2, most=2)
-    options = pricing.options(block)
-    found = search_of(options, block, 100).within(1e3)
+    pricing, subproblem = (
+        StageCostModel(space),
+        UnevenSubproblem(pools=(0, 1), micro_batch_size=4, least=2, most=2),
+    )
+    options = pricing.options(subproblem)
+    found = subproblem_search(options, subproblem, 100).within(1e3)
     assert found is not None
-    best = Best(plan=None, time_s=float("inf"))
-    best.improve(pricing, block, [(laid, 3 * count) for laid, count in found])
+    best = UnevenIncumbent(plan=None, time_s=float("inf"))
+    best.improve(pricing, subproblem, [(laid, 3 * count) for laid, count in found])
     assert best.plan is not None
     assert [pipeline.microbatches for pipeline in best.plan.pipelines] == [1, 1]
-    assert best.plan.block.least == 2 and best.time_s == best.plan.time_s < 1e3
+    assert best.plan.subproblem.least == 2 and best.time_s == best.plan.time_s < 1e3

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwise.schedule import NAMES, Action, Kind, Schedule, generate, illegal_reason
+from shardwise.schedule import NAMES, Action, ActionKind, Schedule, generate, illegal_reason
 from shardwise.sim import Durations, compile_schedule, makespan_s, simulate, task_graph
 from shardwise.sim.steady import steady_schedule
 
@@ -80,10 +80,10 @@ def recursive_makespan(schedule: Schedule, durations: Durations, row: int) -> fl
         action: (rank, at) for rank, actions in enumerate(schedule.ranks) for at, action in enumerate(actions)
     }
     length = {
-        Kind.FORWARD: durations.forward_s[row],
-        Kind.BACKWARD: durations.backward_s[row],
-        Kind.BACKWARD_INPUT: durations.backward_input_s[row],
-        Kind.BACKWARD_WEIGHT: durations.backward_weight_s[row],
+        ActionKind.FORWARD: durations.forward_s[row],
+        ActionKind.BACKWARD: durations.backward_s[row],
+        ActionKind.BACKWARD_INPUT: durations.backward_input_s[row],
+        ActionKind.BACKWARD_WEIGHT: durations.backward_weight_s[row],
     }
     gathered: dict[int, float] = {}
     for actions in schedule.ranks:
@@ -97,19 +97,19 @@ def recursive_makespan(schedule: Schedule, durations: Durations, row: int) -> fl
         rank, at = position[action]
         times = [done[schedule.ranks[rank][at - 1]] if at else 0.0]
         stage, kind, microbatch = action
-        if kind is Kind.FORWARD:
+        if kind is ActionKind.FORWARD:
             times.append(gathered[stage])
             if stage > 0:
                 times.append(
                     done[Action(stage - 1, kind, microbatch)] + durations.hop_forward_s[row, stage - 1]
                 )
-        elif kind is Kind.BACKWARD_WEIGHT:
-            times.append(done[Action(stage, Kind.BACKWARD_INPUT, microbatch)])
+        elif kind is ActionKind.BACKWARD_WEIGHT:
+            times.append(done[Action(stage, ActionKind.BACKWARD_INPUT, microbatch)])
         else:
-            times.append(done[Action(stage, Kind.FORWARD, microbatch)])
+            times.append(done[Action(stage, ActionKind.FORWARD, microbatch)])
             if stage < last:
                 whole, split = (
-                    Action(stage + 1, k, microbatch) for k in (Kind.BACKWARD, Kind.BACKWARD_INPUT)
+                    Action(stage + 1, k, microbatch) for k in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)
                 )
                 times.append(
                     (done[whole if whole in position else split]) + durations.hop_backward_s[row, stage]
@@ -130,7 +130,9 @@ def recursive_makespan(schedule: Schedule, durations: Durations, row: int) -> fl
     for actions in schedule.ranks:
         free = 0.0
         ends = {
-            a.stage: at for at, a in enumerate(actions) if a.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
+            a.stage: at
+            for at, a in enumerate(actions)
+            if a.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
         }
         for stage, at in sorted(ends.items(), key=lambda item: item[1]):
             free = max(free, done[actions[at]]) + durations.reduce_s[row, stage]

@@ -16,7 +16,7 @@ from shardwise.equations import comm
 from shardwise.schedule import generate
 from shardwise.sim import (
     Durations,
-    Link,
+    FlowLink,
     TaskGraphBuilder,
     Timeline,
     Transfers,
@@ -42,7 +42,7 @@ def test_a_ring_all_reduce_takes_alpha_and_beta(ranks: int, nbytes: float) -> No
         ]
     expected_s = 2 * (ranks - 1) * (alpha_s + nbytes / ranks / rate)
     assert simulate(builder.build()).makespan_s == pytest.approx(expected_s, rel=1e-9)
-    once_s = float(comm.pass_s(nbytes, (ranks,), (alpha_s,), (rate,)))
+    once_s = float(comm.all_gather_s(nbytes, (ranks,), (alpha_s,), (rate,)))
     assert 2.0 * once_s == pytest.approx(expected_s, rel=1e-9)
 
 
@@ -151,7 +151,7 @@ def on_links_s(pp: int, microbatches: int, values: Values) -> float:
     hops = [*values["hop_forward_s"], *values["hop_backward_s"]]
     none = [0.0] * (pp - 1)
     transfers = Transfers(
-        links=tuple(Link(f"{place}", Capacity.constant(1.0 / hop)) for place, hop in enumerate(hops)),
+        links=tuple(FlowLink(f"{place}", Capacity.constant(1.0 / hop)) for place, hop in enumerate(hops)),
         forward_bytes=[1.0] * (pp - 1),
         backward_bytes=[1.0] * (pp - 1),
         forward_routes=[[place] for place in range(pp - 1)],

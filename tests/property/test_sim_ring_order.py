@@ -11,7 +11,7 @@ import pytest
 from shardwise.cluster import Capacity
 from shardwise.errors import InternalError
 from shardwise.sim import TaskGraphBuilder, ring_order, simulate
-from shardwise.sim.ring_order import EXACT, Floats, _assignment_bound_s
+from shardwise.sim.ring_order import EXACT_CLASSES, Floats, _assignment_bound_s
 
 
 def random_hops(rng: random.Random, classes: int) -> Floats:
@@ -46,7 +46,7 @@ def test_the_order_is_the_best_of_all(full: bool) -> None:
         slowest_s, total_s = min(cost(hops, order) for order in every_order(classes))
         impossible += slowest_s == float("inf")
         assert sorted(found.order) == list(range(classes)) and found.order[0] == 0
-        assert found.slowest_s == slowest_s == found.bound_s and found.is_best
+        assert found.slowest_s == slowest_s == found.bound_s and found.is_optimal
         if slowest_s < float("inf"):
             assert found.total_s == pytest.approx(total_s, rel=1e-12)
     assert impossible > 0
@@ -65,7 +65,7 @@ def test_the_bound_is_below_every_order() -> None:
     assert met > 200
 
 
-@pytest.mark.parametrize("classes", [EXACT + 1, 20])
+@pytest.mark.parametrize("classes", [EXACT_CLASSES + 1, 20])
 def test_beyond_exact_search_the_gap_is_named(classes: int) -> None:
     rng = random.Random(classes)
     for _ in range(3):
@@ -73,7 +73,7 @@ def test_beyond_exact_search_the_gap_is_named(classes: int) -> None:
         found = ring_order(hops)
         assert sorted(found.order) == list(range(classes))
         assert found.bound_s <= found.slowest_s
-        assert found.is_best == (found.slowest_s == found.bound_s)
+        assert found.is_optimal == (found.slowest_s == found.bound_s)
 
 
 def test_a_hidden_ring_of_twelve_is_found() -> None:

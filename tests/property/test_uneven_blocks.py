@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from tests.property.uneven_twin import drawn_space, every_layout, least_of_block
 
-from shardwise.search.uneven import Block, bounds, grown, partitions
-from shardwise.search.uneven.block import search_of
-from shardwise.search.uneven.options import Options, Pricing
+from shardwise.search.uneven import UnevenSubproblem, bounds, grown, partitions
+from shardwise.search.uneven.block import subproblem_search
+from shardwise.search.uneven.options import StageCostModel, StageOptions
 
 SEEDS, FULL_SEEDS = 200, 3000
 EFFORT = 1000
@@ -27,7 +27,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @cache
-def drawn(seed: int) -> tuple[Options, Block, float]:
+def drawn(seed: int) -> tuple[StageOptions, UnevenSubproblem, float]:
     """Two or more pipelines on all pools, alike ones in a third of the blocks, and their least time."""
     rng = random.Random(seed)
     space = drawn_space(seed, 4 if seed % 4 else 8)
@@ -35,23 +35,25 @@ def drawn(seed: int) -> tuple[Options, Block, float]:
     pools, total = tuple(range(len(space.pools))), space.job.global_batch_size // size
     devices = sum(pool.devices for pool in space.pools)
     number = rng.randint(2, max(min(3, total, devices), 2))
-    block = Block(pools=pools, micro_batch_size=size, least=number, most=number, is_alike=not seed % 3)
-    options = Pricing(space).options(block)
+    subproblem = UnevenSubproblem(
+        pools=pools, micro_batch_size=size, least=number, most=number, is_alike=not seed % 3
+    )
+    options = StageCostModel(space).options(subproblem)
     layouts = every_layout(options)
-    return options, block, least_of_block(options, layouts, block)
+    return options, subproblem, least_of_block(options, layouts, subproblem)
 
 
 def is_found(seed: int) -> bool:
     """Whether the search reaches the least time, and shows that none is less."""
-    options, block, least_s = drawn(seed)
+    options, subproblem, least_s = drawn(seed)
     if not np.isfinite(least_s):
-        return search_of(options, block, EFFORT).within(1e6) is None
-    found = search_of(options, block, EFFORT).within(least_s * (1 + SAME))
-    search = search_of(options, block, EFFORT)
-    return found is not None and search.within(least_s * (1 - SAME)) is None and not search.gave_up
+        return subproblem_search(options, subproblem, EFFORT).within(1e6) is None
+    found = subproblem_search(options, subproblem, EFFORT).within(least_s * (1 + SAME))
+    search = subproblem_search(options, subproblem, EFFORT)
+    return found is not None and search.within(least_s * (1 - SAME)) is None and not search.was_truncated
 
 
-def test_the_least_time_of_a_block_is_that_of_the_twin(seeds: range) -> None:
+def test_the_least_time_of_a_subproblem_is_that_of_the_twin(seeds: range) -> None:
     assert [seed for seed in seeds if not is_found(seed)] == []
 
 
@@ -59,11 +61,11 @@ def test_the_least_time_of_a_block_is_that_of_the_twin(seeds: range) -> None:
 def test_ends_of_a_step_that_are_too_long_lose_plans(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sound = module.ended_s
+    sound = module.completion_lower_bound_s
 
     def raised(*figures: Any) -> Any:
         return 1.05 * sound(*figures)
 
-    monkeypatch.setattr(module, "ended_s", raised)
-    monkeypatch.setattr(partitions, "moved", lambda *_: ())
+    monkeypatch.setattr(module, "completion_lower_bound_s", raised)
+    monkeypatch.setattr(partitions, "local_search", lambda *_: ())
     assert not all(is_found(seed) for seed in range(20))

@@ -22,7 +22,7 @@ import pytest
 from tests.property.software import PLAIN
 
 from shardwise.cluster import load_cluster
-from shardwise.cost import Kinds, StageShape, bind, kinds_of, stage_price
+from shardwise.cost import StageKinds, StageShape, bind, stage_costs, stage_kinds_of
 from shardwise.model import Model, model_from_config
 from shardwise.operators import Operator
 from shardwise.strategy import RECOMPUTES, Job
@@ -129,7 +129,7 @@ def elements(operators: tuple[Operator, ...]) -> tuple[float, float]:
 
 
 @pytest.fixture(scope="module")
-def given(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Kinds]:
+def given(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, StageKinds]:
     path = tmp_path_factory.mktemp("cluster") / "cluster.yaml"
     Path(path).write_text(CLUSTER)
     model = model_from_config(WIDE, name="wide")
@@ -139,10 +139,10 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Kinds]:
         dtype="bf16",
         profile=replace(PLAIN, state_overlap=0.0, reduce_in_fp32=False),
     )
-    return model, kinds_of(bind(model, load_cluster(str(path)), job), [(tp, 1) for tp in SIZES], 1)
+    return model, stage_kinds_of(bind(model, load_cluster(str(path)), job), [(tp, 1) for tp in SIZES], 1)
 
 
-def priced(given: tuple[Model, Kinds], seed: int, owning: Owners) -> Iterator[tuple[int, float, float]]:
+def priced(given: tuple[Model, StageKinds], seed: int, owning: Owners) -> Iterator[tuple[int, float, float]]:
     """Of every rank: how many pipelines there are, the bytes that it sends to all others, and the seconds
     that its stage is priced, for gathering weights; then the same for reducing gradients."""
     model, kinds = given
@@ -156,17 +156,17 @@ def priced(given: tuple[Model, Kinds], seed: int, owning: Owners) -> Iterator[tu
         for place, stage in enumerate(stages):
             is_first, is_last = place == 0, place == len(stages) - 1
             shape = StageShape(
-                layers=float(stage.last - stage.first - is_first - is_last), held=len(stages) - place,
+                layers=float(stage.last - stage.first - is_first - is_last), in_flight=len(stages) - place,
                 is_first=float(is_first), is_last=float(is_last), replicas=[count], groups=count,
             )  # fmt: skip
-            price = stage_price(kinds, shape)
+            price = stage_costs(kinds, shape)
             kind = SIZES.index(len(stage.ranks))
             for rank in stage.ranks:
                 yield count, sends[rank], price.gather_s[..., kind].item()
                 yield count, sends[rank], price.reduce_s[RECOMPUTES.index("none")][..., kind].item()
 
 
-def off(given: tuple[Model, Kinds], seeds: range, owning: Owners = owners) -> float:
+def off(given: tuple[Model, StageKinds], seeds: range, owning: Owners = owners) -> float:
     """How far prices are from the seconds of these bytes at one rate, and what a collective takes before its
     first byte: relative, the largest of all ranks."""
     points: dict[int, list[tuple[float, float]]] = defaultdict(list)
@@ -183,7 +183,7 @@ def off(given: tuple[Model, Kinds], seeds: range, owning: Owners = owners) -> fl
 
 
 def test_a_stage_is_priced_by_the_bytes_that_its_ranks_exchange_with_all_others(
-    given: tuple[Model, Kinds],
+    given: tuple[Model, StageKinds],
 ) -> None:
     """Whatever the others' cuts and tensor degrees: what a rank sends, over all pairs, is what it is priced.
     Norms, which all tensor ranks hold, go around a larger ring than a price thinks: 2e-5 of a layer."""
@@ -195,11 +195,11 @@ def first_cuts_alone(pipelines: Pipelines, unit: int, share: Share) -> list[int]
     return owners(pipelines, unit, share)[: len(pipelines)] if share[0] == 0 else []
 
 
-def test_pieces_that_nobody_exchanges_are_noticed(given: tuple[Model, Kinds]) -> None:
+def test_pieces_that_nobody_exchanges_are_noticed(given: tuple[Model, StageKinds]) -> None:
     assert off(given, range(10), first_cuts_alone) > 0.1
 
 
-def test_pairs_that_hold_nothing_in_common_exchange_nothing(given: tuple[Model, Kinds]) -> None:
+def test_pairs_that_hold_nothing_in_common_exchange_nothing(given: tuple[Model, StageKinds]) -> None:
     """By hand: 32 layers, two pipelines. One has tp 2 on ranks 0 and 1; the other tp 4 on ranks 2 to 5 for
     the embedding and 8 layers, then rank 6. Rank 0 holds the half of which ranks 2 and 3 hold a quarter
     each."""

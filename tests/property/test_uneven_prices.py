@@ -11,12 +11,12 @@ import pytest
 from tests.property import uneven_twin
 from tests.property.uneven_twin import Layouts, drawn_space, every_layout, walked_s
 
-from shardwise.cost import Seat
-from shardwise.search import UnevenPipeline, UnevenPlan, UnevenSpace, priced_again
-from shardwise.search.uneven import Block, lying, stage_record
-from shardwise.search.uneven.options import Options, Pricing
+from shardwise.cost import NodeSlot
+from shardwise.search import UnevenPipeline, UnevenPlan, UnevenSpace, predict_record
+from shardwise.search.uneven import UnevenSubproblem, lying, stage_record
+from shardwise.search.uneven.options import StageCostModel, StageOptions
 from shardwise.search.uneven.partitions import pipeline_s
-from shardwise.search.uneven.result import result_of_uneven
+from shardwise.search.uneven.result import uneven_result
 
 SEEDS, FULL_SEEDS = 50, 5000
 
@@ -28,15 +28,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @cache
-def drawn(seed: int) -> tuple[UnevenSpace, UnevenPlan, Options, Layouts] | None:
+def drawn(seed: int) -> tuple[UnevenSpace, UnevenPlan, StageOptions, Layouts] | None:
     """As many pipelines as there are devices for, with the same stages, in a third of the plans as alike
     ones; None where nothing fits."""
     rng = random.Random(seed)
     space = drawn_space(seed, 8)
     size = rng.choice(space.micro_batch_sizes[:2])
     pools, total = tuple(range(len(space.pools))), space.job.global_batch_size // size
-    block = Block(pools=pools, micro_batch_size=size, least=1, most=1)
-    every = rng.choice(every_layout(Pricing(space).options(block)))
+    subproblem = UnevenSubproblem(pools=pools, micro_batch_size=size, least=1, most=1)
+    every = rng.choice(every_layout(StageCostModel(space).options(subproblem)))
     if not len(every.pools):
         return None
     spread = np.flatnonzero(every.filling > 1).tolist()
@@ -47,8 +47,8 @@ def drawn(seed: int) -> tuple[UnevenSpace, UnevenPlan, Options, Layouts] | None:
     number = number // filling * filling
     if not number:
         return None
-    block = replace(block, least=number, most=number, is_alike=number > 1 and rng.random() < 1 / 3)
-    options = Pricing(space).options(block)
+    subproblem = replace(subproblem, least=number, most=number, is_alike=number > 1 and rng.random() < 1 / 3)
+    options = StageCostModel(space).options(subproblem)
     of_pool = dict(zip(one.pools[0].tolist(), one.kinds[0].tolist(), strict=True))
     kinds = tuple(of_pool.get(pool, 0) for pool in pools)
     stages = tuple(zip(one.pools[0].tolist(), one.layers[0].tolist(), strict=True))
@@ -60,7 +60,7 @@ def drawn(seed: int) -> tuple[UnevenSpace, UnevenPlan, Options, Layouts] | None:
         UnevenPipeline(kinds=kinds, stages=stages, microbatches=share, time_s=time_s)
         for share, time_s in zip(shares, times, strict=True)
     )
-    return space, UnevenPlan(block=block, pipelines=pipelines, time_s=max(times)), options, one
+    return space, UnevenPlan(subproblem=subproblem, pipelines=pipelines, time_s=max(times)), options, one
 
 
 def agree(seed: int) -> bool:
@@ -71,7 +71,7 @@ def agree(seed: int) -> bool:
     space, plan, options, one = found
     times = [pipeline.time_s for pipeline in plan.pipelines]
     walked = walked_s(options, one, [pipeline.microbatches for pipeline in plan.pipelines])[0]
-    again = priced_again(space.model, space.cluster, space.job, result_of_uneven(space, plan))
+    again = predict_record(space.model, space.cluster, space.job, uneven_result(space, plan))
     return (
         not again.faults
         and again.pipeline_s == pytest.approx(times, rel=1e-9)
@@ -85,14 +85,14 @@ def test_search_twin_and_record_price_random_plans_alike(seeds: range) -> None:
 
 def test_plans_whose_stages_lie_together_are_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record, or a twin, that takes all stages as if each lay by itself is noticed."""
-    monkeypatch.setattr(stage_record.RecordPrices, "_seat", lambda *_: Seat())
+    monkeypatch.setattr(stage_record.RecordCostModel, "_node_slot", lambda *_: NodeSlot())
     assert not all(agree(seed) for seed in range(SEEDS))
     monkeypatch.undo()
-    monkeypatch.setattr(uneven_twin, "_seat", lambda *_: 0)
+    monkeypatch.setattr(uneven_twin, "_node_slot", lambda *_: 0)
     assert not all(agree(seed) for seed in range(SEEDS))
 
 
 def test_plans_whose_stages_are_spread_are_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes that are taken to hold as many stages of a pipeline as fit are noticed."""
-    monkeypatch.setattr(lying, "_have_nodes", lambda *_: True)
+    monkeypatch.setattr(lying, "_share_nodes", lambda *_: True)
     assert not all(agree(seed) for seed in range(SEEDS))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.frontier import Chain, Factor, Link, Part
+from shardwise.frontier import Chain, Factor, FactorGraph, Segment
 from shardwise.search.tracking.solution import Solution
 
 SHAPES = ("series", "parallel", "residual", "dense", "shared", "tree")
@@ -28,9 +28,11 @@ def chain_of(seed: int, *, operators: int = 8, layouts: int = 4, repeat: int = 2
     there once or `repeat` times), small whole numbers as costs, some of them infinite; half of the
     chains have nothing to hide."""
     random = np.random.default_rng(seed)
-    links = int(random.integers(1, 4))
-    repeats = [repeat if 0 < place < links - 1 and random.random() < 0.6 else 1 for place in range(links)]
-    borders = [1, *(int(random.integers(1, layouts + 1)) for _ in range(links - 1)), 1]
+    segments = int(random.integers(1, 4))
+    repeats = [
+        repeat if 0 < place < segments - 1 and random.random() < 0.6 else 1 for place in range(segments)
+    ]
+    borders = [1, *(int(random.integers(1, layouts + 1)) for _ in range(segments - 1)), 1]
     for place, repeat in enumerate(repeats):
         if repeat > 1:
             borders[place + 1] = borders[place]
@@ -45,7 +47,7 @@ def chain_of(seed: int, *, operators: int = 8, layouts: int = 4, repeat: int = 2
             if place > 0:
                 entry = len(sizes)
                 sizes.append(borders[place])
-            if place < links - 1:
+            if place < segments - 1:
                 leaving = len(sizes)
                 sizes.append(borders[place + 1])
             shape = SHAPES[int(random.integers(len(SHAPES)))]
@@ -54,8 +56,8 @@ def chain_of(seed: int, *, operators: int = 8, layouts: int = 4, repeat: int = 2
                 for variables in _joins(random, shape, len(sizes))
             ]
             names = tuple(f"v{v}" for v in range(len(sizes)))
-            modes.append((f"mode {mode}", Part(names, tuple(sizes), tuple(factors), entry, leaving)))
-        chain.append(Link(f"link {place}", tuple(modes), repeat))
+            modes.append((f"mode {mode}", FactorGraph(names, tuple(sizes), tuple(factors), entry, leaving)))
+        chain.append(Segment(f"link {place}", tuple(modes), repeat))
     return tuple(chain)
 
 
@@ -71,46 +73,48 @@ def long_chain(seed: int) -> Chain:
     random = np.random.default_rng(seed)
     return tuple(
         replace(
-            link,
+            segment,
             modes=tuple(
                 (name, replace(part, factors=tuple(_uneven(random, each) for each in part.factors)))
-                for name, part in link.modes
+                for name, part in segment.modes
             ),
         )
-        for link in chain
+        for segment in chain
     )
 
 
-def hubbed_chain(seed: int) -> Chain:
+def chain_with_shared(seed: int) -> Chain:
     """A chain with one or two hubs, each in some of its links and beside any of their variables."""
     random = np.random.default_rng(seed)
     chain = list(chain_of(seed, operators=6, layouts=3))
     is_hiding = random.random() < 0.5
     for number in range(int(random.integers(1, 3))):
         name, size = f"hub {number}", int(random.integers(1, 4))
-        for place, link in enumerate(chain):
+        for place, segment in enumerate(chain):
             if random.random() < 0.7:
                 modes = tuple(
-                    (mode, _hubbed(random, part, name, size, is_hiding)) for mode, part in link.modes
+                    (mode, _with_shared(random, part, name, size, is_hiding)) for mode, part in segment.modes
                 )
-                chain[place] = replace(link, modes=modes)
+                chain[place] = replace(segment, modes=modes)
     return tuple(chain)
 
 
-def _hubbed(random: np.random.Generator, part: Part, name: str, size: int, is_hiding: bool) -> Part:
+def _with_shared(
+    random: np.random.Generator, part: FactorGraph, name: str, size: int, is_hiding: bool
+) -> FactorGraph:
     """A part with a hub beside one of its variables."""
-    hub, other = len(part.sizes), int(random.integers(len(part.sizes)))
+    shared_variable, other = len(part.sizes), int(random.integers(len(part.sizes)))
     own = (
-        Factor((hub,), _costs(random, (size,), is_hiding)),
-        Factor((hub, other), _costs(random, (size, part.sizes[other]), is_hiding)),
+        Factor((shared_variable,), _costs(random, (size,), is_hiding)),
+        Factor((shared_variable, other), _costs(random, (size, part.sizes[other]), is_hiding)),
     )
     return replace(
         part, names=(*part.names, name), sizes=(*part.sizes, size), factors=(*part.factors, *own),
-        hubs=(*part.hubs, (name, hub)),
+        shared=(*part.shared, (name, shared_variable)),
     )  # fmt: skip
 
 
-def braid(seed: int, layers: int = 3) -> Part:
+def equal_layers(seed: int, layers: int = 3) -> FactorGraph:
     """Layers that are alike one after the other, each of an operator that reads a tensor which comes to all
     of them from outside, and of two that hang on it."""
     random = np.random.default_rng(seed)
@@ -118,15 +122,15 @@ def braid(seed: int, layers: int = 3) -> Part:
     costs = [_costs(random, (size, size), True) for _ in range(5)]
     factors = []
     for layer in range(layers):
-        before, own, beside, behind, after = (1 + 4 * layer + place for place in range(5))
-        joins = ((before, own), (own, after), (0, own), (own, beside), (beside, behind))
+        before, own, branch, twig, after = (1 + 4 * layer + place for place in range(5))
+        joins = ((before, own), (own, after), (0, own), (own, branch), (branch, twig))
         factors += [Factor(variables, each) for variables, each in zip(joins, costs, strict=True)]
     count = 4 * layers + 2
     names = tuple(f"v{variable}" for variable in range(count))
-    return Part(names, (size,) * count, tuple(factors), 0, count - 1)
+    return FactorGraph(names, (size,) * count, tuple(factors), 0, count - 1)
 
 
-def knot(seed: int) -> Part:
+def knot(seed: int) -> FactorGraph:
     """Five variables of up to nine choices, each with a cost on every other one; some choices do not go
     together."""
     random = np.random.default_rng(seed)
@@ -136,7 +140,7 @@ def knot(seed: int) -> Part:
         costs = _costs(random, tuple(sizes[variable] for variable in variables), True)
         costs[random.random(costs.shape[:-1]) < 0.2] = np.inf
         factors.append(Factor(variables, costs))
-    return Part(tuple(f"v{variable}" for variable in range(5)), sizes, tuple(factors), 0, 4)
+    return FactorGraph(tuple(f"v{variable}" for variable in range(5)), sizes, tuple(factors), 0, 4)
 
 
 def _uneven(random: np.random.Generator, factor: Factor) -> Factor:
@@ -170,27 +174,27 @@ def _costs(random: np.random.Generator, sizes: tuple[int, ...], is_hiding: bool)
     return costs
 
 
-def costs_of(part: Part, choices: tuple[int, ...]) -> Columns:
+def costs_of(part: FactorGraph, choices: tuple[int, ...]) -> Columns:
     """The five columns of a part, factor by factor."""
     return _costs_of(_tables_of(part), choices)
 
 
-def _tables_of(part: Part) -> list[tuple[tuple[int, ...], Any]]:
+def _tables_of(part: FactorGraph) -> list[tuple[tuple[int, ...], Any]]:
     """Factors as lists in lists, which are looked into sooner than arrays."""
     return [(factor.variables, factor.costs.tolist()) for factor in part.factors]
 
 
 def _costs_of(tables: list[tuple[tuple[int, ...], Any]], choices: tuple[int, ...]) -> Columns:
-    hidden_s = exposed_s = held = again = peak = 0.0
+    hidden_s = exposed_s = resident = recomputed = peak = 0.0
     for variables, cost in tables:
         for variable in variables:
             cost = cost[choices[variable]]
         hidden_s += cost[0]
         exposed_s += cost[1]
-        held += cost[2]
-        again += cost[3]
+        resident += cost[2]
+        recomputed += cost[3]
         peak = max(peak, cost[4])
-    return hidden_s, exposed_s, held, again, peak
+    return hidden_s, exposed_s, resident, recomputed, peak
 
 
 def plain(solution: Solution) -> Choices:
@@ -199,17 +203,18 @@ def plain(solution: Solution) -> Choices:
 
 def measure_of(chain: Chain, choices: Choices) -> tuple[float, float]:
     """Seconds and bytes by the definition of the columns (docs/tracking.md)."""
-    parts = [link for link in chain for _ in range(link.repeat)]
+    parts = [segment for segment in chain for _ in range(segment.repeat)]
     columns = [
-        costs_of(link.modes[mode][1], chosen) for link, (mode, chosen) in zip(parts, choices, strict=True)
+        costs_of(segment.modes[mode][1], chosen)
+        for segment, (mode, chosen) in zip(parts, choices, strict=True)
     ]
-    hidden_s, exposed_s, held = (sum(each[column] for each in columns) for column in range(3))
-    return max(hidden_s, exposed_s), held + max(each[3] + each[4] for each in columns)
+    hidden_s, exposed_s, resident = (sum(each[column] for each in columns) for column in range(3))
+    return max(hidden_s, exposed_s), resident + max(each[3] + each[4] for each in columns)
 
 
 def frontier_by_definition(chain: Chain) -> list[tuple[float, float]]:
     """Every solution, measured; those that none other is as good as in both and better in one, each once."""
-    sizes = {name: part.sizes[v] for link in chain for _, part in link.modes for name, v in part.hubs}
+    sizes = {name: part.sizes[v] for segment in chain for _, part in segment.modes for name, v in part.shared}
     points = {
         point
         for chosen in product(*(range(size) for size in sizes.values()))
@@ -222,21 +227,24 @@ def frontier_by_definition(chain: Chain) -> list[tuple[float, float]]:
     return frontier
 
 
-def _points(chain: Chain, hubs: dict[str, int]) -> set[tuple[float, float]]:
+def _points(chain: Chain, shared: dict[str, int]) -> set[tuple[float, float]]:
     """The measures of all solutions in which hubs choose so."""
     reached: dict[int, set[tuple[float, float, float, float]]] = {0: {(0.0, 0.0, 0.0, 0.0)}}
-    for link in [each for each in chain for _ in range(each.repeat)]:
+    for segment in [each for each in chain for _ in range(each.repeat)]:
         onward: dict[int, set[tuple[float, float, float, float]]] = {}
-        for _, part in link.modes:
+        for _, part in segment.modes:
             tables = _tables_of(part)
             for choices in product(*(range(size) for size in part.sizes)):
-                hidden_s, exposed_s, held, again, peak = _costs_of(tables, choices)
-                if hidden_s == np.inf or any(choices[variable] != hubs[name] for name, variable in part.hubs):
+                hidden_s, exposed_s, resident, recomputed, peak = _costs_of(tables, choices)
+                if hidden_s == np.inf or any(
+                    choices[variable] != shared[name] for name, variable in part.shared
+                ):
                     continue
                 before = reached.get(0 if part.entry is None else choices[part.entry], set())
                 after = onward.setdefault(0 if part.exit is None else choices[part.exit], set())
                 after |= {
-                    (a + hidden_s, b + exposed_s, c + held, max(d, again + peak)) for a, b, c, d in before
+                    (a + hidden_s, b + exposed_s, c + resident, max(d, recomputed + peak))
+                    for a, b, c, d in before
                 }
         reached = onward
     return {(max(a, b), c + d) for states in reached.values() for a, b, c, d in states}

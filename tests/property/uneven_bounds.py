@@ -8,33 +8,33 @@ import numpy as np
 from tests.property.uneven_twin import walked_s
 
 from shardwise.search.uneven import estimate
-from shardwise.search.uneven.bounds import NEVER_S, Entries, Relaxation
-from shardwise.search.uneven.estimate import figures_of
-from shardwise.search.uneven.reach import Reach
+from shardwise.search.uneven.bounds import INFINITE_S, StageTable, SuffixRelaxation
+from shardwise.search.uneven.estimate import layout_figures
+from shardwise.search.uneven.reach import CapacityRelaxation
 
 
 def hold_bounds(of: Any, layouts: Any, numbers: range | list[int], seed: int) -> None:
     """Each of `layouts` of the options `of`, walked with each of these numbers of microbatches, takes no less
     than every bound of it."""
-    entries = Entries(of)
+    entries = StageTable(of)
     for row, times_s in enumerate(walked_s(of, layouts, numbers)):
         sites, layers = layouts.pools[row], layouts.layers[row]
         of_site = dict(zip(sites.tolist(), layouts.kinds[row].tolist(), strict=True))
         kinds = tuple(of_site.get(at, 0) for at in range(len(of.stages)))
         counts = tuple(int((sites == at).sum()) for at in range(len(of.stages)))
-        figures = figures_of(of, kinds, sites[None], layers[None])
-        reach = Reach(of, np.array([kinds]), np.array([counts]))
+        figures = layout_figures(of, kinds, sites[None], layers[None])
+        capacity = CapacityRelaxation(of, np.array([kinds]), np.array([counts]))
         for m, time_s in zip(numbers, times_s.tolist(), strict=True):
             if time_s == float("inf"):
                 continue
             within_s = time_s * (1 + 1e-9)
-            for most_s in (NEVER_S, time_s):  # it has no stage that takes more by itself
-                relaxation = Relaxation(entries, [(kinds, counts)], [m], within_s=most_s)
+            for most_s in (INFINITE_S, time_s):  # it has no stage that takes more by itself
+                relaxation = SuffixRelaxation(entries, [(kinds, counts)], [m], within_s=most_s)
                 assert relaxation.bounds()[0] <= within_s, (seed, sites, layers, m)
             # Nor less than pipelines that differ in how they are spread alone are told together.
-            together = Relaxation(entries, [(entries.loose(kinds), counts)], [m])
+            together = SuffixRelaxation(entries, [(entries.relaxed_kinds(kinds), counts)], [m])
             assert together.bounds()[0] <= within_s, (seed, sites, layers, m)
-            assert estimate.least_s(figures, m)[0] <= within_s, (seed, sites, layers, m)
-            assert reach.soon(within_s, np.array([m + 1]))[0] >= m, (seed, sites, layers, m)
-            assert reach.can_do(np.array([0]), np.array([m]), within_s)[0], (seed, sites, layers, m)
-            assert reach.microbatches(within_s)[0] >= m, (seed, sites, layers, m)
+            assert estimate.lower_bound_s(figures, m)[0] <= within_s, (seed, sites, layers, m)
+            assert capacity.quick_bound(within_s, np.array([m + 1]))[0] >= m, (seed, sites, layers, m)
+            assert capacity.can_do(np.array([0]), np.array([m]), within_s)[0], (seed, sites, layers, m)
+            assert capacity.microbatches(within_s)[0] >= m, (seed, sites, layers, m)

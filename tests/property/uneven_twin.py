@@ -17,19 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cluster import load_cluster
-from shardwise.cost import Seat, StageShape, hop_s, kinds_of, stage_price
+from shardwise.cost import NodeSlot, StageShape, hop_s, stage_costs, stage_kinds_of
 from shardwise.model import Model, model_from_config
-from shardwise.search import Limits, UnevenSpace
-from shardwise.search.uneven.hops import Hops
-from shardwise.search.uneven.options import Options, Pricing, Stages
-from shardwise.search.uneven.space import Block, Braid, Kind
+from shardwise.search import UnevenLimits, UnevenSpace
+from shardwise.search.uneven.hops import StageHops
+from shardwise.search.uneven.options import SiteCosts, StageCostModel, StageOptions
+from shardwise.search.uneven.space import MixedPoolKind, StageKind, UnevenSubproblem
 from shardwise.strategy import Job
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 DEVICES = ("H100-SXM", "A100-80G", "A100-40G", "V100-16G", "T4", "RTX3090", "L4")
-SEATED = ("gather_s", "reduce_s", "end_s")
+BY_NODE_SLOT = ("gather_s", "reduce_s", "end_s")
 """What depends on how many stages of the pipeline lie together in a node."""
 LINKS = ("1Gb/s", "10Gb/s", "200Gb/s")
 
@@ -70,8 +70,10 @@ def drawn_space(seed: int, most_devices: int) -> UnevenSpace:
         dtype="fp16",
         memory_margin=rng.choice((0.05, 0.05, 0.6, 0.8, 0.9)),
     )
-    limits = Limits(
-        stages=rng.choice((2, 3, 4)), rows=rng.choice((1, 2)), loose_nodes=rng.choice((0, 4, 4, 4))
+    limits = UnevenLimits(
+        stages=rng.choice((2, 3, 4)),
+        stage_dp=rng.choice((1, 2)),
+        whole_node_threshold=rng.choice((0, 4, 4, 4)),
     )
     return UnevenSpace(model, load_cluster(text, inter_node=rng.choice(LINKS)), job, limits)
 
@@ -86,13 +88,13 @@ def drawn_to_spread(seed: int) -> UnevenSpace:
     model = _model(rng, rng.randint(2, 5), rng.choice((2048, 4096)), heads=rng.choice((1, 1, 8)))
     batch, margin = rng.choice((4, 6, 8)), rng.choice((0.5, 0.7, 0.8, 0.9))
     job = Job(seq_len=rng.choice((128, 256)), global_batch_size=batch, dtype="fp16", memory_margin=margin)
-    limits = Limits(stages=rng.choice((2, 2, 3, 4)), loose_nodes=rng.choice((0, 4, 4, 4)))
+    limits = UnevenLimits(stages=rng.choice((2, 2, 3, 4)), whole_node_threshold=rng.choice((0, 4, 4, 4)))
     link = rng.choice(("1Gb/s", "10Gb/s", "100Gb/s"))
     cluster = load_cluster(f"{first}x{one}+{second}x{other}", inter_node=link)
     return UnevenSpace(model, cluster, job, limits)
 
 
-def drawn_to_braid(seed: int) -> UnevenSpace:
+def drawn_with_mixed_stages(seed: int) -> UnevenSpace:
     """The same of up to 5 devices, where stages may split up to 4 or 6 rows over two pools, and more often
     should: fast links, short sequences, few of them."""
     rng = random.Random(seed)
@@ -103,10 +105,19 @@ def drawn_to_braid(seed: int) -> UnevenSpace:
             break
     layers, width = rng.randint(2, 4), rng.choice((1024, 1024, 2048))
     link, batch = rng.choice(("200Gb/s", "1600Gb/s")), rng.choice((2, 4, 4, 5, 6))
-    margin, stages, braid = rng.choice((0.05, 0.5, 0.5, 0.9)), rng.choice((2, 3)), rng.choice((4, 4, 6))
+    margin, stages, mixed_stage_rows = (
+        rng.choice((0.05, 0.5, 0.5, 0.9)),
+        rng.choice((2, 3)),
+        rng.choice((4, 4, 6)),
+    )
     model = _model(rng, layers, width)
     job = Job(seq_len=256, global_batch_size=batch, dtype="fp16", memory_margin=margin)
-    limits = Limits(stages=stages, rows=rng.choice((1, 2)), loose_nodes=rng.choice((0, 4, 4, 4)), braid=braid)
+    limits = UnevenLimits(
+        stages=stages,
+        stage_dp=rng.choice((1, 2)),
+        whole_node_threshold=rng.choice((0, 4, 4, 4)),
+        mixed_stage_rows=mixed_stage_rows,
+    )
     text = "+".join(f"{n}x{d}x{name}" for (n, d), name in zip(parts, classes, strict=True))
     return UnevenSpace(model, load_cluster(text, inter_node=link), job, limits)
 
@@ -122,7 +133,9 @@ def _model(rng: random.Random, layers: int, width: int, heads: int = 8) -> Model
 
 def least_s(space: UnevenSpace) -> float:
     """The least time of any plan of the space; infinity where nothing fits."""
-    pricing = Pricing(UnevenSpace(space.model, space.cluster, space.job, replace(space.limits, braid=1)))
+    pricing = StageCostModel(
+        UnevenSpace(space.model, space.cluster, space.job, replace(space.limits, mixed_stage_rows=1))
+    )
     best = float("inf")
     for mask in range(1, 1 << len(space.pools)):
         union = tuple(place for place in range(len(space.pools)) if mask >> place & 1)
@@ -130,46 +143,48 @@ def least_s(space: UnevenSpace) -> float:
         batch = space.job.global_batch_size
         for size in (size for size in range(1, batch + 1) if batch % size == 0):
             most = min(devices, batch // size)
-            widest = Block(pools=union, micro_batch_size=size, least=1, most=1)
-            layouts = every_layout(with_braids(space, pricing.options(widest), widest))
+            widest = UnevenSubproblem(pools=union, micro_batch_size=size, least=1, most=1)
+            layouts = every_layout(with_mixed_stages(space, pricing.options(widest), widest))
             for pipelines in range(1, most + 1):
-                block = replace(widest, least=pipelines, most=pipelines)
-                options = with_braids(space, pricing.options(block), block)
+                subproblem = replace(widest, least=pipelines, most=pipelines)
+                options = with_mixed_stages(space, pricing.options(subproblem), subproblem)
                 best = min(best, _least_of(options, layouts, pipelines))
                 if len(union) > 1 and pipelines > 1:
-                    alike = pricing.options(replace(block, is_alike=True))
+                    alike = pricing.options(replace(subproblem, is_alike=True))
                     plain = [some.take((some.pools < len(union)).all(axis=1)) for some in layouts]
                     best = min(best, _least_alike(alike, plain, pipelines))
     return best
 
 
-def with_braids(space: UnevenSpace, options: Options, block: Block) -> Options:
+def with_mixed_stages(
+    space: UnevenSpace, options: StageOptions, subproblem: UnevenSubproblem
+) -> StageOptions:
     """The options of a block of so many pipelines with stages on two pools, each with all of its layers and a
     row or more of every microbatch: what the slower part takes, where both fit, by the recomputation whose
     backward is the shortest then. Their replicas are two for each pipeline, in different nodes."""
-    size, count = block.micro_batch_size, len(block.pools)
-    if not 2 <= size <= space.limits.braid:
+    size, count = subproblem.micro_batch_size, len(subproblem.pools)
+    if not 2 <= size <= space.limits.mixed_stage_rows:
         return options
     stages, hops, sites = list(options.stages), list(options.hops), list(options.sites)
     for a in range(count):
         for b in range(a + 1, count):
-            braids, figures, hops_s = [], [], []
+            mixed_pool_stages, figures, hops_s = [], [], []
             for rows in range(1, size):
-                for one in _parts_of(space, block, block.pools[a], rows):
-                    for other in _parts_of(space, block, block.pools[b], size - rows):
-                        braids.append(Braid((one.tp, other.tp), (rows, size - rows)))
+                for one in _parts_of(space, subproblem, subproblem.pools[a], rows):
+                    for other in _parts_of(space, subproblem, subproblem.pools[b], size - rows):
+                        mixed_pool_stages.append(MixedPoolKind((one.tp, other.tp), (rows, size - rows)))
                         figures.append(_slower(one, other))
                         hops_s.append(max(one.hop_s, other.hop_s))
-            shape = (len(braids), options.most_stages + 1, options.most_stages + 1)
+            shape = (len(mixed_pool_stages), options.most_stages + 1, options.most_stages + 1)
             hop_s = np.broadcast_to(np.array(hops_s)[:, None, None], shape)
             found = {name: np.array([one[name] for one in figures]) for name in figures[0]}
             none = np.zeros(found["forward_s"].shape)
             for name in ("recompute", "allocated_bytes", "device_bytes", "fullest"):
                 found[name] = none.astype(int)
-            for name in SEATED:
+            for name in BY_NODE_SLOT:
                 found[name] = found[name][:, None]
-            stages.append(Stages(kinds=tuple(braids), seats=(Seat(),), **found))
-            hops.append(Hops(hop_s, hop_s, np.zeros((2, *shape), dtype=np.int64)))
+            stages.append(SiteCosts(kinds=tuple(mixed_pool_stages), node_slots=(NodeSlot(),), **found))
+            hops.append(StageHops(hop_s, hop_s, np.zeros((2, *shape), dtype=np.int64)))
             sites.append((a, b))
     return replace(options, stages=tuple(stages), hops=tuple(hops), sites=tuple(sites))
 
@@ -184,19 +199,19 @@ class _Part:
     hop_s: float
 
 
-def _parts_of(space: UnevenSpace, block: Block, pool: int, rows: int) -> list[_Part]:
-    problem = space.problem(pool, block.pools, False)
+def _parts_of(space: UnevenSpace, subproblem: UnevenSubproblem, pool: int, rows: int) -> list[_Part]:
+    problem = space.problem(pool, subproblem.pools, False)
     node = space.pools[pool].node.devices
     axes = (space.most_stages + 1, 2, space.model.layers + 1)
     place, first, layers = (axis.reshape(-1, 1) for axis in np.indices(axes))
     shape = StageShape(
-        layers=layers, held=place, is_first=1.0 * first, is_last=1.0 * (place == 1),
-        replicas=(2 * block.most,), groups=2,
+        layers=layers, in_flight=place, is_first=1.0 * first, is_last=1.0 * (place == 1),
+        replicas=(2 * subproblem.most,), groups=2,
     )  # fmt: skip
     found = []
     for tp in (tp for tp in (1, 2, 4, 8) if node % tp == 0):
-        kinds = kinds_of(problem, [(tp, 1)], rows)
-        price = stage_price(kinds, shape)
+        kinds = stage_kinds_of(problem, [(tp, 1)], rows)
+        price = stage_costs(kinds, shape)
         cells = (3, 1, place.size, 1)
         figures = {
             name: np.broadcast_to(getattr(price, name), cells).reshape(3, *axes)
@@ -217,7 +232,7 @@ def _slower(one: _Part, other: _Part) -> dict[str, Floats]:
     return {name: np.take_along_axis(values, way, axis=0)[0] for name, values in both.items()}
 
 
-def every_layout(options: Options) -> list[Layouts]:
+def every_layout(options: StageOptions) -> list[Layouts]:
     """Every pipeline that the devices are enough for: kinds per site, sites in any order, one pair of pools
     among them at most, layers in any parts; those of each number of stages together."""
     count, alone = len(options.stages), len(options.devices)
@@ -225,13 +240,13 @@ def every_layout(options: Options) -> list[Layouts]:
         np.array([_takes(site, kind, alone) for kind in stages.kinds])
         for site, stages in zip(options.sites, options.stages, strict=True)
     ]
-    braids = [(0,) * len(takes[alone:])] + [
+    mixed_pool_stages = [(0,) * len(takes[alone:])] + [
         tuple(kind if pair == at else 0 for at in range(alone, count))
         for pair in range(alone, count)
         for kind in range(1, len(takes[pair]))
     ]
     kinds_of_pools = product(*(range(len(one)) for one in takes[:alone]))
-    chosen: Ints = np.array([(*some, *more) for some in kinds_of_pools for more in braids])
+    chosen: Ints = np.array([(*some, *more) for some in kinds_of_pools for more in mixed_pool_stages])
     found = []
     for stages in range(1, options.most_stages + 1):
         orders: Ints = np.array(list(product(range(count), repeat=stages)))
@@ -260,25 +275,25 @@ def every_layout(options: Options) -> list[Layouts]:
     return found
 
 
-def filling_of(options: Options, site: int, kind: int, many: int) -> int:
+def filling_of(options: StageOptions, site: int, kind: int, many: int) -> int:
     """How many alike pipelines with so many stages on a pool fill the nodes that each group of these is
     spread over: 1 where as many as fit lie together, 0 where they lie as those of another kind do."""
     stages = options.stages[site]
-    one, devices = stages.kinds[kind], stages.seats[0].devices
-    assert not isinstance(one, Braid)
-    size, more = one.tp * one.dp, [n for n in (1, 2, 4, 8) if one.together < n <= options.most_stages]
+    one, devices = stages.kinds[kind], stages.node_slots[0].devices
+    assert not isinstance(one, MixedPoolKind)
+    size, more = one.tp * one.dp, [n for n in (1, 2, 4, 8) if one.stages_per_node < n <= options.most_stages]
     if not any(devices % (n * size) == 0 for n in more):
         return 1
     own, *others = (
         [_together(devices, size, many, left, most) for left in range(1, many + 1)]
-        for most in (one.together, *more)
+        for most in (one.stages_per_node, *more)
     )
-    return 0 if own in others else max(devices // (together * size) for together in own)
+    return 0 if own in others else max(devices // (stages_per_node * size) for stages_per_node in own)
 
 
-def _takes(site: tuple[int, ...], kind: Kind | Braid, pools: int) -> list[int]:
+def _takes(site: tuple[int, ...], kind: StageKind | MixedPoolKind, pools: int) -> list[int]:
     """Devices of each pool that a stage takes: all on its pool, or of each of two its part."""
-    if isinstance(kind, Braid):
+    if isinstance(kind, MixedPoolKind):
         return [kind.tp[site.index(pool)] if pool in site else 0 for pool in range(pools)]
     return [kind.tp * kind.dp if pool in site else 0 for pool in range(pools)]
 
@@ -292,13 +307,13 @@ def _parts(total: int, parts: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-def least_of_block(options: Options, layouts: list[Layouts], block: Block) -> float:
+def least_of_block(options: StageOptions, layouts: list[Layouts], subproblem: UnevenSubproblem) -> float:
     """The least time of any plan of a block with one number of pipelines; infinity where nothing fits."""
-    least = _least_alike if block.is_alike else _least_of
-    return least(options, layouts, block.most)
+    least = _least_alike if subproblem.is_alike else _least_of
+    return least(options, layouts, subproblem.most)
 
 
-def _least_alike(options: Options, layouts: list[Layouts], pipelines: int) -> float:
+def _least_alike(options: StageOptions, layouts: list[Layouts], pipelines: int) -> float:
     """The least time of `pipelines` pipelines with the same stages, of shares as equal as can be."""
     best = float("inf")
     for some in layouts:
@@ -309,7 +324,7 @@ def _least_alike(options: Options, layouts: list[Layouts], pipelines: int) -> fl
     return best
 
 
-def _least_of(options: Options, layouts: list[Layouts], pipelines: int) -> float:
+def _least_of(options: StageOptions, layouts: list[Layouts], pipelines: int) -> float:
     """The least time of `pipelines` pipelines that share the microbatches.
 
     `reached` has the least time by pipelines, devices taken of each pool, and microbatches that they do."""
@@ -331,13 +346,15 @@ def _least_of(options: Options, layouts: list[Layouts], pipelines: int) -> float
     return float(reached[pipelines][..., most].min())
 
 
-def _sets(options: Options, layouts: list[Layouts], most: int) -> dict[tuple[tuple[int, ...], int], Floats]:
+def _sets(
+    options: StageOptions, layouts: list[Layouts], most: int
+) -> dict[tuple[tuple[int, ...], int], Floats]:
     """By devices taken and how many alike pipelines take them: the least time in which each of them does 1,
     2, ... `most` microbatches."""
     found: dict[tuple[tuple[int, ...], int], Floats] = {}
     for some in layouts:
-        told = np.concatenate([some.taken, some.filling[:, None]], axis=1)
-        each, group = np.unique(told, axis=0, return_inverse=True)
+        keys = np.concatenate([some.taken, some.filling[:, None]], axis=1)
+        each, group = np.unique(keys, axis=0, return_inverse=True)
         times_s = walked_s(options, some, range(1, most + 1))
         least = np.full((len(each), most), np.inf)
         np.minimum.at(least, group.reshape(-1), times_s)
@@ -351,7 +368,7 @@ def _sets(options: Options, layouts: list[Layouts], most: int) -> dict[tuple[tup
     return found
 
 
-def _hops(options: Options, layouts: Layouts) -> Floats:
+def _hops(options: StageOptions, layouts: Layouts) -> Floats:
     """Seconds from each stage to the next, of shape (stages - 1, layouts)."""
     pools, kinds = layouts.pools.T, layouts.kinds.T
     stages = len(pools)
@@ -365,7 +382,7 @@ def _hops(options: Options, layouts: Layouts) -> Floats:
     return np.where(pools[1:] == pools[:-1], near[:-1], np.maximum(far[:-1], far[1:]))
 
 
-def _figures(options: Options, layouts: Layouts, name: str) -> Floats:
+def _figures(options: StageOptions, layouts: Layouts, name: str) -> Floats:
     """One figure of every stage, of shape (stages, layouts)."""
     found: Floats = np.zeros(layouts.pools.T.shape)
     stages = len(found)
@@ -374,14 +391,16 @@ def _figures(options: Options, layouts: Layouts, name: str) -> Floats:
             mine = layouts.pools[:, s] == pool
             at = stages - s, int(s == 0), layouts.layers[mine, s]
             kinds = layouts.kinds[mine, s]
-            if name in SEATED:
+            if name in BY_NODE_SLOT:
                 number = (layouts.pools[mine] == pool).sum(axis=1)
                 left = (layouts.pools[mine, s:] == pool).sum(axis=1)
                 # Few of them differ: a seat is looked for once.
-                told = (kinds * (stages + 1) + number) * (stages + 1) + left
-                _, first, alike = np.unique(told, return_index=True, return_inverse=True)
-                seats = [_seat(of, int(kinds[n]), int(number[n]), int(left[n]), stages) for n in first]
-                found[s][mine] = getattr(of, name)[kinds, np.array(seats, dtype=np.int64)[alike], *at]
+                keys = (kinds * (stages + 1) + number) * (stages + 1) + left
+                _, first, alike = np.unique(keys, return_index=True, return_inverse=True)
+                node_slots = [
+                    _node_slot(of, int(kinds[n]), int(number[n]), int(left[n]), stages) for n in first
+                ]
+                found[s][mine] = getattr(of, name)[kinds, np.array(node_slots, dtype=np.int64)[alike], *at]
             else:
                 found[s][mine] = getattr(of, name)[kinds, *at]
     return found
@@ -401,17 +420,19 @@ def _together(devices: int, size: int, number: int, left: int, most: int) -> int
             return many
 
 
-def _seat(of: Stages, kind: int, number: int, left: int, stages: int) -> int:
+def _node_slot(of: SiteCosts, kind: int, number: int, left: int, stages: int) -> int:
     """Where the prices of a stage on a pool are, one of `number` there in a pipeline of `stages`."""
-    devices = of.seats[0].devices
-    if isinstance(one := of.kinds[kind], Braid):
+    devices = of.node_slots[0].devices
+    if isinstance(one := of.kinds[kind], MixedPoolKind):
         return 0
-    together = _together(devices, one.tp * one.dp, number, left, one.together)
-    whole = Seat(together, devices, True)
-    return of.seats.index(whole if together == stages and whole in of.seats else Seat(together, devices))
+    stages_per_node = _together(devices, one.tp * one.dp, number, left, one.stages_per_node)
+    whole = NodeSlot(stages_per_node, devices, True)
+    return of.node_slots.index(
+        whole if stages_per_node == stages and whole in of.node_slots else NodeSlot(stages_per_node, devices)
+    )
 
 
-def walked_s(options: Options, layouts: Layouts, counts: range | list[int]) -> Floats:
+def walked_s(options: StageOptions, layouts: Layouts, counts: range | list[int]) -> Floats:
     """Each pipeline's step under 1F1B with each of these numbers of microbatches, action by action; of shape
     (layouts, counts)."""
     found = np.full((len(layouts.pools), len(counts)), np.inf)

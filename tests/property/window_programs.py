@@ -36,9 +36,9 @@ def _with_halo(run: Spmd, value: Value, read: str, made: str) -> tuple[Value, di
     """A tensor with the rows of its neighbours that the rules name, and the first row that each rank has."""
     rows = 0
     for axis, rule in enumerate(run.mesh.rules):
-        if rule.split == made and rule.exchanges:
-            (exchange,) = rule.exchanges
-            rows = int(exchange.copies)
+        if rule.split == made and rule.collectives:
+            (call,) = rule.collectives
+            rows = int(call.copies)
             value = run.neighbours(axis, value, read, rows)
     return value, {rank: run.mesh.interval(read, rank)[0] - rows for rank in run.mesh.ranks}
 

@@ -18,7 +18,7 @@ from tests.recorded.files import PLANS, frozen
 from shardwise import search
 from shardwise.app.cli.checking import verdict_on
 from shardwise.cluster import Cluster, cluster_from_record, mesh_of
-from shardwise.cost import Training, price_layout, price_pipeline
+from shardwise.cost import Training, estimate_layout, estimate_pipeline
 from shardwise.errors import Infeasible
 from shardwise.graph import (
     GraphLayout,
@@ -111,7 +111,7 @@ def question_of(asked: Mapping[str, Any]) -> search.Question:
         top=asked["top"],
         frontier=asked["frontier"],
         stage_dp=asked["stage_dp"],
-        braid=asked["braid"],
+        mixed_stage_rows=asked["braid"],
     )
 
 
@@ -125,7 +125,7 @@ def _strategy_answer(asked: Mapping[str, Any]) -> dict[str, Any]:
     is_of_pools = question.objective == "time" and search.is_mixed(question.cluster)
     try:
         if is_of_pools:
-            return records.answer_record(search.plan_pools(question, target=target))
+            return records.answer_record(search.plan_mixed_cluster(question, target=target))
         if target is not None:
             return records.answer_record(search.plan_for(target, question, search.plan))
         return records.answer_record(search.plan(question))
@@ -186,9 +186,9 @@ def layout_price(
     """Seconds and bytes of a layout by its names, by code that shares nothing with the search."""
     mesh = mesh_of(cluster, layout.ranks)
     if isinstance(layout, StagedLayout):
-        staged = price_pipeline(graph, cluster, training, mesh, layout)
+        staged = estimate_pipeline(graph, cluster, training, mesh, layout)
         return staged.time_s, staged.memory_bytes
-    price = price_layout(graph, cluster, training, mesh, layout)
+    price = estimate_layout(graph, cluster, training, mesh, layout)
     return price.time_s, price.memory_bytes
 
 
@@ -213,7 +213,7 @@ def strategy_of(text: str) -> Strategy:
 
 def _uneven_price(case: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[float, float]:
     job = job_of(case)
-    found = search.priced_again(
+    found = search.predict_record(
         model_of(case["model"]), cluster_of(case["cluster"]), job, uneven_of(candidate)
     )
     if found.faults:

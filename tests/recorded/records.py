@@ -17,17 +17,17 @@ from shardwise.graph import GraphLayout, StagedLayout, layout_record, staged_rec
 from shardwise.plan import (
     Answer,
     Certificate,
-    ForTrace,
-    Frontier,
     GraphPlan,
     Idle,
     Layout,
     MixedFigures,
-    Part,
     PeakMemory,
     Plan,
     Result,
+    SearchedPart,
     Stage,
+    StrategyFrontier,
+    TraceChoice,
     UnevenAnswer,
     UnevenFile,
     UnevenResult,
@@ -187,7 +187,7 @@ def idle_record(idle: Idle) -> Record:
     return {"devices": idle.devices, "nodes": idle.nodes, "ranks": idle.ranks}
 
 
-def part_record(part: Part) -> Record:
+def part_record(part: SearchedPart) -> Record:
     """A part of the cluster that was searched too."""
     return {
         "devices": part.devices,
@@ -211,7 +211,7 @@ def mixed_record(mixed: MixedFigures | None) -> Record | None:
     }
 
 
-def tradeoff_record(frontier: Frontier) -> Record:
+def tradeoff_record(frontier: StrategyFrontier) -> Record:
     """Time against memory of strategies."""
     points = [
         {
@@ -363,7 +363,7 @@ def plan_record(plan: Plan | UnevenFile | GraphPlan) -> Record:
     }
 
 
-def trace_record(found: ForTrace) -> Record:
+def trace_record(found: TraceChoice) -> Record:
     """How a plan was chosen for a trace of events; not how many arrangements were weighed."""
     return {
         "policy": found.policy,

@@ -31,38 +31,38 @@ def main() -> int:
         return _run(parser.parse_args(), Commands(Path(folder)))
 
 
-def _run(asked: argparse.Namespace, shardwise: Commands) -> int:
-    chosen = [RELATIONS[name] for name in asked.relation or RELATIONS]
-    seed, started_s = asked.seed, perf_counter()
-    held: Counter[str] = Counter()
+def _run(options: argparse.Namespace, shardwise: Commands) -> int:
+    chosen = [RELATIONS[name] for name in options.relation or RELATIONS]
+    seed, started_s = options.seed, perf_counter()
+    passed: Counter[str] = Counter()
     failures: dict[str, list[str]] = {}
-    while shardwise.runs < asked.plans:
+    while shardwise.runs < options.plans:
         one = question(seed)
         for each in chosen:
             if each.applies(one):
                 try:
                     each.check(one, shardwise)
-                    held[each.name] += 1
+                    passed[each.name] += 1
                 except Exception as error:  # noqa: BLE001 - counted and printed, and the next one is asked
-                    text = f"seed {seed}: {_said(error, one)}"
+                    text = f"seed {seed}: {_error_text(error, one)}"
                     failures.setdefault(each.name, []).append(text)
                     print(f"{each.name}: {text[:WIDTH]}", file=sys.stderr, flush=True)
-        shardwise.forget()
+        shardwise.drop_answers()
         seed += 1
         if seed % 20 == 0:
             count = sum(map(len, failures.values()))
             print(f"{shardwise.runs} plans, seed {seed}, {count} failures", file=sys.stderr, flush=True)
     for each in chosen:
         failed = failures.get(each.name, [])
-        print(f"{each.group} {each.name}: held {held[each.name]}, failed {len(failed)}")
-        for text in sorted(failed, key=len)[: asked.shown]:
+        print(f"{each.group} {each.name}: held {passed[each.name]}, failed {len(failed)}")
+        for text in sorted(failed, key=len)[: options.shown]:
             print(f"  {text}")
     taken_s = perf_counter() - started_s
-    print(f"{shardwise.runs} plans of {seed - asked.seed} questions in {taken_s:.0f} s")
+    print(f"{shardwise.runs} plans of {seed - options.seed} questions in {taken_s:.0f} s")
     return 1 if failures else 0
 
 
-def _said(error: Exception, one: object) -> str:
+def _error_text(error: Exception, one: object) -> str:
     if isinstance(error, AssertionError):
         return str(error)
     place = traceback.extract_tb(error.__traceback__)[-1]

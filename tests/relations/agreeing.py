@@ -10,11 +10,11 @@ from typing import Any
 from tests.relations.commands import Answer, Commands, SavedPoint
 from tests.relations.questions import Question
 from tests.relations.relation import (
-    NEARLY,
+    REL_TOL,
     figures,
     has_network,
-    is_alike_plan,
     is_plan,
+    is_uniform_plan,
     relation,
     require,
     require_same,
@@ -25,21 +25,21 @@ MOST_EVALUATED = 20_000
 """Candidates of a space that is evaluated one by one."""
 
 
-def _text(strategy: dict[str, Any]) -> str:
-    said = {
+def _strategy_text(strategy: dict[str, Any]) -> str:
+    fields = {
         name: str(value).lower() if isinstance(value, bool) else value for name, value in strategy.items()
     }
-    return ",".join(f"{name}={value}" for name, value in said.items())
+    return ",".join(f"{name}={value}" for name, value in fields.items())
 
 
 def _result(answer: Answer) -> Any:
     """The price of a result, without what only a plan of a mixed cluster has."""
-    left_out = ("uniform_step_time_s", "fastest_class_step_time_s", "why", "layout")
-    return {key: value for key, value in answer.best.items() if key not in left_out}
+    ignored = ("uniform_step_time_s", "fastest_class_step_time_s", "why", "layout")
+    return {key: value for key, value in answer.best.items() if key not in ignored}
 
 
 @relation(is_plan)
-def evaluate_says_the_same(question: Question, shardwise: Commands) -> None:
+def evaluate_agrees(question: Question, shardwise: Commands) -> None:
     """`evaluate` of the best strategy on all devices."""
     answer = shardwise.answer(question.words(use_all=""))
     if (
@@ -48,11 +48,11 @@ def evaluate_says_the_same(question: Question, shardwise: Commands) -> None:
         and answer.best["strategy"] is not None
     ):
         words = question.words(command="evaluate", space=None, fix=None, top=None)
-        evaluated = shardwise.answer((*words, "--strategy", _text(answer.best["strategy"])))
+        evaluated = shardwise.answer((*words, "--strategy", _strategy_text(answer.best["strategy"])))
         require_same(answer, evaluated, what="evaluate", figures=_result)
 
 
-@relation(is_alike_plan)
+@relation(is_uniform_plan)
 def frontier_begins_with_the_best(question: Question, shardwise: Commands) -> None:
     """The fastest point of `frontier` is the answer of `plan` on all devices."""
     answer = shardwise.answer(question.words(use_all=""))
@@ -61,10 +61,10 @@ def frontier_begins_with_the_best(question: Question, shardwise: Commands) -> No
     if answer.fits:
         times = frontier.step_time_s, answer.step_time_s
         found = f"frontier: {times[0]!r} s, plan: {times[1]!r} s"
-        require(isclose(*times, rel_tol=NEARLY), found, answer, frontier)
+        require(isclose(*times, rel_tol=REL_TOL), found, answer, frontier)
 
 
-@relation(is_alike_plan)
+@relation(is_uniform_plan)
 def frontier_ends_with_the_smallest(question: Question, shardwise: Commands) -> None:
     """The smallest point of `frontier` is the answer for the objective memory."""
     smallest = shardwise.answer(question.words(objective="memory"))
@@ -74,10 +74,10 @@ def frontier_ends_with_the_smallest(question: Question, shardwise: Commands) -> 
         point = frontier.document["points"][-1]
         nbytes = smallest.best["peak_memory_bytes"]["device"]
         found = f"frontier: {point['memory_bytes']!r} bytes, plan: {nbytes!r}"
-        require(isclose(point["memory_bytes"], nbytes, rel_tol=NEARLY), found, smallest, frontier)
+        require(isclose(point["memory_bytes"], nbytes, rel_tol=REL_TOL), found, smallest, frontier)
 
 
-@relation(is_alike_plan)
+@relation(is_uniform_plan)
 def frontier_of_plan(question: Question, shardwise: Commands) -> None:
     """`plan --frontier` has the points of `frontier`, on all devices."""
     answer = shardwise.answer(question.words(frontier="", use_all=""))
@@ -128,7 +128,7 @@ def explain_agrees(question: Question, shardwise: Commands) -> None:
         require(counts[0] == counts[1], f"explain: candidates {counts}", explained)
 
 
-@relation(is_alike_plan)
+@relation(is_uniform_plan)
 def why_not_is_a_plan_with_that_fixed(question: Question, shardwise: Commands) -> None:
     """`explain --why-not` about a plan on all devices finds what `plan --fix` finds, on any part of them."""
     answer = shardwise.answer(question.words(fix=None, use_all=""))
@@ -136,44 +136,49 @@ def why_not_is_a_plan_with_that_fixed(question: Question, shardwise: Commands) -
         ("tp=1", "pp=1", "zero_stage=1", "recompute=full", "micro_batch_size=1")
     )
     if answer.fits:
-        saved = question.asking({"fix": None, "use_all": ""}).saved()
+        saved = question.with_options({"fix": None, "use_all": ""}).saved()
         fixed = shardwise.answer(question.words(fix=fix))
         other = shardwise.answer(("explain", saved, "--why-not", fix))
         require(fixed.fits == other.fits, "why not: only one of them fits", fixed, other)
         if fixed.fits:
             times = fixed.step_time_s, other.document["result"]["step_time_s"]
             found = f"why not: {times[1]!r} s, fixed: {times[0]!r} s"
-            require(isclose(*times, rel_tol=NEARLY), found, fixed, other)
+            require(isclose(*times, rel_tol=REL_TOL), found, fixed, other)
 
 
-@relation(lambda question: is_alike_plan(question) and has_network(question) and not question.cluster.tiers)
+@relation(lambda question: is_uniform_plan(question) and has_network(question) and not question.cluster.tiers)
 def what_if_is_a_plan_there(question: Question, shardwise: Commands) -> None:
     """`explain --what-if` of twice the bandwidth between nodes finds what `plan` finds there."""
     answer = shardwise.answer(question.words(use_all=""))
     if answer.fits:
-        cluster = question.cluster.with_cards_said()
+        cluster = question.cluster.with_explicit_cards()
         faster = cluster.changed(
             lambda run: replace(run, card_bytes_per_s=2.0 * (run.card_bytes_per_s or 0.0))
         )
         there = shardwise.answer(question.on(faster).words())
         other = shardwise.answer(
-            ("explain", question.asking({"use_all": ""}).saved(), "--what-if", "inter_node_bandwidth=2x")
+            (
+                "explain",
+                question.with_options({"use_all": ""}).saved(),
+                "--what-if",
+                "inter_node_bandwidth=2x",
+            )
         )
         times = there.step_time_s, other.document["result"]["step_time_s"]
         found = f"what if: {times[1]!r} s, planned there: {times[0]!r} s"
-        require(isclose(*times, rel_tol=NEARLY), found, there, other)
+        require(isclose(*times, rel_tol=REL_TOL), found, there, other)
 
 
 @relation(is_plan)
-def simulate_says_the_same(question: Question, shardwise: Commands) -> None:
+def simulate_agrees(question: Question, shardwise: Commands) -> None:
     """`simulate` has the plan's step time, and its pipeline takes no more than that."""
     answer = shardwise.answer(question.words())
     if answer.fits:
         timeline = shardwise.answer(("simulate", question.saved()))
         times = timeline.document["step_time_s"], timeline.document["timeline_s"]
-        is_same = isclose(times[0], answer.step_time_s, rel_tol=NEARLY)
+        is_same = isclose(times[0], answer.step_time_s, rel_tol=REL_TOL)
         found = f"simulate: {times!r} s, planned {answer.step_time_s!r} s"
-        require(is_same and times[1] <= times[0] * (1.0 + NEARLY), found, answer, timeline)
+        require(is_same and times[1] <= times[0] * (1.0 + REL_TOL), found, answer, timeline)
 
 
 @relation(is_plan)
@@ -212,11 +217,13 @@ def a_budget_that_is_too_short(question: Question, shardwise: Commands) -> None:
     if early.fits:
         found = f"ended early: {early.step_time_s!r} s, at least {early.lower_bound_s!r}"
         text = f"{found}; whole: {answer.step_time_s!r} s, at least {answer.lower_bound_s!r}"
-        holds = early.step_time_s >= answer.lower_bound_s * (1.0 - NEARLY)
+        holds = early.step_time_s >= answer.lower_bound_s * (1.0 - REL_TOL)
         bound_s = early.document["certificate"]["lower_bound_s"]
-        is_bound = early.document["best"]["strategy"] is None or bound_s <= early.step_time_s * (1.0 + NEARLY)
+        is_bound = early.document["best"]["strategy"] is None or bound_s <= early.step_time_s * (
+            1.0 + REL_TOL
+        )
         is_true = (
-            answer.step_time_s >= early.lower_bound_s * (1.0 - NEARLY) or not early.document["is_proven"]
+            answer.step_time_s >= early.lower_bound_s * (1.0 - REL_TOL) or not early.document["is_proven"]
         )
         require(holds and is_bound and is_true, text, early, answer)
 
@@ -231,12 +238,12 @@ def more_runners_up(question: Question, shardwise: Commands) -> None:
             [one["step_time_s"] for one in (answer.best, *answer.document["runners_up"])]
             for answer in (few, many)
         ]
-        is_same = all(isclose(a, b, rel_tol=NEARLY) for a, b in zip(*times, strict=False))
-        is_sorted = all(a <= b * (1.0 + NEARLY) for a, b in pairwise(times[1]))
+        is_same = all(isclose(a, b, rel_tol=REL_TOL) for a, b in zip(*times, strict=False))
+        is_sorted = all(a <= b * (1.0 + REL_TOL) for a, b in pairwise(times[1]))
         require(is_same and is_sorted, f"runners-up: {times}", few, many)
 
 
-@relation(is_alike_plan)
+@relation(is_uniform_plan)
 def the_space_is_counted(question: Question, shardwise: Commands) -> None:
     """The certificate has as many candidates as `space` counts."""
     answer = shardwise.answer(question.words(use_all=""))

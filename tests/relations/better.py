@@ -23,9 +23,9 @@ from tests.relations.relation import (
 from shardwise.cluster import find_device
 
 
-def _compare(question: Question, shardwise: Commands, better: ClusterData, what: str) -> None:
+def _require_not_slower(question: Question, shardwise: Commands, better: ClusterData, what: str) -> None:
     """The better cluster is not slower than the question's, both written as files."""
-    own = question.cluster.with_cards_said()
+    own = question.cluster.with_explicit_cards()
     worse = shardwise.answer(question.words(cluster=("--cluster", own.file())))
     answer = shardwise.answer(question.on(better).words())
     require_not_slower(answer, worse, what=what, bound_s=idle_norm_s(question.on(better), answer))
@@ -34,23 +34,23 @@ def _compare(question: Question, shardwise: Commands, better: ClusterData, what:
 @relation(has_network)
 def more_bandwidth_between_nodes(question: Question, shardwise: Commands) -> None:
     """Cards of twice the bandwidth on all nodes, and network tiers."""
-    cluster = question.cluster.with_cards_said()
+    cluster = question.cluster.with_explicit_cards()
     faster = cluster.changed(lambda run: replace(run, card_bytes_per_s=2.0 * (run.card_bytes_per_s or 0.0)))
     tiers = tuple(
         replace(tier, bytes_per_s=2.0 * tier.bytes_per_s) if tier.is_network and tier.bytes_per_s else tier
         for tier in cluster.tiers
     )
-    _compare(question, shardwise, replace(faster, tiers=tiers), "more bandwidth between nodes")
+    _require_not_slower(question, shardwise, replace(faster, tiers=tiers), "more bandwidth between nodes")
 
 
 @relation(lambda question: is_mixed_plan(question) and has_network(question))
 def more_bandwidth_of_a_pool(question: Question, shardwise: Commands) -> None:
     """Cards of four times the bandwidth on the nodes of one entry."""
-    cluster = question.cluster.with_cards_said()
+    cluster = question.cluster.with_explicit_cards()
     chosen = question.rng("more bandwidth of a pool").choice(cluster.nodes)
     faster = replace(chosen, card_bytes_per_s=4.0 * (chosen.card_bytes_per_s or 0.0))
     better = cluster.changed(lambda run: faster if run == chosen else run)
-    _compare(question, shardwise, better, "more bandwidth of one pool")
+    _require_not_slower(question, shardwise, better, "more bandwidth of one pool")
 
 
 @relation(lambda question: not question.cluster.tiers)
@@ -60,8 +60,8 @@ def more_bandwidth_inside(question: Question, shardwise: Commands) -> None:
     def faster(run: Nodes) -> Nodes:
         return replace(run, scale_up_bytes_per_s=1.5 * find_device(run.device).scale_up_bytes_per_s)
 
-    better = question.cluster.with_cards_said().changed(faster)
-    _compare(question, shardwise, better, "more bandwidth inside nodes")
+    better = question.cluster.with_explicit_cards().changed(faster)
+    _require_not_slower(question, shardwise, better, "more bandwidth inside nodes")
 
 
 @relation(lambda _: True)
@@ -73,9 +73,9 @@ def less_latency(question: Question, shardwise: Commands) -> None:
         inside_s, between_s = known.scale_up_latency_s / 2.0, known.scale_out_latency_s / 2.0
         return replace(run, scale_up_latency_s=inside_s, scale_out_latency_s=between_s)
 
-    cluster = question.cluster.with_cards_said().changed(sooner)
+    cluster = question.cluster.with_explicit_cards().changed(sooner)
     tiers = tuple(replace(tier, latency_s=tier.latency_s / 2.0) for tier in cluster.tiers)
-    _compare(question, shardwise, replace(cluster, tiers=tiers), "less latency")
+    _require_not_slower(question, shardwise, replace(cluster, tiers=tiers), "less latency")
 
 
 @relation(lambda _: True)
@@ -86,17 +86,19 @@ def more_memory(question: Question, shardwise: Commands) -> None:
         now = run.memory_bytes or find_device(run.device).memory_bytes
         return replace(run, memory_bytes=float(round(1.5 * now)))
 
-    _compare(question, shardwise, question.cluster.with_cards_said().changed(larger), "more memory")
+    _require_not_slower(
+        question, shardwise, question.cluster.with_explicit_cards().changed(larger), "more memory"
+    )
 
 
 @relation(is_mixed_plan)
 def more_memory_of_a_pool(question: Question, shardwise: Commands) -> None:
     """The devices of one entry with four times the memory."""
-    cluster = question.cluster.with_cards_said()
+    cluster = question.cluster.with_explicit_cards()
     chosen = question.rng("more memory of a pool").choice(cluster.nodes)
     now = chosen.memory_bytes or find_device(chosen.device).memory_bytes
     larger = replace(chosen, memory_bytes=4.0 * now)
-    _compare(
+    _require_not_slower(
         question,
         shardwise,
         cluster.changed(lambda run: larger if run == chosen else run),
@@ -107,18 +109,18 @@ def more_memory_of_a_pool(question: Question, shardwise: Commands) -> None:
 @relation(lambda _: True)
 def more_speed(question: Question, shardwise: Commands) -> None:
     """All devices a quarter faster."""
-    cluster = question.cluster.with_cards_said()
+    cluster = question.cluster.with_explicit_cards()
     better = cluster.changed(lambda run: replace(run, speed=1.25 * (run.speed or 1.0)))
-    _compare(question, shardwise, better, "more speed")
+    _require_not_slower(question, shardwise, better, "more speed")
 
 
 @relation(is_mixed_plan)
 def more_speed_of_a_pool(question: Question, shardwise: Commands) -> None:
     """The devices of one entry twice as fast."""
-    cluster = question.cluster.with_cards_said()
+    cluster = question.cluster.with_explicit_cards()
     chosen = question.rng("more speed of a pool").choice(cluster.nodes)
     faster = replace(chosen, speed=2.0 * (chosen.speed or 1.0))
-    _compare(
+    _require_not_slower(
         question,
         shardwise,
         cluster.changed(lambda run: faster if run == chosen else run),
@@ -129,7 +131,7 @@ def more_speed_of_a_pool(question: Question, shardwise: Commands) -> None:
 @relation(lambda question: question.cluster.devices > 1 and is_plan(question))
 def a_slower_node(question: Question, shardwise: Commands) -> None:
     """One node at six tenths of its speed never makes a step shorter."""
-    cluster = question.cluster.with_cards_said()
+    cluster = question.cluster.with_explicit_cards()
     chosen = question.rng("a slower node").randrange(len(cluster.nodes))
     nodes = []
     for place, run in enumerate(cluster.nodes):
@@ -145,10 +147,10 @@ def a_slower_node(question: Question, shardwise: Commands) -> None:
 @relation(lambda question: is_plan(question) and not question.cluster.tiers)
 def one_more_node(question: Question, shardwise: Commands) -> None:
     """One more of the nodes of one entry."""
-    cluster = question.cluster.with_cards_said()
+    cluster = question.cluster.with_explicit_cards()
     chosen = question.rng("one more node").choice(cluster.nodes)
     more = replace(chosen, count=chosen.count + 1)
-    _compare(
+    _require_not_slower(
         question, shardwise, cluster.changed(lambda run: more if run == chosen else run), "one more node"
     )
 

@@ -13,7 +13,7 @@ from tests.relations.relation import Relation
 Change = Callable[[Answer], Answer]
 
 
-class Recorded(Commands):
+class RecordedCommands(Commands):
     """The commands that a relation gives, and their answers."""
 
     def __init__(self, commands: Commands) -> None:
@@ -28,7 +28,7 @@ class Recorded(Commands):
         return self._commands.path_of(saved)
 
 
-class Broken(Recorded):
+class MutatedCommands(RecordedCommands):
     """The same, with one answer `changed`."""
 
     def __init__(self, commands: Commands, text: str, changed: Answer) -> None:
@@ -40,13 +40,13 @@ class Broken(Recorded):
         return self._changed if answer.text == self._text else answer
 
 
-def notices(relation: Relation, question: Question, commands: Commands) -> bool:
+def catches_mutants(relation: Relation, question: Question, commands: Commands) -> bool:
     """Whether the relation holds of the commands as they are, and is broken by one answer that is worse."""
-    recorded = Recorded(commands)
+    recorded = RecordedCommands(commands)
     relation.check(question, recorded)
     return any(
-        _fails(relation, question, Broken(commands, text, changed))
-        for text, changed in _worse_answers(list(recorded.answers.values()))
+        _fails(relation, question, MutatedCommands(commands, text, changed))
+        for text, changed in _mutated_answers(list(recorded.answers.values()))
     )
 
 
@@ -58,14 +58,14 @@ def _fails(relation: Relation, question: Question, commands: Commands) -> bool:
     return False
 
 
-def _worse_answers(answers: list[Answer]) -> Iterator[tuple[str, Answer]]:
+def _mutated_answers(answers: list[Answer]) -> Iterator[tuple[str, Answer]]:
     """Each answer in turn, a thousandth slower than the slowest of all; and with other faults of its kind."""
     slowest_s = max((_seconds(answer) for answer in answers if answer.fits), default=0.0)
     for answer in answers:
         if answer.fits:
             slower_s = 1.001 * slowest_s / max(1.0 - answer.gap, 0.001)
             yield answer.text, replace(answer, document=_with_time(answer.document, slower_s))
-            for change in FAULTS:
+            for change in MUTATIONS:
                 yield answer.text, change(answer)
 
 
@@ -113,13 +113,13 @@ def _miscounted(answer: Answer) -> Answer:
     return replace(answer, document={**answer.document, **({} if count is None else {"count": count + 1})})
 
 
-def _dearer(answer: Answer) -> Answer:
+def _costlier(answer: Answer) -> Answer:
     """The best costs twice as much."""
     best = answer.document.get("best")
     if not isinstance(best, Mapping) or not best.get("usd_per_billion_tokens"):
         return answer
-    dear = {**best, "usd_per_billion_tokens": 2.0 * best["usd_per_billion_tokens"]}
-    return replace(answer, document={**answer.document, "best": dear})
+    costlier = {**best, "usd_per_billion_tokens": 2.0 * best["usd_per_billion_tokens"]}
+    return replace(answer, document={**answer.document, "best": costlier})
 
 
 def _wasteful(answer: Answer) -> Answer:
@@ -145,14 +145,14 @@ def _proven(answer: Answer) -> Answer:
     return replace(answer, document={**answer.document, "is_proven": True})
 
 
-def _hasty(answer: Answer) -> Answer:
+def _unprofitable(answer: Answer) -> Answer:
     """A decision moves, and makes fewer steps than keeping."""
     steps = answer.document.get("keep_steps")
     worse = {"decision": "move", "steps": 0.5 * steps} if steps else {}
     return replace(answer, document={**answer.document, **worse})
 
 
-FAULTS: tuple[Change, ...] = (
-    _disagrees, _refuses, _larger, _miscounted, _dearer, _wasteful, _idle, _proven, _hasty
+MUTATIONS: tuple[Change, ...] = (
+    _disagrees, _refuses, _larger, _miscounted, _costlier, _wasteful, _idle, _proven, _unprofitable
 )  # fmt: skip
 """Other faults; an answer of another kind stays as it is."""

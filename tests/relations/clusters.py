@@ -61,7 +61,7 @@ class Nodes:
         return {"device": self.device, **figures} if figures else None
 
     @property
-    def usual_cards(self) -> tuple[int, float]:
+    def default_cards(self) -> tuple[int, float]:
         """Network cards of a node, and bytes per second of each."""
         known = find_device(self.device)
         cards = max(-(-known.nics_per_node * self.devices // known.devices_per_node), 1)
@@ -174,19 +174,19 @@ class ClusterData:
         """The cluster with other runs of nodes."""
         return replace(self, nodes=tuple(change(run) for run in self.nodes))
 
-    def with_cards_said(self) -> ClusterData:
+    def with_explicit_cards(self) -> ClusterData:
         """The same with the network cards of each node, as a file says them."""
         rate = self.inter_node_bytes_per_s
 
-        def said(run: Nodes) -> Nodes:
-            count, each = run.usual_cards
+        def with_cards(run: Nodes) -> Nodes:
+            count, each = run.default_cards
             return replace(run, cards=count, card_bytes_per_s=rate or each)
 
-        return replace(self.changed(said), inter_node=None)
+        return replace(self.changed(with_cards), inter_node=None)
 
     def of_counts(self, counts: tuple[int, ...]) -> ClusterData:
         """The part with so many nodes of each run; runs without any are left out."""
-        kept = tuple(
+        remaining = tuple(
             replace(run, count=count) for run, count in zip(self.nodes, counts, strict=True) if count
         )
-        return replace(self, nodes=kept)
+        return replace(self, nodes=remaining)

@@ -111,7 +111,7 @@ class Commands:
         """The plan file of an answer, written where it is not there."""
         return self._argument(saved)
 
-    def forget(self) -> None:
+    def drop_answers(self) -> None:
         """Give up all answers, for a question that has nothing in common with those before."""
         self._answers.clear()
 
@@ -161,17 +161,17 @@ def _parser() -> Any:
 def text_of(words: Words) -> str:
     """The command for a shell, after those that write its files."""
     before: list[str] = []
-    said: list[str] = ["shardwise"]
+    shell_words: list[str] = ["shardwise"]
     for word in words:
         if isinstance(word, File):
             before.append(f"echo {shlex.quote(word.text)} > {word.stem}.json")
-            said.append(f"{word.stem}.json")
+            shell_words.append(f"{word.stem}.json")
         elif isinstance(word, Saved):
             before.append(f"{text_of(word.words)} --save plan.json")
-            said.append("plan.json")
+            shell_words.append("plan.json")
         elif isinstance(word, SavedPoint):
             before.append(f"{text_of(word.words)} --save plans")
-            said.append(f"$(ls plans/*.yaml | {'tail' if word.is_smallest else 'head'} -n 1)")
+            shell_words.append(f"$(ls plans/*.yaml | {'tail' if word.is_smallest else 'head'} -n 1)")
         else:
-            said.append(shlex.quote(word))
-    return "; ".join((*before, " ".join(said)))
+            shell_words.append(shlex.quote(word))
+    return "; ".join((*before, " ".join(shell_words)))

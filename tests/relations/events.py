@@ -8,7 +8,7 @@ from tests.relations.clusters import bytes_per_s
 from tests.relations.commands import Answer, Commands, Words
 from tests.relations.questions import MOST_DEVICES, Question
 from tests.relations.relation import (
-    NEARLY,
+    REL_TOL,
     has_network,
     idle_norm_s,
     is_mixed,
@@ -63,36 +63,36 @@ def _used_devices(question: Question, answer: Answer) -> list[int]:
     return [sum(next(ranks) not in idle for _ in range(size)) for size in _sizes(question)]
 
 
-def _require_kept(after: Answer, what: str) -> None:
+def _require_unchanged(after: Answer, what: str) -> None:
     """Nothing changed: the plan goes on as it was."""
     decision, step_s = after.document["decision"], after.document["step_time_s"]
     found = f"{what}: {decision} at {step_s!r} s, keeping takes {after.document['keep_step_time_s']!r} s"
     require(decision == "keep", found, after)
 
 
-def _keeping(question: Question, shardwise: Commands, plan: Answer) -> None:
+def _require_planned_time(question: Question, shardwise: Commands, plan: Answer) -> None:
     after = shardwise.answer(_replan(question, "slow n0 1.0"))
     times = after.document["keep_step_time_s"], plan.step_time_s
-    bound_s = NEARLY * plan.step_time_s + idle_norm_s(question, plan)
+    bound_s = REL_TOL * plan.step_time_s + idle_norm_s(question, plan)
     found = f"keeping takes {times[0]!r} s, planned {times[1]!r} s"
     require(abs(times[0] - times[1]) <= bound_s, found, after)
 
 
 @relation(is_changed)
-def keeping_takes_what_was_planned(question: Question, shardwise: Commands) -> None:
+def unchanged_plan_takes_its_planned_time(question: Question, shardwise: Commands) -> None:
     """After an event that changes nothing a step takes what the plan says. An uneven plan is priced on its
     own nodes then, without the norm of idle devices (`idle_norm_s`)."""
     plan = _is_answered(question, shardwise)
     if plan is not None and (plan.best["strategy"] is None or not is_mixed(question)):
-        _keeping(question, shardwise, plan)
+        _require_planned_time(question, shardwise, plan)
 
 
 @relation(lambda question: is_changed(question) and is_mixed(question))
-def keeping_a_strategy_on_unlike_pools(question: Question, shardwise: Commands) -> None:
+def unchanged_strategy_on_mixed_pools(question: Question, shardwise: Commands) -> None:
     """The same of a uniform strategy on a mixed cluster."""
     plan = _is_answered(question, shardwise)
     if plan is not None and plan.best["strategy"] is not None:
-        _keeping(question, shardwise, plan)
+        _require_planned_time(question, shardwise, plan)
 
 
 @relation(is_changed)
@@ -101,7 +101,7 @@ def an_event_that_changes_nothing(question: Question, shardwise: Commands) -> No
     plan = _is_answered(question, shardwise)
     if plan is not None:
         for events in ("slow n0 1.0", "slow d0 1.0"):
-            _require_kept(shardwise.answer(_replan(question, events)), events)
+            _require_unchanged(shardwise.answer(_replan(question, events)), events)
 
 
 @relation(is_changed)
@@ -111,7 +111,7 @@ def an_event_taken_back(question: Question, shardwise: Commands) -> None:
     if plan is not None:
         last = question.cluster.node_count - 1
         events = f"slow n{last} 0.5; slow n{last} 1.0"
-        _require_kept(shardwise.answer(_replan(question, events)), events)
+        _require_unchanged(shardwise.answer(_replan(question, events)), events)
 
 
 @relation(
@@ -131,11 +131,11 @@ def a_link_as_it_is(question: Question, shardwise: Commands) -> None:
     link = next(link for link in link_graph(cluster) if link.source.startswith("n"))
     now = f"link {link.name} {bytes_per_s(link.capacity.at(0.0))}"
     for events in (now, f"link {link.name} 1MB/s; {now}"):
-        _require_kept(shardwise.answer(_replan(question, events)), events)
+        _require_unchanged(shardwise.answer(_replan(question, events)), events)
 
 
 @relation(lambda question: is_changed(question) and any(run.count > 1 for run in question.cluster.nodes))
-def any_like_node_is_lost(question: Question, shardwise: Commands) -> None:
+def loss_of_any_equal_node(question: Question, shardwise: Commands) -> None:
     """Which of the like nodes of an entry is lost does not matter to the step after a year.
 
     What a change moves depends on the node. Over the horizon it weighs no more than its seconds over the
@@ -152,7 +152,7 @@ def any_like_node_is_lost(question: Question, shardwise: Commands) -> None:
     ]
     require(answers[0].fits == answers[1].fits, "one loss can be answered, the other cannot", *answers)
     if answers[0].fits:
-        bound = sum(one.document["transition"]["seconds"] for one in answers) / YEAR + NEARLY
+        bound = sum(one.document["transition"]["seconds"] for one in answers) / YEAR + REL_TOL
         times = [one.document["step_time_s"] for one in answers]
         found = f"any like node is lost: {times[0]!r} and {times[1]!r} s"
         require(abs(times[0] - times[1]) <= bound * times[0], found, *answers)
@@ -168,10 +168,10 @@ def a_node_lost_and_back(question: Question, shardwise: Commands) -> None:
     plan = _is_answered(question, shardwise)
     if plan is not None:
         after = shardwise.answer(_replan(question, "lost n0; joined n0", "365d"))
-        bound = after.document["transition"]["seconds"] / YEAR + NEARLY
+        bound = after.document["transition"]["seconds"] / YEAR + REL_TOL
         found = f"a node lost and back: {after.document['step_time_s']!r} s"
-        kept_s = shardwise.answer(_replan(question, "slow n0 1.0")).document["step_time_s"]
-        require(after.document["step_time_s"] <= kept_s * (1.0 + bound), found, after)
+        unchanged_s = shardwise.answer(_replan(question, "slow n0 1.0")).document["step_time_s"]
+        require(after.document["step_time_s"] <= unchanged_s * (1.0 + bound), found, after)
 
 
 @relation(lambda question: is_changed(question) and has_network(question))
@@ -183,7 +183,7 @@ def a_change_pays(question: Question, shardwise: Commands) -> None:
     after = shardwise.answer(_replan(question, f"slow n{last} 0.5"))
     document = after.document
     found = f"a change pays: {document['steps']!r} steps, kept {document['keep_steps']!r}"
-    require(document["steps"] >= document["keep_steps"] * (1.0 - NEARLY), found, after)
+    require(document["steps"] >= document["keep_steps"] * (1.0 - REL_TOL), found, after)
 
 
 @relation(lambda question: is_changed(question) and has_network(question) and not is_mixed(question))
@@ -192,10 +192,12 @@ def a_longer_horizon(question: Question, shardwise: Commands) -> None:
     if _is_answered(question, shardwise) is None:
         return
     events = f"slow n{question.cluster.node_count - 1} 0.5"
-    soon, late = (shardwise.answer(_replan(question, events, horizon)) for horizon in ("5min", "365d"))
-    times = soon.document["step_time_s"], late.document["step_time_s"]
+    after_5_minutes, after_a_year = (
+        shardwise.answer(_replan(question, events, horizon)) for horizon in ("5min", "365d")
+    )
+    times = after_5_minutes.document["step_time_s"], after_a_year.document["step_time_s"]
     found = f"a longer horizon: {times[1]!r} s after a year, {times[0]!r} s after five minutes"
-    require(times[1] <= times[0] * (1.0 + NEARLY), found, soon, late)
+    require(times[1] <= times[0] * (1.0 + REL_TOL), found, after_5_minutes, after_a_year)
 
 
 @relation(
@@ -206,16 +208,16 @@ def a_longer_horizon(question: Question, shardwise: Commands) -> None:
         and not question.cluster.tiers
     )
 )
-def a_loss_is_planned_as_what_is_left(question: Question, shardwise: Commands) -> None:
+def loss_equals_plan_on_remaining_nodes(question: Question, shardwise: Commands) -> None:
     """After a loss, over a year, a step takes no more than the best plan on the nodes that are left."""
     if _is_answered(question, shardwise) is None:
         return
     run = question.cluster.nodes[0]
-    rest = question.on(replace(question.cluster, nodes=(replace(run, count=run.count - 1),)))
-    planned = shardwise.answer(rest.words())
+    remaining_question = question.on(replace(question.cluster, nodes=(replace(run, count=run.count - 1),)))
+    planned = shardwise.answer(remaining_question.words())
     after = shardwise.answer(_replan(question, "lost n0", "365d"))
     if planned.fits:
         step_s = after.document["step_time_s"] if after.fits else float("inf")
-        bound = after.document["transition"]["seconds"] / YEAR + NEARLY if after.fits else 0.0
+        bound = after.document["transition"]["seconds"] / YEAR + REL_TOL if after.fits else 0.0
         found = f"after a loss {step_s!r} s, planned on what is left {planned.step_time_s!r} s"
         require(step_s <= planned.step_time_s * (1.0 + bound), found, after, planned)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.relations.commands import Answer, Commands, Saved
 from tests.relations.questions import Question
-from tests.relations.relation import NEARLY, is_plan, relation, require
+from tests.relations.relation import REL_TOL, is_plan, relation, require
 
 from shardwise.errors import ConfigError
 from shardwise.plan import Plan, read_any_plan
@@ -36,12 +36,12 @@ def a_target_is_no_faster_than_any(question: Question, shardwise: Commands) -> N
         free = shardwise.answer(question.words(target="any"))
         require(free.fits, "any: nothing fits", planned, free)
         found = f"{TARGET}: {planned.step_time_s!r} s, any: {free.step_time_s!r} s"
-        is_slower = planned.step_time_s >= free.step_time_s * (1.0 - max(free.gap, NEARLY))
+        is_slower = planned.step_time_s >= free.step_time_s * (1.0 - max(free.gap, REL_TOL))
         require(is_slower, found, planned, free)
 
 
 @relation(_is_for_target)
-def what_is_planned_for_a_target_is_exported(question: Question, shardwise: Commands) -> None:
+def plans_for_a_target_are_exportable(question: Question, shardwise: Commands) -> None:
     """Export refuses no plan that was made for it; the file is that of the answer."""
     planned = _planned(question, shardwise)
     if planned is not None and planned.fits:

@@ -7,7 +7,7 @@ from math import isclose
 
 from tests.relations.commands import Answer, Commands
 from tests.relations.questions import Question
-from tests.relations.relation import NEARLY, idle_norm_s, is_plan, relation, require, require_not_slower
+from tests.relations.relation import REL_TOL, idle_norm_s, is_plan, relation, require, require_not_slower
 
 
 @relation(is_plan)
@@ -23,10 +23,12 @@ def all_devices_are_not_faster(question: Question, shardwise: Commands) -> None:
     answer, every = shardwise.answer(question.words()), shardwise.answer(question.words(use_all=""))
     require_not_slower(answer, every, what="--use-all is faster", bound_s=idle_norm_s(question, answer))
     if answer.fits:
-        said_s = answer.document["all_devices_step_time_s"]
-        found = f"all devices: {said_s!r} s said, {every.step_time_s!r} s with --use-all"
+        reported_s = answer.document["all_devices_step_time_s"]
+        found = f"all devices: {reported_s!r} s said, {every.step_time_s!r} s with --use-all"
         is_same = (
-            every.fits and isclose(said_s, every.step_time_s, rel_tol=NEARLY + every.gap) if said_s else True
+            every.fits and isclose(reported_s, every.step_time_s, rel_tol=REL_TOL + every.gap)
+            if reported_s
+            else True
         )
         require(is_same, found, answer, every)
 
@@ -57,13 +59,13 @@ def parts_beat_those_before(question: Question, shardwise: Commands) -> None:
     for part in answer.document.get("parts", ()):
         if part["step_time_s"] is not None:
             found = f"a part of {part['devices']} devices: {part['step_time_s']!r} s after {best_s!r} s"
-            require(part["step_time_s"] <= best_s * (1.0 + NEARLY), found, answer)
+            require(part["step_time_s"] <= best_s * (1.0 + REL_TOL), found, answer)
             best_s = part["step_time_s"]
 
 
-def _priced(question: Question) -> Question:
+def _with_node_prices(question: Question) -> Question:
     """The question with a price of every node."""
-    cluster = question.cluster.with_cards_said()
+    cluster = question.cluster.with_explicit_cards()
     prices = {run: 1.0 + place for place, run in enumerate(dict.fromkeys(cluster.nodes))}
     return question.on(
         cluster.changed(lambda run: replace(run, price_usd_per_hour=prices[run] * run.devices))
@@ -73,16 +75,16 @@ def _priced(question: Question) -> Question:
 @relation(is_plan)
 def no_part_is_cheaper(question: Question, shardwise: Commands) -> None:
     """With the objective cost no part listed is cheaper than the best, nor is the whole cluster."""
-    priced = _priced(question)
-    answer = shardwise.answer(priced.words(objective="cost"))
+    with_prices = _with_node_prices(question)
+    answer = shardwise.answer(with_prices.words(objective="cost"))
     if answer.fits:
-        usd = _usd_per_step(priced, answer)
+        usd = _usd_per_step(with_prices, answer)
         _beats_parts(answer, "usd_per_step", usd)
-        every = shardwise.answer(priced.words())
-        if every.fits and every.document["devices_used"] == priced.cluster.devices:
-            other = _usd_per_step(priced, every)
+        every = shardwise.answer(with_prices.words())
+        if every.fits and every.document["devices_used"] == with_prices.cluster.devices:
+            other = _usd_per_step(with_prices, every)
             found = f"cost: {usd!r} USD a step over {other!r}"
-            require(usd <= other * (1.0 + NEARLY) or every.best["strategy"] is None, found, answer, every)
+            require(usd <= other * (1.0 + REL_TOL) or every.best["strategy"] is None, found, answer, every)
 
 
 def _usd_per_step(question: Question, answer: Answer) -> float:
@@ -104,4 +106,4 @@ def _beats_parts(answer: Answer, key: str, best: float) -> None:
     for part in answer.document["parts"]:
         if part[key] is not None:
             found = f"{key}: {best!r} over {part[key]!r} of the part of {part['devices']} devices"
-            require(best <= part[key] * (1.0 + NEARLY), found, answer)
+            require(best <= part[key] * (1.0 + REL_TOL), found, answer)

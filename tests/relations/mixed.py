@@ -10,7 +10,7 @@ from tests.relations.clusters import ClusterData
 from tests.relations.commands import Commands
 from tests.relations.questions import Question
 from tests.relations.relation import (
-    NEARLY,
+    REL_TOL,
     has_network,
     idle_norm_s,
     is_mixed,
@@ -22,7 +22,7 @@ from tests.relations.relation import (
 )
 
 
-def _compare(question: Question, shardwise: Commands, part: ClusterData, what: str) -> None:
+def _require_not_slower_than(question: Question, shardwise: Commands, part: ClusterData, what: str) -> None:
     """The whole cluster is not slower than the part."""
     answer, alone = shardwise.answer(question.words()), shardwise.answer(question.on(part).words())
     require_not_slower(answer, alone, what=what, bound_s=idle_norm_s(question, answer))
@@ -33,14 +33,18 @@ def not_slower_than_a_class_alone(question: Question, shardwise: Commands) -> No
     """Than all nodes of one device class."""
     for name in dict.fromkeys(run.device for run in question.cluster.nodes):
         alone = tuple(run for run in question.cluster.nodes if run.device == name)
-        _compare(question, shardwise, replace(question.cluster, nodes=alone), f"slower than {name} alone")
+        _require_not_slower_than(
+            question, shardwise, replace(question.cluster, nodes=alone), f"slower than {name} alone"
+        )
 
 
 @relation(is_mixed)
 def not_slower_than_a_pool(question: Question, shardwise: Commands) -> None:
     """Than the nodes of one entry."""
     for run in question.cluster.nodes:
-        _compare(question, shardwise, replace(question.cluster, nodes=(run,)), "slower than a pool")
+        _require_not_slower_than(
+            question, shardwise, replace(question.cluster, nodes=(run,)), "slower than a pool"
+        )
 
 
 @relation(lambda question: is_plan(question) and has_network(question) and not question.cluster.tiers)
@@ -54,7 +58,9 @@ def not_slower_than_a_part(question: Question, shardwise: Commands) -> None:
     for _ in range(2):
         counts = tuple(rng.randint(0, run.count) for run in question.cluster.nodes)
         if any(counts):
-            _compare(question, shardwise, question.cluster.of_counts(counts), "slower than a part")
+            _require_not_slower_than(
+                question, shardwise, question.cluster.of_counts(counts), "slower than a part"
+            )
 
 
 @relation(is_mixed_plan)
@@ -64,5 +70,5 @@ def figures_in_order(question: Question, shardwise: Commands) -> None:
     if answer.fits:
         names = ("step_time_s", "uniform_step_time_s", "fastest_class_step_time_s")
         times = [answer.best[name] for name in names if answer.best[name] is not None]
-        is_sorted = all(a <= b * (1.0 + NEARLY) for a, b in pairwise(times))
+        is_sorted = all(a <= b * (1.0 + REL_TOL) for a, b in pairwise(times))
         require(is_sorted, f"figures in order: {dict(zip(names, times, strict=False))}", answer)

@@ -45,10 +45,10 @@ class Question:
     def words(
         self, *, command: str | None = None, cluster: tuple[Word, ...] | None = None, **options: str | None
     ) -> Words:
-        """The command that asks it, with `options` as `asking` has them."""
-        said: list[Word] = []
-        for name, value in self.asking(options).options.items():
-            said += [name, value] if value else [name]
+        """The command that asks it, with `options` as `with_options` has them."""
+        option_words: list[Word] = []
+        for name, value in self.with_options(options).options.items():
+            option_words += [name, value] if value else [name]
         length: tuple[Word, ...] = () if self.is_graph else ("--seq-len", str(self.seq_len))
         return (
             command or ("frontier" if self.is_graph else "plan"),
@@ -57,15 +57,15 @@ class Question:
             *length,
             "--global-batch-size",
             str(self.batch),
-            *said,
+            *option_words,
         )
 
-    def asking(self, options: Mapping[str, str | None]) -> Question:
+    def with_options(self, options: Mapping[str, str | None]) -> Question:
         """The question with options in the place of its own (`memory_margin="0"`): None leaves one out, an
         empty text is an option without a value."""
         changed = {f"--{name.replace('_', '-')}": value for name, value in options.items()}
-        kept = {name: value for name, value in {**self.options, **changed}.items() if value is not None}
-        return replace(self, options=kept)
+        remaining = {name: value for name, value in {**self.options, **changed}.items() if value is not None}
+        return replace(self, options=remaining)
 
     def on(self, cluster: ClusterData) -> Question:
         """The same question about another cluster."""
@@ -87,7 +87,7 @@ def question(seed: int) -> Question:
         return _graph_question(seed, rng)
     if seed % LARGE == 3:
         return _large_question(seed, rng)
-    cluster = mixed_cluster(rng) if seed % 2 else alike_cluster(rng)
+    cluster = mixed_cluster(rng) if seed % 2 else uniform_cluster(rng)
     if rng.random() < 0.25:
         cluster = _with_little_memory(rng, cluster)
     options: dict[str, str] = {}
@@ -133,7 +133,7 @@ def _large_question(seed: int, rng: random.Random) -> Question:
 def _with_little_memory(rng: random.Random, cluster: ClusterData) -> ClusterData:
     """The cluster with devices that small models fill."""
     memory_bytes = rng.choice((2e9, 3e9, 4e9, 6e9))
-    cluster = cluster.with_cards_said() if cluster.inter_node else cluster
+    cluster = cluster.with_explicit_cards() if cluster.inter_node else cluster
     return cluster.changed(lambda run: replace(run, memory_bytes=memory_bytes))
 
 
@@ -157,15 +157,15 @@ def model_document(rng: random.Random, *, has_experts: bool) -> dict[str, Any]:
     return found
 
 
-def alike_cluster(rng: random.Random) -> ClusterData:
+def uniform_cluster(rng: random.Random) -> ClusterData:
     """One to four like nodes of one to eight devices; some with slow cards, some with tiers of their own."""
     devices = rng.choice((1, 1, 2, 4, 8))
     count = rng.randint(1, min(MOST_DEVICES // devices, 4))
     nodes = Nodes(device=rng.choice(DEVICES), count=count, devices=devices)
-    drawn = rng.random()
-    if count == 1 or drawn < 0.4:
+    draw = rng.random()
+    if count == 1 or draw < 0.4:
         return ClusterData(nodes=(nodes,))
-    if drawn < 0.7:
+    if draw < 0.7:
         return ClusterData(nodes=(nodes,), inter_node=f"{rng.choice((10, 25, 100, 400))}Gb/s")
     rate = rng.choice((5e9, 25e9, 100e9))
     outer = Tier(
@@ -188,15 +188,15 @@ def mixed_cluster(rng: random.Random) -> ClusterData:
         )
         if sum(run.count * run.devices for run in nodes) <= MOST_DEVICES:
             break
-    drawn = rng.random()
-    if drawn < 0.3:  # one device at several speeds
+    draw = rng.random()
+    if draw < 0.3:  # one device at several speeds
         nodes = tuple(
             replace(run, device=names[0], devices=per_node, speed=speed)
             for run, speed in zip(nodes, (1.0, rng.choice((0.9, 0.5)), 0.7), strict=False)
         )
-    elif drawn < 0.5:
+    elif draw < 0.5:
         nodes = tuple(replace(run, cards=1, card_bytes_per_s=rng.choice((1.25e9, 12.5e9))) for run in nodes)
-    elif drawn < 0.8:
+    elif draw < 0.8:
         return ClusterData(nodes=nodes, inter_node=f"{rng.choice((10, 25, 100, 400))}Gb/s")
     return ClusterData(nodes=nodes)
 

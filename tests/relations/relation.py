@@ -12,7 +12,7 @@ from tests.relations.questions import Question
 
 from shardwise.cluster import find_device
 
-NEARLY = 1e-9
+REL_TOL = 1e-9
 """Values that are equal, as a share of them."""
 
 Check = Callable[[Question, Commands], None]
@@ -56,7 +56,7 @@ def is_mixed_plan(question: Question) -> bool:
     return is_plan(question) and is_mixed(question)
 
 
-def is_alike_plan(question: Question) -> bool:
+def is_uniform_plan(question: Question) -> bool:
     return is_plan(question) and not is_mixed(question)
 
 
@@ -76,20 +76,20 @@ def require_same(one: Answer, other: Answer, *, what: str, figures: Callable[[An
     require(found is None, f"{what}: {found}", one, other)
 
 
-def require_alike(one: Answer, other: Answer, *, what: str) -> None:
+def require_equivalent(one: Answer, other: Answer, *, what: str) -> None:
     """Both answers have the same figures.
 
     Of two frontiers each point has one in the other that takes no more of either by more than the share that
     both are proven to. Answers with a gap may differ: neither is below what the other proves.
     """
     if one.fits and other.fits and "points" in one.document:
-        allowed = 1.0 + one.gap + other.gap + NEARLY
+        allowed = 1.0 + one.gap + other.gap + REL_TOL
         for some, others in ((figures(one), figures(other)), (figures(other), figures(one))):
             for time_s, nbytes in some:
                 is_there = any(a <= time_s * allowed and b <= nbytes * allowed for a, b in others)
                 found = f"{what}: {time_s!r} s with {nbytes!r} bytes is in one alone"
                 require(is_there, found, one, other)
-    elif max(one.gap, other.gap) > NEARLY and one.fits == other.fits:
+    elif max(one.gap, other.gap) > REL_TOL and one.fits == other.fits:
         require_not_slower(one, other, what=what)
         require_not_slower(other, one, what=what)
     else:
@@ -98,7 +98,7 @@ def require_alike(one: Answer, other: Answer, *, what: str) -> None:
 
 def require_not_slower(better: Answer, worse: Answer, *, what: str, bound_s: float = 0.0) -> None:
     """The best of `better` takes no more than that of `worse`, beyond what its gap and `bound_s` leave."""
-    limit_s = worse.step_time_s * (1.0 + NEARLY) + bound_s
+    limit_s = worse.step_time_s * (1.0 + REL_TOL) + bound_s
     found = (
         f"{what}: {better.step_time_s!r} s (at least {better.lower_bound_s!r}) over {worse.step_time_s!r} s"
     )
@@ -139,7 +139,7 @@ def difference(one: Any, other: Any, place: str = "") -> str | None:
         )
     if isinstance(one, float) or isinstance(other, float):
         is_same = (
-            one is not None and other is not None and isclose(one, other, rel_tol=NEARLY, abs_tol=1e-300)
+            one is not None and other is not None and isclose(one, other, rel_tol=REL_TOL, abs_tol=1e-300)
         )
     else:
         is_same = one == other
@@ -168,8 +168,8 @@ TEXTS = frozenset(
 
 def whole(answer: Answer) -> Any:
     """All of an answer but names, the cluster's record, and how the search found it."""
-    left_out = EFFORT | TEXTS | {"cluster", "device_class", "fastest_class"}
-    return _without(answer.document, left_out)
+    ignored = EFFORT | TEXTS | {"cluster", "device_class", "fastest_class"}
+    return _without(answer.document, ignored)
 
 
 def figures(answer: Answer) -> Any:
@@ -180,21 +180,21 @@ def figures(answer: Answer) -> Any:
     if "points" in document:
         return [(point["time_s"], point["memory_bytes"]) for point in document["points"]]
     return {
-        "best": _priced(document["best"]),
-        "runners_up": [_priced(one) for one in document["runners_up"]],
+        "best": _time_and_bytes(document["best"]),
+        "runners_up": [_time_and_bytes(one) for one in document["runners_up"]],
         "is_proven": document["is_proven"],
         "gap": round(answer.gap, 9),
         "devices_used": document["devices_used"],
     }
 
 
-def _priced(result: Mapping[str, Any]) -> tuple[float, float]:
+def _time_and_bytes(result: Mapping[str, Any]) -> tuple[float, float]:
     return result["step_time_s"], result["peak_memory_bytes"]["device"]
 
 
-def _without(value: Any, left_out: frozenset[str]) -> Any:
+def _without(value: Any, ignored: frozenset[str]) -> Any:
     if isinstance(value, Mapping):
-        return {key: _without(each, left_out) for key, each in value.items() if key not in left_out}
+        return {key: _without(each, ignored) for key, each in value.items() if key not in ignored}
     if isinstance(value, list):
-        return [_without(each, left_out) for each in value]
+        return [_without(each, ignored) for each in value]
     return value

@@ -11,12 +11,12 @@ from tests.relations.questions import Question
 from tests.relations.relation import (
     figures,
     has_network,
-    is_alike_plan,
     is_mixed,
     is_plan,
+    is_uniform_plan,
     relation,
     require,
-    require_alike,
+    require_equivalent,
     require_same,
     whole,
 )
@@ -24,30 +24,30 @@ from tests.relations.relation import (
 from shardwise.cluster import find_device, load_cluster
 
 
-def _has_alike_nodes(question: Question) -> bool:
+def _has_equal_nodes(question: Question) -> bool:
     return any(run.count > 1 for run in question.cluster.nodes)
 
 
 @relation(is_mixed)
 def entries_in_another_order(question: Question, shardwise: Commands) -> None:
     """The entries of `nodes` from the last to the first."""
-    turned = replace(question.cluster, nodes=question.cluster.nodes[::-1])
-    one, other = shardwise.answer(question.words()), shardwise.answer(question.on(turned).words())
-    require_alike(one, other, what="entries in another order")
+    reordered = replace(question.cluster, nodes=question.cluster.nodes[::-1])
+    one, other = shardwise.answer(question.words()), shardwise.answer(question.on(reordered).words())
+    require_equivalent(one, other, what="entries in another order")
 
 
-@relation(lambda question: is_mixed(question) and _has_alike_nodes(question))
+@relation(lambda question: is_mixed(question) and _has_equal_nodes(question))
 def nodes_in_another_order(question: Question, shardwise: Commands) -> None:
     """Nodes of different entries in turn: A A B B as A B A B."""
     rng = question.rng("nodes in another order")
     singles = [replace(run, count=1) for run in question.cluster.nodes for _ in range(run.count)]
     rng.shuffle(singles)
-    turned = replace(question.cluster, nodes=tuple(singles))
-    one, other = shardwise.answer(question.words()), shardwise.answer(question.on(turned).words())
-    require_alike(one, other, what="nodes in another order")
+    reordered = replace(question.cluster, nodes=tuple(singles))
+    one, other = shardwise.answer(question.words()), shardwise.answer(question.on(reordered).words())
+    require_equivalent(one, other, what="nodes in another order")
 
 
-@relation(_has_alike_nodes)
+@relation(_has_equal_nodes)
 def an_entry_in_two(question: Question, shardwise: Commands) -> None:
     """An entry of several nodes as two entries of the same."""
     cluster = question.cluster
@@ -62,7 +62,7 @@ def an_entry_in_two(question: Question, shardwise: Commands) -> None:
 @relation(lambda _: True)
 def other_names(question: Question, shardwise: Commands) -> None:
     """Other names of the cluster, of each entry of nodes, and of each class of devices."""
-    cluster = question.cluster.with_cards_said()
+    cluster = question.cluster.with_explicit_cards()
     document = cluster.document()
     classes: dict[str, dict[str, Any]] = {}
     for place, node in enumerate(document["nodes"]):
@@ -79,7 +79,7 @@ def other_names(question: Question, shardwise: Commands) -> None:
 @relation(lambda _: True)
 def other_units(question: Question, shardwise: Commands) -> None:
     """Bandwidths in bytes, in gigabytes and in gigabits."""
-    cluster = question.cluster.with_cards_said()
+    cluster = question.cluster.with_explicit_cards()
     one, two, three = (
         shardwise.answer(question.words(cluster=("--cluster", cluster.file(unit=unit))))
         for unit in (
@@ -100,24 +100,26 @@ def shorthand_or_file(question: Question, shardwise: Commands) -> None:
     require_same(one, other, what="shorthand or file", figures=whole)
 
 
-@relation(lambda question: is_alike_plan(question) and question.cluster.has_shorthand)
+@relation(lambda question: is_uniform_plan(question) and question.cluster.has_shorthand)
 def devices_or_nodes_of_them(question: Question, shardwise: Commands) -> None:
     """`5xT4` is a node of the usual four and one of the rest: `1x4xT4+1x1xT4`."""
     run = question.cluster.nodes[0]
     sizes = (find_device(run.device).devices_per_node, 1)
     nodes = tuple(Nodes(device=run.device, count=1, devices=size) for size in sizes)
     whole_nodes = replace(question.cluster, nodes=nodes)
-    asked = replace(question, options={**question.options, "--space": "core"})
+    core_question = replace(question, options={**question.options, "--space": "core"})
     network = whole_nodes.words()[2:]
-    one = shardwise.answer(asked.on(whole_nodes).words())
+    one = shardwise.answer(core_question.on(whole_nodes).words())
     counted = f"{whole_nodes.devices}x{run.device}"
-    other = shardwise.answer(asked.words(cluster=("--cluster", counted, *network)))
+    other = shardwise.answer(core_question.words(cluster=("--cluster", counted, *network)))
     require_same(one, other, what="devices or nodes of them", figures=whole)
 
 
 def _is_one_fabric(question: Question) -> bool:
     cluster = question.cluster
-    return is_alike_plan(question) and cluster.devices > 1 and (cluster.node_count == 1 or _is_flat(cluster))
+    return (
+        is_uniform_plan(question) and cluster.devices > 1 and (cluster.node_count == 1 or _is_flat(cluster))
+    )
 
 
 def _is_flat(cluster: ClusterData) -> bool:
@@ -125,7 +127,7 @@ def _is_flat(cluster: ClusterData) -> bool:
 
 
 @relation(_is_one_fabric)
-def links_that_form_the_tiers(question: Question, shardwise: Commands) -> None:
+def links_equal_to_tiers(question: Question, shardwise: Commands) -> None:
     """One tier over all devices, and a switch to which each device has a link of the same bandwidth.
 
     A ring on the switch goes over one link up and one down a hop, each of which carries that hop alone. What
@@ -133,7 +135,7 @@ def links_that_form_the_tiers(question: Question, shardwise: Commands) -> None:
     """
     devices, rate, latency_s = question.cluster.devices, 2.5e10, 4e-6
     tier = Tier(name="all", span="cluster", latency_s=latency_s, bytes_per_s=rate, is_network=False)
-    tiers = replace(question.cluster.with_cards_said(), tiers=(tier,))
+    tiers = replace(question.cluster.with_explicit_cards(), tiers=(tier,))
     links = replace(tiers, tiers=()).file(
         switches=["s0"], links=_links([("s0", f"d{rank}") for rank in range(devices)], rate, latency_s / 2.0)
     )
@@ -152,7 +154,7 @@ def _links(pairs: list[tuple[str, str]], rate: float, latency_s: float) -> list[
     return [{"from": source, "to": target, **same} for source, target in pairs]
 
 
-@relation(lambda question: is_alike_plan(question) and question.cluster.node_count > 3)
+@relation(lambda question: is_uniform_plan(question) and question.cluster.node_count > 3)
 def links_in_another_order(question: Question, shardwise: Commands) -> None:
     """Nodes of two racks one rack after the other, or in turn.
 
@@ -163,39 +165,45 @@ def links_in_another_order(question: Question, shardwise: Commands) -> None:
     run, count = question.cluster.nodes[0], question.cluster.node_count
 
     def racks(rack_of_node: list[int]) -> tuple[Word, ...]:
-        ends = [(f"s{rack}", f"n{node}") for node, rack in enumerate(rack_of_node)]
+        node_links = [(f"s{rack}", f"n{node}") for node, rack in enumerate(rack_of_node)]
         inside = [(f"n{rank // run.devices}", f"d{rank}") for rank in range(count * run.devices)]
         links = [
             *_links(inside, 1e11, 1e-6),
-            *_links(ends, 2.5e10, 2e-6),
+            *_links(node_links, 2.5e10, 2e-6),
             *_links([("s0", "s2"), ("s1", "s2")], 5e9, 5e-6),
         ]
         return (
             "--cluster",
-            question.cluster.with_cards_said().file(switches=["s0", "s1", "s2"], links=links),
+            question.cluster.with_explicit_cards().file(switches=["s0", "s1", "s2"], links=links),
         )
 
     question = replace(question, cluster=replace(question.cluster, tiers=()))
-    in_a_row = shardwise.answer(question.words(cluster=racks([node * 2 // count for node in range(count)])))
-    in_turn = shardwise.answer(question.words(cluster=racks([node % 2 for node in range(count)])))
-    if in_a_row.fits and abs(in_a_row.step_time_s - in_turn.step_time_s) > 1e-9 * in_turn.step_time_s:
-        is_proven = in_a_row.document["is_proven"] or in_turn.document["is_proven"]
-        found = f"{in_a_row.step_time_s!r} and {in_turn.step_time_s!r} s, called proven"
-        require(not is_proven, f"links in another order: {found}", in_a_row, in_turn)
+    contiguous_view = shardwise.answer(
+        question.words(cluster=racks([node * 2 // count for node in range(count)]))
+    )
+    racks_interleaved = shardwise.answer(question.words(cluster=racks([node % 2 for node in range(count)])))
+    if (
+        contiguous_view.fits
+        and abs(contiguous_view.step_time_s - racks_interleaved.step_time_s)
+        > 1e-9 * racks_interleaved.step_time_s
+    ):
+        is_proven = contiguous_view.document["is_proven"] or racks_interleaved.document["is_proven"]
+        found = f"{contiguous_view.step_time_s!r} and {racks_interleaved.step_time_s!r} s, called proven"
+        require(not is_proven, f"links in another order: {found}", contiguous_view, racks_interleaved)
 
 
 @relation(is_plan)
-def defaults_said(question: Question, shardwise: Commands) -> None:
+def explicit_defaults(question: Question, shardwise: Commands) -> None:
     """All options at their defaults, said aloud."""
-    said = {
+    explicit_options = {
         "optimizer": "adamw", "memory_margin": "0.05", "expert_imbalance": "1.1", "space": "default",
         "objective": "time", "top": "3", "workers": "1", "stage_dp": "1", "braid": "1",
     }  # fmt: skip
-    plain = {**dict.fromkeys(said), "space": question.options.get("--space")}
-    one = shardwise.answer(question.asking(plain).words())
+    plain = {**dict.fromkeys(explicit_options), "space": question.options.get("--space")}
+    one = shardwise.answer(question.with_options(plain).words())
     job = one.document.get("job", {})
-    aloud = {**said, "space": question.space, **({"dtype": job["dtype"]} if job else {})}
-    other = shardwise.answer(question.asking(aloud).words())
+    all_options = {**explicit_options, "space": question.space, **({"dtype": job["dtype"]} if job else {})}
+    other = shardwise.answer(question.with_options(all_options).words())
     require_same(one, other, what="defaults said", figures=whole)
     if one.fits:
         hashes = one.document["plan_hash"], other.document["plan_hash"]
@@ -203,7 +211,7 @@ def defaults_said(question: Question, shardwise: Commands) -> None:
 
 
 @relation(is_plan)
-def defaults_of_a_model_said(question: Question, shardwise: Commands) -> None:
+def explicit_model_defaults(question: Question, shardwise: Commands) -> None:
     """The keys of a model in plain dimensions, at their defaults (docs/formats.md)."""
     assert isinstance(question.model, File)
     own = question.model.document
@@ -213,24 +221,24 @@ def defaults_of_a_model_said(question: Question, shardwise: Commands) -> None:
     }  # fmt: skip
     if "experts" in own:
         defaults |= {"dense_layers": 0, "shared_ffn": 0}
-    said = replace(question, model=File("model", {**defaults, **own}))
-    one, other = shardwise.answer(question.words()), shardwise.answer(said.words())
+    explicit_form = replace(question, model=File("model", {**defaults, **own}))
+    one, other = shardwise.answer(question.words()), shardwise.answer(explicit_form.words())
     require_same(one, other, what="defaults of a model said", figures=whole)
 
 
 @relation(lambda question: not question.is_graph)
-def figures_of_nodes_said(question: Question, shardwise: Commands) -> None:
+def explicit_node_figures(question: Question, shardwise: Commands) -> None:
     """Cards, speed and host memory of each node, said as they are by custom."""
     cluster = question.cluster
     bare = cluster.file()
-    said = cluster.with_cards_said().changed(lambda run: replace(run, speed=run.speed or 1.0))
+    explicit_form = cluster.with_explicit_cards().changed(lambda run: replace(run, speed=run.speed or 1.0))
     one = shardwise.answer(question.words(cluster=("--cluster", bare)))
-    other = shardwise.answer(question.words(cluster=("--cluster", said.file())))
+    other = shardwise.answer(question.words(cluster=("--cluster", explicit_form.file())))
     require_same(one, other, what="figures of nodes said", figures=whole)
 
 
-@relation(lambda question: is_alike_plan(question) and not question.cluster.tiers and has_network(question))
-def tiers_said(question: Question, shardwise: Commands) -> None:
+@relation(lambda question: is_uniform_plan(question) and not question.cluster.tiers and has_network(question))
+def explicit_tiers(question: Question, shardwise: Commands) -> None:
     """The usual tiers of alike nodes, written out."""
     text = question.cluster.words()[1]
     known = load_cluster(text, inter_node=question.cluster.inter_node) if isinstance(text, str) else None
@@ -247,6 +255,6 @@ def tiers_said(question: Question, shardwise: Commands) -> None:
         for tier in known.tiers
     )
     one = shardwise.answer(question.words())
-    written = replace(question.cluster.with_cards_said(), tiers=tiers)
+    written = replace(question.cluster.with_explicit_cards(), tiers=tiers)
     other = shardwise.answer(question.words(cluster=("--cluster", written.file())))
-    require_alike(one, other, what="tiers said")
+    require_equivalent(one, other, what="tiers said")

@@ -8,7 +8,7 @@ from typing import Any
 from tests.relations.clusters import Nodes, Tier, number
 from tests.relations.commands import Commands, File, Words
 from tests.relations.questions import Question
-from tests.relations.relation import EFFORT, TEXTS, difference, relation, require, require_alike
+from tests.relations.relation import EFFORT, TEXTS, difference, relation, require, require_equivalent
 
 from shardwise.cluster import find_device
 from shardwise.strategy import MEGATRON_2024
@@ -26,10 +26,10 @@ def all_times_scaled(question: Question, shardwise: Commands) -> None:
     of a graph is so to within what it is proven to: labels are merged on a grid of the logarithm of time
     (`frontier.reduce`), on which other times fall into other cells.
     """
-    one, other = (shardwise.answer(_words(question, factor)) for factor in (1.0, FACTOR))
+    one, other = (shardwise.answer(_scaled_words(question, factor)) for factor in (1.0, FACTOR))
     if question.is_graph:
         twice = [{**point, "time_s": FACTOR * point["time_s"]} for point in one.document.get("points", ())]
-        require_alike(
+        require_equivalent(
             replace(one, document={**one.document, "points": twice} if one.fits else {}),
             other,
             what="all times scaled",
@@ -39,8 +39,8 @@ def all_times_scaled(question: Question, shardwise: Commands) -> None:
         require(found is None, f"all times scaled: {found}", one, other)
 
 
-def _words(question: Question, factor: float) -> Words:
-    cluster = question.cluster.with_cards_said()
+def _scaled_words(question: Question, factor: float) -> Words:
+    cluster = question.cluster.with_explicit_cards()
 
     def slower(run: Nodes) -> Nodes:
         return replace(
@@ -103,7 +103,7 @@ def _device(name: str, factor: float) -> dict[str, Any]:
 
 
 _TIMES = frozenset({"breakdown", "pipeline_s", "band_s"})
-_LEFT_OUT = EFFORT | TEXTS | {
+_IGNORED = EFFORT | TEXTS | {
     "cluster", "job", "usd_per_step", "usd_per_billion_tokens", "cost_usd", "layout", "references", "profile"
 }  # fmt: skip
 _RATES = frozenset({"tokens_per_s_per_device"})
@@ -117,7 +117,7 @@ def _scaled(value: Any, factor: float, *, is_time: bool = False) -> Any:
             if key in _RATES
             else _scaled(each, factor, is_time=is_time or key in _TIMES or key.endswith("_s"))
             for key, each in value.items()
-            if key not in _LEFT_OUT
+            if key not in _IGNORED
         }
     if isinstance(value, list):
         return [_scaled(each, factor, is_time=is_time) for each in value]

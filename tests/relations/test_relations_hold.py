@@ -4,30 +4,37 @@
 from __future__ import annotations
 
 import pytest
-from tests.relations.broken import notices
+from tests.relations.broken import catches_mutants
 from tests.relations.commands import Commands
-from tests.relations.every import AWAITED, RELATIONS, holding, questions_of
+from tests.relations.every import KNOWN_FAILURES, RELATIONS, expected_to_pass, questions_of
 
-ASKED, ASKED_IN_FULL = 2, 30
+QUESTIONS_PER_RELATION, QUESTIONS_IN_FULL = 2, 30
 """Questions of each relation."""
 
-NAMED = [pytest.param(name, marks=pytest.mark.xdist_group(f"relation {name}")) for name in holding()]
+PARAMETERS = [
+    pytest.param(name, marks=pytest.mark.xdist_group(f"relation {name}")) for name in expected_to_pass()
+]
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_relation_holds(name: str, shardwise: Commands, full: bool) -> None:
     relation = RELATIONS[name]
-    asked = questions_of(relation, ASKED_IN_FULL if full else ASKED, 1000 if full else 100)
-    for question in asked:
+    chosen_questions = questions_of(
+        relation, QUESTIONS_IN_FULL if full else QUESTIONS_PER_RELATION, 1000 if full else 100
+    )
+    for question in chosen_questions:
         relation.check(question, shardwise)
-    assert asked
+    assert chosen_questions
 
 
-@pytest.mark.parametrize("name", NAMED)
-def test_a_broken_planner_is_noticed(name: str, shardwise: Commands) -> None:
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_mutated_planner_is_caught(name: str, shardwise: Commands) -> None:
     relation = RELATIONS[name]
-    assert any(notices(relation, question, shardwise) for question in questions_of(relation, 2 * ASKED))
+    assert any(
+        catches_mutants(relation, question, shardwise)
+        for question in questions_of(relation, 2 * QUESTIONS_PER_RELATION)
+    )
 
 
-def test_what_is_awaited_is_a_relation() -> None:
-    assert set(AWAITED) <= set(RELATIONS)
+def test_known_failures_are_relations() -> None:
+    assert set(KNOWN_FAILURES) <= set(RELATIONS)

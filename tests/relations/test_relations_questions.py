@@ -29,23 +29,23 @@ def test_a_seed_is_one_question() -> None:
 
 
 def test_questions_are_of_every_kind() -> None:
-    asked = [question(seed) for seed in range(QUESTIONS)]
-    models = [one.model.document for one in asked if isinstance(one.model, File)]
+    chosen_questions = [question(seed) for seed in range(QUESTIONS)]
+    models = [one.model.document for one in chosen_questions if isinstance(one.model, File)]
     kinds = {
-        "alike": sum(not one.cluster.is_mixed for one in asked),
-        "two pools": sum(len(one.cluster.kinds) == 2 for one in asked),
-        "three pools": sum(len(one.cluster.kinds) == 3 for one in asked),
-        "default space": sum(one.space == "default" for one in asked),
-        "core space": sum(one.space == "core" for one in asked),
-        "fixed": sum("--fix" in one.options for one in asked),
-        "tiers": sum(bool(one.cluster.tiers) for one in asked),
-        "little memory": sum(one.cluster.nodes[0].memory_bytes is not None for one in asked),
-        "graphs": sum(one.is_graph for one in asked),
+        "alike": sum(not one.cluster.is_mixed for one in chosen_questions),
+        "two pools": sum(len(one.cluster.kinds) == 2 for one in chosen_questions),
+        "three pools": sum(len(one.cluster.kinds) == 3 for one in chosen_questions),
+        "default space": sum(one.space == "default" for one in chosen_questions),
+        "core space": sum(one.space == "core" for one in chosen_questions),
+        "fixed": sum("--fix" in one.options for one in chosen_questions),
+        "tiers": sum(bool(one.cluster.tiers) for one in chosen_questions),
+        "little memory": sum(one.cluster.nodes[0].memory_bytes is not None for one in chosen_questions),
+        "graphs": sum(one.is_graph for one in chosen_questions),
         "experts": sum("experts" in model for model in models),
     }
     assert min(kinds.values()) >= 5, kinds
-    assert sum(one.cluster.devices == 16 for one in asked) > 0
-    assert sum(one.cluster.devices > 16 for one in asked) == 3
+    assert sum(one.cluster.devices == 16 for one in chosen_questions) > 0
+    assert sum(one.cluster.devices > 16 for one in chosen_questions) == 3
 
 
 @pytest.mark.parametrize("name", RELATIONS)
@@ -60,8 +60,8 @@ def test_the_text_of_a_command_gives_its_answer(shardwise: Commands, tmp_path: P
         ["sh", "-c", f"{answer.text} --json"], check=True, capture_output=True, text=True, cwd=tmp_path,
         env={**os.environ, "PATH": on_path},
     )  # fmt: skip
-    said = replace(answer, document=json.loads(done.stdout))
-    require_same(answer, said, what="the text of a command", figures=whole)
+    answer_in_shell = replace(answer, document=json.loads(done.stdout))
+    require_same(answer, answer_in_shell, what="the text of a command", figures=whole)
 
 
 def test_the_text_of_a_plan_file_is_the_command_that_saves_it() -> None:
@@ -70,7 +70,7 @@ def test_the_text_of_a_plan_file_is_the_command_that_saves_it() -> None:
     )
 
 
-def test_a_shorthand_says_plain_nodes_alone() -> None:
+def test_a_shorthand_is_for_plain_nodes_only() -> None:
     plain = Nodes(device="T4", count=2, devices=4)
     cluster = ClusterData(nodes=(plain,), inter_node="10Gb/s")
     assert cluster.words() == ("--cluster", "2x4xT4", "--inter-node", "10Gb/s")
@@ -80,23 +80,23 @@ def test_a_shorthand_says_plain_nodes_alone() -> None:
     assert not ClusterData(nodes=(replace(plain, speed=0.5),)).has_shorthand
 
 
-def _said(step_s: float, gap: float = 0.0) -> Answer:
+def _answer_with(step_s: float, gap: float = 0.0) -> Answer:
     document = {"best": {"step_time_s": step_s}, "certificate": {"gap": gap}}
     return Answer(text=f"takes {step_s}", document=document)
 
 
 def test_not_slower_leaves_no_more_than_the_gap() -> None:
     # 1.02 s within 2 %: nothing is below 0.9996 s. Within 1 %: nothing is below 1.0098 s.
-    require_not_slower(_said(1.02, gap=0.02), _said(1.0), what="with a gap")
+    require_not_slower(_answer_with(1.02, gap=0.02), _answer_with(1.0), what="with a gap")
     with pytest.raises(AssertionError, match=r"too much: .* \|\| takes 1.02 \|\| takes 1.0"):
-        require_not_slower(_said(1.02, gap=0.01), _said(1.0), what="too much")
+        require_not_slower(_answer_with(1.02, gap=0.01), _answer_with(1.0), what="too much")
 
 
 def test_nothing_that_fits_is_the_slowest_answer() -> None:
     nothing = Answer(text="nothing", document={}, code=3)
-    require_not_slower(_said(1.0), nothing, what="something over nothing")
+    require_not_slower(_answer_with(1.0), nothing, what="something over nothing")
     with pytest.raises(AssertionError):
-        require_not_slower(nothing, _said(1.0), what="nothing over something")
+        require_not_slower(nothing, _answer_with(1.0), what="nothing over something")
 
 
 @pytest.mark.parametrize(

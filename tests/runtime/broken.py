@@ -11,15 +11,15 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
 
-from shardwise.runtime.context import _exchanged
-from shardwise.runtime.experts import Experts
+from shardwise.runtime.context import _all_to_all
+from shardwise.runtime.experts import GroupedExperts
 from shardwise.runtime.gradients import local
-from shardwise.runtime.host_activations import HostActivations
-from shardwise.runtime.job import Job
+from shardwise.runtime.host_activations import ActivationOffload
+from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.loss import batch_share_loss
-from shardwise.runtime.modules import Stage
-from shardwise.runtime.parts import _part
-from shardwise.runtime.private import laid_like
+from shardwise.runtime.modules import ModelStage
+from shardwise.runtime.parts import _local_chunk
+from shardwise.runtime.private import with_layout_of
 from shardwise.runtime.rope import rotation_of
 from shardwise.runtime.shard import shard_states, split_experts, synchronise
 from shardwise.schedule import Schedule, generate, lower
@@ -33,14 +33,14 @@ def _loss_of_all_microbatches_twice(tokens: int, vocab: int, mesh: Any) -> Any:
     return batch_share_loss(tokens // 2, vocab, mesh)
 
 
-def _averaging(stage: Stage, mesh: Any, experts: Any, strategy: Any, dtype: str) -> None:
+def _averaging(stage: ModelStage, mesh: Any, experts: Any, strategy: Any, dtype: str) -> None:
     shard_states(stage, mesh, experts, strategy, dtype)
     for module in stage.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(2.0)
 
 
-def _own_rows_of_replica_0(self: Job, batch: torch.Tensor) -> Any:
+def _own_rows_of_replica_0(self: TrainingJob, batch: torch.Tensor) -> Any:
     rows = self.plan.job.global_batch_size // self.plan.best.strategy.dp
     own = batch[:rows].unflatten(0, (-1, self.plan.best.strategy.micro_batch_size))
     places = self.stages[0][1].places(self.plan.job.seq_len)
@@ -60,8 +60,8 @@ def _one_after_the_other(self: Any, tokens: int) -> torch.Tensor:
 
 
 def _back_in_another_order(x: torch.Tensor, split: int, joined: int, group: Any) -> torch.Tensor:
-    exchanged = _exchanged(x, split, joined, group)
-    return exchanged.flip(1) if joined == 1 else exchanged
+    received = _all_to_all(x, split, joined, group)
+    return received.flip(1) if joined == 1 else received
 
 
 def _first_head(self: Any, rank: int, ranks: int) -> int:
@@ -69,7 +69,7 @@ def _first_head(self: Any, rank: int, ranks: int) -> int:
 
 
 def _own_input_gradients(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    return grads[0] if ctx.dim is None else _part(grads[0], ctx.dim, ctx.group), None, None
+    return grads[0] if ctx.dim is None else _local_chunk(grads[0], ctx.dim, ctx.group), None, None
 
 
 def _like_the_weight(self: Any, parameter: Any, place: torch.Tensor) -> torch.Tensor:
@@ -93,14 +93,14 @@ def _own_gradients(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None,
     return torch.cat([grads[0]] * ranks, ctx.dim), None, None
 
 
-def _never_all(stage: Stage, strategy: Any, *, is_last: bool) -> None:
+def _never_all(stage: ModelStage, strategy: Any, *, is_last: bool) -> None:
     synchronise(stage, strategy, is_last=is_last)
     for module in stage.modules():
-        if isinstance(module, Experts) and isinstance(module, FSDPModule):
+        if isinstance(module, GroupedExperts) and isinstance(module, FSDPModule):
             module.set_requires_all_reduce(False)
 
 
-def _never_between_groups(stage: Stage, strategy: Any, *, is_last: bool) -> None:
+def _never_between_groups(stage: ModelStage, strategy: Any, *, is_last: bool) -> None:
     synchronise(stage, strategy, is_last=is_last)
     for module in stage.modules():
         if isinstance(module, FSDPModule):
@@ -126,24 +126,26 @@ def _all_forward_first(schedule: Schedule, *, unshard: bool) -> Any:
 
 
 def _as_they_were(self: Any, number: int) -> Any:
-    return None, [laid_like(torch.zeros_like(local(each.own)), each.own) for each in self._chunks[number]]
+    return None, [
+        with_layout_of(torch.zeros_like(local(each.own)), each.own) for each in self._chunks[number]
+    ]
 
 
 def _not_yet(self: Any, block: Any) -> None:
-    for piece in filter(None, (each() for each in block.pieces)):
-        if piece.there is None:
-            piece.there = torch.zeros_like(piece.here)
+    for buffer in filter(None, (each() for each in block.buffers)):
+        if buffer.on_device is None:
+            buffer.on_device = torch.zeros_like(buffer.on_host)
 
 
-_put = HostActivations.put
+_pack = ActivationOffload.pack
 
 
 def _one_for_all(self: Any, tensor: torch.Tensor) -> Any:
-    kept = _put(self, tensor)
-    if isinstance(kept, torch.Tensor):
-        return kept
+    packed = _pack(self, tensor)
+    if isinstance(packed, torch.Tensor):
+        return packed
     first = next(iter(self._block.by_memory.values()))
-    return replace(kept, piece=first) if first.here.numel() >= kept.piece.here.numel() else kept
+    return replace(packed, buffer=first) if first.on_host.numel() >= packed.buffer.on_host.numel() else packed
 
 
 def _slopes_of_the_first_heads(attention: Any, mesh: Any) -> None:
@@ -154,22 +156,25 @@ def _as_it_is(self: Any, module: Any, mesh: Any) -> Any:
     return module
 
 
-def _every_part_adds_its_bias(stage: Stage, mesh: Any) -> None:
+def _every_part_adds_its_bias(stage: ModelStage, mesh: Any) -> None:
     split_experts(stage, mesh)
     for module in stage.modules():
-        if isinstance(module, Experts):
+        if isinstance(module, GroupedExperts):
             module.parts = 1
 
 
-TWINS: dict[str, tuple[str, Any]] = {
-    "updates stay on the host": ("shardwise.runtime.host_states.HostStates._give", nothing),
-    "gradients stay on the device": ("shardwise.runtime.host_states.HostStates._bring", _as_they_were),
+MUTANTS: dict[str, tuple[str, Any]] = {
+    "updates stay on the host": ("shardwise.runtime.host_states.OptimizerOffload._send_weights", nothing),
+    "gradients stay on the device": (
+        "shardwise.runtime.host_states.OptimizerOffload._fetch_gradients",
+        _as_they_were,
+    ),
     "activations are used before they are back": (
-        "shardwise.runtime.host_activations.HostActivations._bring",
+        "shardwise.runtime.host_activations.ActivationOffload._reload",
         _not_yet,
     ),
     "all views of memory are its first": (
-        "shardwise.runtime.host_activations.HostActivations.put",
+        "shardwise.runtime.host_activations.ActivationOffload.pack",
         _one_for_all,
     ),
     "all tensor ranks have the slopes of the first heads": (
@@ -177,44 +182,47 @@ TWINS: dict[str, tuple[str, Any]] = {
         _slopes_of_the_first_heads,
     ),
     "latents of a part of the tokens train their projections alone": (
-        "shardwise.runtime.tensor_parallel.Everywhere._apply",
+        "shardwise.runtime.tensor_parallel.ReplicatedLinear._apply",
         _as_it_is,
     ),
     "every part of an expert adds its bias": (
         "shardwise.runtime.divide.split_experts",
         _every_part_adds_its_bias,
     ),
-    "no sum over tensor ranks": ("shardwise.runtime.job.settle", nothing),
-    "no tie": ("shardwise.runtime.gradients.Tie.add_up", nothing),
+    "no sum over tensor ranks": ("shardwise.runtime.job.reduce_partial_gradients", nothing),
+    "no tie": ("shardwise.runtime.gradients.TiedWeights.add_up", nothing),
     "gradients averaged over data ranks": ("shardwise.runtime.divide.shard_states", _averaging),
     "no clipping": ("shardwise.runtime.gradients.scale", nothing),
     "loss over half of the batch": (
         "shardwise.runtime.divide.batch_share_loss",
         _loss_of_all_microbatches_twice,
     ),
-    "all replicas take the same rows": ("shardwise.runtime.job.Job._own", _own_rows_of_replica_0),
-    "keys stay where they are": ("shardwise.runtime.context.Ring.passed", _stay),
+    "all replicas take the same rows": (
+        "shardwise.runtime.job.TrainingJob._local_batch",
+        _own_rows_of_replica_0,
+    ),
+    "keys stay where they are": ("shardwise.runtime.context.RingAttention.ring_shift", _stay),
     "parts of the sequence one after the other": (
-        "shardwise.runtime.context.Ring.positions",
+        "shardwise.runtime.context.RingAttention.positions",
         _one_after_the_other,
     ),
-    "heads are not exchanged back": ("shardwise.runtime.context._exchanged", _back_in_another_order),
+    "heads are not exchanged back": ("shardwise.runtime.context._all_to_all", _back_in_another_order),
     "all tensor ranks take the first key-value head": (
-        "shardwise.runtime.tensor_parallel.SharedHeads.head_of",
+        "shardwise.runtime.tensor_parallel.ReplicatedKvHeads.head_of",
         _first_head,
     ),
     "tensor ranks keep their inputs' gradients": (
-        "shardwise.runtime.parts._Whole.backward",
+        "shardwise.runtime.parts._AllGather.backward",
         staticmethod(_own_input_gradients),
     ),
     "replicas take partial sums for whole ones": (
-        "shardwise.runtime.replicas.Replicas._like",
+        "shardwise.runtime.replicas.GradientReducer._as_dtensor",
         _like_the_weight,
     ),
     "tokens stay in the order of their senders": ("shardwise.runtime.dispatch._by_expert", _as_they_come),
-    "parts of experts are not added up": ("shardwise.runtime.dispatch.summed_part", _own_part),
+    "parts of experts are not added up": ("shardwise.runtime.dispatch.reduce_scatter_rows", _own_part),
     "tensor ranks keep their tokens' gradients": (
-        "shardwise.runtime.parts._Own.backward",
+        "shardwise.runtime.parts._Split.backward",
         staticmethod(_own_gradients),
     ),
     "replicas of experts are not added up": ("shardwise.runtime.divide.synchronise", _never_all),
@@ -232,13 +240,13 @@ def _policy_of_one_dtype(param_dtype: Any = None, reduce_dtype: Any = None) -> M
     return MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=param_dtype)
 
 
-HALF_TWINS: dict[str, tuple[str, Any]] = {
+HALF_MUTANTS: dict[str, tuple[str, Any]] = {
     "gradients are added up in bf16": ("shardwise.runtime.shard.MixedPrecisionPolicy", _policy_of_one_dtype),
 }
 """Of runs in bf16."""
 
 ALIKE: dict[str, tuple[str, Any]] = {
-    "nothing goes to the host": ("shardwise.runtime.divide.MOVES_ACTIVATIONS", ()),
+    "nothing goes to the host": ("shardwise.runtime.divide.OFFLOADS_ACTIVATIONS", ()),
     "nothing is computed again": ("shardwise.runtime.divide.recompute_kinds", _nothing_again),
     "both halves compute again each time": ("shardwise.runtime.divide.SPLIT_NAMES", ()),
     "all stages have as many layers": ("shardwise.runtime.divide.layer_counts", _cut_alike),

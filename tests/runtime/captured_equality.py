@@ -14,7 +14,7 @@ from torch import nn
 from shardwise.graph import OpGraph
 from shardwise.plan import GraphPlan
 from shardwise.runtime import Report, capture
-from shardwise.runtime.graphs import GraphJob
+from shardwise.runtime.graphs import GraphTrainingJob
 from shardwise.runtime.graphs.captured import Captured, captured, part_of_parameter
 
 
@@ -84,7 +84,7 @@ def captured_differences(
     own = _captured(name, seed, plans[0].graph)
     found = []
     for plan in plans:
-        job = GraphJob(
+        job = GraphTrainingJob(
             plan, own.values, matrices=own.matrices, settings=own.settings, data=own.data,
             device_type="cpu", lr=LR, max_norm=MAX_NORM,
         )  # fmt: skip
@@ -92,7 +92,7 @@ def captured_differences(
     return found
 
 
-def captured_difference(job: GraphJob, name: str, expected: Run) -> float:
+def captured_difference(job: GraphTrainingJob, name: str, expected: Run) -> float:
     losses, norms = [], []
     gradient = 0.0
     for step in range(len(expected.losses)):

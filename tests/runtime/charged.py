@@ -10,14 +10,14 @@ from unittest.mock import patch
 import numpy as np
 
 from shardwise import search
-from shardwise.cost.fabric import Fabric
+from shardwise.cost.fabric import CollectiveModel
 from shardwise.plan import Plan
 
 PASS, SCATTER, ALL_REDUCE, ALL_TO_ALL, MESSAGE = "pass", "scatter", "all_reduce", "all_to_all", "message"
 
-PRICED = {
-    "pass_s": PASS, "scatter_s": SCATTER, "all_reduce_s": ALL_REDUCE, "all_to_all_s": ALL_TO_ALL,
-    "neighbour_s": MESSAGE,
+ESTIMATED = {
+    "all_gather_s": PASS, "reduce_scatter_s": SCATTER, "all_reduce_s": ALL_REDUCE, "all_to_all_s": ALL_TO_ALL,
+    "send_s": MESSAGE,
 }  # fmt: skip
 
 KINDS = {
@@ -27,22 +27,24 @@ KINDS = {
 """What a collective of the runtime is to the cost model."""
 
 
-def charged(plan: Plan) -> frozenset[tuple[str, float]]:
+def predicted(plan: Plan) -> frozenset[tuple[str, float]]:
     """Kind and bytes of everything that is priced for the plan's strategy between more than one rank."""
     seen: set[tuple[str, float]] = set()
     with ExitStack() as stack:
-        for method, kind in PRICED.items():
-            stack.enter_context(patch.object(Fabric, method, _noting(getattr(Fabric, method), kind, seen)))
+        for method, kind in ESTIMATED.items():
+            stack.enter_context(
+                patch.object(CollectiveModel, method, _noting(getattr(CollectiveModel, method), kind, seen))
+            )
         search.evaluate(plan.model, plan.cluster, plan.job, plan.best.strategy)
     return frozenset(seen)
 
 
-def _noting(priced: Callable[..., Any], kind: str, seen: set[tuple[str, float]]) -> Callable[..., Any]:
-    def noted(fabric: Fabric, nbytes: Any, sizes: Any, *more: Any) -> Any:
+def _noting(estimated: Callable[..., Any], kind: str, seen: set[tuple[str, float]]) -> Callable[..., Any]:
+    def noted(fabric: CollectiveModel, nbytes: Any, sizes: Any, *more: Any) -> Any:
         members = np.prod([np.max(size) for size in sizes]) if kind != MESSAGE else 2
         if members > 1:
             seen.update((kind, value) for value in _values(nbytes))
-        return priced(fabric, nbytes, sizes, *more)
+        return estimated(fabric, nbytes, sizes, *more)
 
     return noted
 

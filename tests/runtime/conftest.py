@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardwise.runtime import Team
+from shardwise.runtime import WorkerPool
 
 WORKERS = 8
 
@@ -29,12 +29,12 @@ def _seeded() -> None:
 
 
 @pytest.fixture(scope="session")
-def _team_of_session() -> Iterator[Team]:
-    with Team(WORKERS) as team:
+def _team_of_session() -> Iterator[WorkerPool]:
+    with WorkerPool(WORKERS) as team:
         yield team
 
 
 @pytest.fixture
-def team(_team_of_session: Team) -> Team:
+def team(_team_of_session: WorkerPool) -> WorkerPool:
     """Workers that have no work; they are started again where a test before has ended them."""
     return _team_of_session

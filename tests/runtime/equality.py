@@ -11,8 +11,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tests.runtime.broken import ALIKE, HALF_TWINS, TWINS
-from tests.runtime.twin import broken_twin
+from tests.runtime.broken import ALIKE, HALF_MUTANTS, MUTANTS
+from tests.runtime.twin import with_mutant
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
@@ -20,8 +20,8 @@ from torch.nn import functional
 from shardwise.model import Model
 from shardwise.plan import Plan, UnevenFile
 from shardwise.runtime import (
+    ModelStage,
     Report,
-    Stage,
     Synthetic,
     host,
     host_activations,
@@ -30,7 +30,7 @@ from shardwise.runtime import (
     parallelize,
     reference_module,
 )
-from shardwise.runtime.attention import Attention
+from shardwise.runtime.attention import CausalAttention
 
 LR = 3e-3
 MAX_NORM = 0.5
@@ -62,14 +62,14 @@ class Difference:
     parameters: int
     layers: tuple[tuple[int, ...], ...] = ()
     passes: int = 0
-    rooms: tuple[bool, bool] = (False, False)
+    buffers: tuple[bool, bool] = (False, False)
 
     @property
     def largest(self) -> float:
         return max(self.loss, self.norm, self.gradient)
 
 
-def whole_module(model: Model, seed: int) -> Stage:
+def whole_module(model: Model, seed: int) -> ModelStage:
     """The reference module with biases and norms away from their plain values, so that errors in them
     show."""
     module = reference_module(model)
@@ -128,19 +128,19 @@ def divided(
 ) -> Difference:
     """On every rank: the run under `plan`, and how far it is from `expected`. `broken` names a twin with one
     mechanism taken out."""
-    with broken_twin({**TWINS, **ALIKE}, broken), _counting() as passes, _rooms() as rooms:
+    with with_mutant({**MUTANTS, **ALIKE}, broken), _counting() as passes, _buffers() as buffers:
         job = parallelize(whole_module(plan.model, seed), plan, lr=LR, max_norm=MAX_NORM)
         found = difference(job, expected, seed, _gradient_error, job.parameters)
         layers = tuple(tuple(map(int, stage.layers)) for _, stage in job.stages)
         passed = sum(passes) // len(expected.losses)
-        has = host_states in rooms, host_activations in rooms
-        return replace(found, layers=layers, passes=passed, rooms=has)
+        has = host_states in buffers, host_activations in buffers
+        return replace(found, layers=layers, passes=passed, buffers=has)
 
 
 def precision(report: Report, plan: Plan, broken: str | None) -> tuple[bool, bool]:
     """On every rank: whether its weights, and whether the sums of its gradients, are more than bf16 can
     tell. Nothing is clipped, which would scale what was rounded."""
-    with broken_twin(HALF_TWINS, broken):
+    with with_mutant(HALF_MUTANTS, broken):
         job = parallelize(whole_module(plan.model, 0), plan, max_norm=1e9)
     is_more = []
     job.backward(batches(plan, 0).batch(0))
@@ -155,33 +155,33 @@ def precision(report: Report, plan: Plan, broken: str | None) -> tuple[bool, boo
 def _counting() -> Iterator[list[int]]:
     """A 1 for each time that a layer computes attention meanwhile."""
     passes: list[int] = []
-    plain = Attention.core
+    plain = CausalAttention.core
 
-    def counted(self: Attention, *states: torch.Tensor) -> torch.Tensor:
+    def counted(self: CausalAttention, *states: torch.Tensor) -> torch.Tensor:
         passes.append(1)
         return plain(self, *states)
 
-    with patch.object(Attention, "core", counted):
+    with patch.object(CausalAttention, "core", counted):
         yield passes
 
 
 @contextmanager
-def _rooms() -> Iterator[set[Any]]:
+def _buffers() -> Iterator[set[Any]]:
     """The modules that ask for room on the host meanwhile."""
-    asked: set[Any] = set()
+    requested: set[Any] = set()
 
     def asking(module: Any) -> Callable[..., torch.Tensor]:
-        def room(*arguments: Any) -> torch.Tensor:
-            asked.add(module)
-            return host.room_like(*arguments)
+        def buffer(*arguments: Any) -> torch.Tensor:
+            requested.add(module)
+            return host.host_buffer_like(*arguments)
 
-        return room
+        return buffer
 
     with (
-        patch.object(host_states, "room_like", asking(host_states)),
-        patch.object(host_activations, "room_like", asking(host_activations)),
+        patch.object(host_states, "host_buffer_like", asking(host_states)),
+        patch.object(host_activations, "host_buffer_like", asking(host_activations)),
     ):
-        yield asked
+        yield requested
 
 
 def difference(

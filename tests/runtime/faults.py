@@ -15,12 +15,12 @@ import torch
 
 from shardwise.plan import AnyPlan
 from shardwise.runtime import (
-    GraphJob,
-    Job,
+    GraphTrainingJob,
+    ModelStage,
     Report,
-    Stage,
+    TrainingJob,
     TrainOptions,
-    UnevenJob,
+    UnevenTrainingJob,
     checkpoint,
     manifest,
     train,
@@ -71,7 +71,7 @@ def _counted(start: int) -> Iterator[list[int]]:
         return counted
 
     with contextlib.ExitStack() as stack:
-        for kind in (Job, UnevenJob, GraphJob):
+        for kind in (TrainingJob, UnevenTrainingJob, GraphTrainingJob):
             stack.enter_context(patch.object(kind, "backward", counting(kind.backward)))
         yield now
 
@@ -100,7 +100,7 @@ def _faulty(fault: Fault, now: list[int]) -> Any:
         result.register_hook(lambda _: strike())
         return result
 
-    passes = ((Stage, "forward"), (Interpreter, "run"))
+    passes = ((ModelStage, "forward"), (Interpreter, "run"))
     targets: dict[str, tuple[Sequence[tuple[Any, str]], Any]] = {
         "forward": (passes, before),
         "backward": (passes, in_backward),
@@ -113,8 +113,8 @@ def _faulty(fault: Fault, now: list[int]) -> Any:
     owners, way = targets[fault.phase]
     stack = contextlib.ExitStack()
     for owner, name in owners:
-        twin = partial(way, getattr(owner, name))
-        stack.enter_context(patch.object(owner, name, _method(twin)))
+        mutant = partial(way, getattr(owner, name))
+        stack.enter_context(patch.object(owner, name, _method(mutant)))
     return stack
 
 

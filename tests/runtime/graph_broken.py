@@ -7,63 +7,69 @@ from typing import Any
 
 import torch
 
-from shardwise.runtime.graphs.forms import value_form
+from shardwise.runtime.graphs.forms import value_placements
 from shardwise.runtime.graphs.interpreter import Interpreter
-from shardwise.runtime.graphs.moves import Move, moves_of
-from shardwise.runtime.graphs.store import Held
+from shardwise.runtime.graphs.moves import RedistributeStep, redistribute_path
+from shardwise.runtime.graphs.store import ShardedParameter
 
 
-def _without(kind: str) -> Callable[..., tuple[Move, ...]]:
+def _without(kind: str) -> Callable[..., tuple[RedistributeStep, ...]]:
     """Tensors are moved without one kind of step."""
 
-    def twin(*arguments: Any) -> tuple[Move, ...]:
-        return tuple(move for move in moves_of(*arguments) if move.kind != kind)
+    def mutant(*arguments: Any) -> tuple[RedistributeStep, ...]:
+        return tuple(step for step in redistribute_path(*arguments) if step.kind != kind)
 
-    return twin
+    return mutant
 
 
 def _nothing(*arguments: Any) -> None:
     pass
 
 
-MADE = Held.made
+MADE = ShardedParameter.made
 
 SECTION = Interpreter._section
 
 
 def _alone(
-    interpreter: Interpreter, section: Any, entry: Any, borrowed: Mapping[str, torch.Tensor], data: Any
+    interpreter: Interpreter, section: Any, entry: Any, skip_inputs: Mapping[str, torch.Tensor], data: Any
 ) -> tuple[torch.Tensor, ...]:
     """A section whose readers of earlier sections' tensors tell them no gradient."""
     return SECTION(
-        interpreter, section, entry, {name: each.detach() for name, each in borrowed.items()}, data
+        interpreter, section, entry, {name: each.detach() for name, each in skip_inputs.items()}, data
     )
 
 
-GRAPH_TWINS: Mapping[str, tuple[str, Any]] = {
-    "partial sums are not added up": ("shardwise.runtime.graphs.bring.moves_of", _without("all_reduce")),
+GRAPH_MUTANTS: Mapping[str, tuple[str, Any]] = {
+    "partial sums are not added up": (
+        "shardwise.runtime.graphs.bring.redistribute_path",
+        _without("all_reduce"),
+    ),
     "every rank takes the whole for its part of a sum": (
-        "shardwise.runtime.graphs.bring.moves_of",
+        "shardwise.runtime.graphs.bring.redistribute_path",
         _without("first_only"),
     ),
-    "gradients lie as their tensors do": ("shardwise.runtime.graphs.bring.gradient_form", value_form),
+    "gradients lie as their tensors do": (
+        "shardwise.runtime.graphs.bring.gradient_placements",
+        value_placements,
+    ),
     "states that others updated are not gathered": ("shardwise.runtime.graphs.graph_job.publish", _nothing),
     "what is gathered for a backward pass is zeros": (
-        "shardwise.runtime.graphs.store.Held.made",
-        lambda held, used: torch.zeros_like(MADE(held, used)),
+        "shardwise.runtime.graphs.store.ShardedParameter.made",
+        lambda param, used: torch.zeros_like(MADE(param, used)),
     ),
     "every rank begins with the whole gradient": (
         "shardwise.runtime.graphs.stage.seed_gradient",
-        lambda grid, lie, loss: torch.ones_like(loss),
+        lambda grid, spec, loss: torch.ones_like(loss),
     ),
     "copies count once for each rank in the norm": (
-        "shardwise.runtime.graphs.store.Held.copies",
-        property(lambda held: 1),
+        "shardwise.runtime.graphs.store.ShardedParameter.replica_count",
+        property(lambda param: 1),
     ),
 }
 """What is replaced, and by what."""
 
-LENDING_TWINS: Mapping[str, tuple[str, Any]] = {
+SKIP_TENSOR_MUTANTS: Mapping[str, tuple[str, Any]] = {
     "what is lent has the gradient of its own block alone": (
         "shardwise.runtime.graphs.interpreter.Interpreter._section",
         _alone,
@@ -71,7 +77,7 @@ LENDING_TWINS: Mapping[str, tuple[str, Any]] = {
 }
 """The same for what blocks read of others than the one before."""
 
-KERNEL_TWINS: Mapping[str, tuple[str, Any]] = {
+KERNEL_MUTANTS: Mapping[str, tuple[str, Any]] = {
     "gradients of sums are not summed": (
         "shardwise.runtime.graphs.work._Summed.backward",
         staticmethod(lambda ctx, *gradients: (gradients[0], None, None)),
@@ -81,11 +87,11 @@ KERNEL_TWINS: Mapping[str, tuple[str, Any]] = {
         lambda work, axes, first, last: (torch.zeros_like(first), torch.zeros_like(last)),
     ),
     "a rank takes its own maximum for that of all": (
-        "shardwise.runtime.graphs.work.Work.largest",
+        "shardwise.runtime.graphs.work.ShardedOperator.largest",
         lambda work, tensor, split: tensor.detach(),
     ),
     "a rank knows its own state alone": (
-        "shardwise.runtime.graphs.kernels_recurrent.gathered",
+        "shardwise.runtime.graphs.kernels_recurrent.all_gather_dim",
         lambda work, value, at, dim: torch.cat((value, torch.zeros_like(value)), dim=at),
     ),
 }

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from shardwise.cost import Training, Turns, price_stage
-from shardwise.cost.one_layout import kernels, parameters, price, price_layout
-from shardwise.cost.one_layout.kernels import Seconds, size
-from shardwise.cost.one_layout.ledger import Ledger, Place
-from shardwise.cost.one_layout.parameters import Use
+from shardwise.cost import StepCounts, Training, estimate_stage
+from shardwise.cost.one_layout import estimate_layout, kernels, parameters, price
+from shardwise.cost.one_layout.kernels import PassSeconds, size
+from shardwise.cost.one_layout.ledger import Place, StepLedger
+from shardwise.cost.one_layout.parameters import ParameterUse
 from shardwise.cost.one_layout.pipeline import messages_of
 from shardwise.cost.one_layout.rank import Rank, rank_of
 from shardwise.graph import OpGraph, StagedLayout, scaled
@@ -22,9 +22,9 @@ from shardwise.plan import GraphPlan
 Times = Counter[tuple[str, int]]
 """How often a step has a message of a kind and of so many bytes."""
 
-PRICED = {"ring_s": "pass", "all_reduce_s": "all_reduce", "all_to_all_s": "all_to_all"}
+ESTIMATED = {"all_gather_s": "pass", "all_reduce_s": "all_reduce", "all_to_all_s": "all_to_all"}
 
-ONCE = {"_update_s": "update", "_summed_s": "sum", "_scattered_s": "sum"}
+ONCE = {"_update_s": "update", "_summed_s": "sum", "_reduce_scatter_s": "sum"}
 """What is done once in the step: others' updates are gathered, and gradients are summed; but those of a
 gathered parameter with one reader are scattered behind each pass."""
 
@@ -86,7 +86,7 @@ class Notes:
         """Inside, prices are noted. Each parameter is told with its own bytes, and not as its share of a
         message as long as all of a block."""
         with ExitStack() as stack:
-            for method, kind in PRICED.items():
+            for method, kind in ESTIMATED.items():
                 stack.enter_context(patch.object(Rank, method, self._noting(getattr(Rank, method), kind)))
             scattered = self._scattering(Rank.reduce_scatter_s)
             stack.enter_context(patch.object(Rank, "reduce_scatter_s", scattered))
@@ -99,21 +99,21 @@ class Notes:
             gathered = self._gathering(parameters._gather_s)
             stack.enter_context(patch.object(parameters, "_gather_s", gathered))
             stack.enter_context(patch.object(parameters, "_moved_s", _by_itself))
-            stack.enter_context(patch.object(price, "exchange_s", self._told))
+            stack.enter_context(patch.object(price, "collective_s", self._noted_exchange))
             yield
 
-    def _noting(self, priced: Callable[..., float], kind: str) -> Callable[..., float]:
+    def _noting(self, estimated: Callable[..., float], kind: str) -> Callable[..., float]:
         def noted(rank: Rank, nbytes: float, sizes: list[int]) -> float:
             if max(sizes) > 1 and nbytes > 0.0:
                 self.note(kind, nbytes)
-            return priced(rank, nbytes, sizes)
+            return estimated(rank, nbytes, sizes)
 
         return noted
 
-    def _scattering(self, priced: Callable[..., float]) -> Callable[..., float]:
+    def _scattering(self, estimated: Callable[..., float]) -> Callable[..., float]:
         def noted(*arguments: Any) -> float:
             self.is_scattered = True
-            seconds = priced(*arguments)
+            seconds = estimated(*arguments)
             self.is_scattered = False
             return seconds
 
@@ -126,57 +126,57 @@ class Notes:
 
         return group
 
-    def _of_one(self, priced: Callable[..., None], once: tuple[str, ...]) -> Callable[..., None]:
-        def noted(rank: Rank, ledger: Ledger, *arguments: Any, **more: Any) -> None:
+    def _of_one(self, estimated: Callable[..., None], once: tuple[str, ...]) -> Callable[..., None]:
+        def noted(rank: Rank, ledger: StepLedger, *arguments: Any, **more: Any) -> None:
             self.once_now = once
             self.slot = self.slot + 1 if ledger.at == self.at else 0
             self.at = ledger.at
             self.block = ledger.at[0] if ledger.at else 0
             self.parameter += 1
-            priced(rank, ledger, *arguments, **more)
+            estimated(rank, ledger, *arguments, **more)
 
         return noted
 
-    def _gathering(self, priced: Callable[..., float]) -> Callable[..., float]:
+    def _gathering(self, estimated: Callable[..., float]) -> Callable[..., float]:
         """Charged in both passes, and done in both where the backward pass reads what is gathered: a weight,
         but no bias behind it."""
 
         def noted(*arguments: Any) -> float:
             before = len(self.found)
-            seconds = priced(*arguments)
+            seconds = estimated(*arguments)
             if self.at is not None and self.at[1] in self.read_again and not self.slot:
                 self.found += self.found[before:]
             return seconds
 
         return noted
 
-    def _apart(self, priced: Callable[..., float], name: str) -> Callable[..., float]:
+    def _apart(self, estimated: Callable[..., float], name: str) -> Callable[..., float]:
         def noted(*arguments: Any) -> float:
             self.what = ONCE[name] if name in self.once_now else None
-            seconds = priced(*arguments)
+            seconds = estimated(*arguments)
             self.what = None
             return seconds
 
         return noted
 
-    def _told(self, rank: Rank, rules: Any, sizes: dict[str, int]) -> Seconds:
+    def _noted_exchange(self, rank: Rank, rules: Any, sizes: dict[str, int]) -> PassSeconds:
         """Exchanges inside an operator, each as often as its rule says."""
         before = list(self.found)
-        seconds = kernels.exchange_s(rank, rules, sizes)
+        seconds = kernels.collective_s(rank, rules, sizes)
         self.found = before
-        for rule in {rule.name: rule for rule in rules if rule.exchanges}.values():
-            for exchange in rule.exchanges:
-                nbytes = exchange.copies * size(sizes, exchange.dims)
-                nbytes *= exchange.element_bytes or rank.activation_bytes
+        for rule in {rule.name: rule for rule in rules if rule.collectives}.values():
+            for call in rule.collectives:
+                nbytes = call.copies * size(sizes, call.dims)
+                nbytes *= call.element_bytes or rank.activation_bytes
                 kind = {"all_reduce": "all_reduce", "reduce_scatter": "all_reduce", "all_gather": "pass"}.get(
-                    exchange.collective, "halo"
+                    call.collective, "halo"
                 )
-                self.note(kind, nbytes, round(exchange.forward_calls + exchange.backward_calls))
+                self.note(kind, nbytes, round(call.forward_calls + call.backward_calls))
         return seconds
 
 
-def _by_itself(rank: Rank, use: Use, element_bytes: float, start: Any, end: Any) -> float:
-    return rank.bring_s(use.shape, element_bytes, start, end)
+def _by_itself(rank: Rank, use: ParameterUse, element_bytes: float, start: Any, end: Any) -> float:
+    return rank.redistribute_s(use.shape, element_bytes, start, end)
 
 
 def _read_again(graph: OpGraph) -> frozenset[str]:
@@ -189,17 +189,17 @@ def _read_again(graph: OpGraph) -> frozenset[str]:
     )
 
 
-def charged(plan: GraphPlan) -> Times:
+def predicted(plan: GraphPlan) -> Times:
     """Every message that is priced for the plan between more than one rank, each as often as the step has it,
     on a backend that has all collectives."""
     notes = Notes(_read_again(plan.graph))
     with notes.taken():
         training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
-        price_layout(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
+        estimate_layout(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
     return notes.passes + notes.once
 
 
-def charged_in_stages(plan: GraphPlan) -> list[Times]:
+def predicted_in_stages(plan: GraphPlan) -> list[Times]:
     """The same of a rank of each stage of a plan with stages, what is sent to others among it: everything
     that happens in a pass for each micro-batch, and once what the price has at the end of the step.
 
@@ -216,9 +216,9 @@ def charged_in_stages(plan: GraphPlan) -> list[Times]:
     for stage, (first, end) in enumerate(layout.spans):
         notes = Notes(_read_again(plan.graph))
         with notes.taken():
-            price_stage(
+            estimate_stage(
                 of_one, plan.cluster, training, plan.mesh, layout.stages[stage], first=first, end=end,
-                turns=Turns(microbatches=layout.microbatches, stages=len(layout.spans)),
+                counts=StepCounts(microbatches=layout.microbatches, stages=len(layout.spans)),
             )  # fmt: skip
         sent = [message.nbytes for message in messages[stage : stage + 1]]
         if any(op.parameters for block in blocks[:first] for op in block.operators):

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from tests.runtime.graph_broken import GRAPH_TWINS, LENDING_TWINS
+from tests.runtime.graph_broken import GRAPH_MUTANTS, SKIP_TENSOR_MUTANTS
 from tests.runtime.graph_plans import alone
-from tests.runtime.graph_stages import STAGE_TWINS
-from tests.runtime.twin import broken_twin
+from tests.runtime.graph_stages import STAGE_MUTANTS
+from tests.runtime.twin import with_mutant
 from torch import Tensor
 
 from shardwise.graph import Operand, OpGraph, OpNode
 from shardwise.plan import GraphPlan
 from shardwise.runtime import Report, graph_module, parallelize
-from shardwise.runtime.graphs import GraphJob, laid_job
+from shardwise.runtime.graphs import GraphTrainingJob, graph_training_job
 
 LR = 3e-3
 MAX_NORM = 0.5
@@ -56,7 +56,7 @@ class Run:
     parameters: Mapping[str, Tensor]
 
 
-def run_of(job: GraphJob, graph: OpGraph, steps: int) -> Run:
+def run_of(job: GraphTrainingJob, graph: OpGraph, steps: int) -> Run:
     losses, norms = [], []
     gradients: dict[str, Tensor] = {}
     for step in range(steps):
@@ -71,7 +71,7 @@ def run_of(job: GraphJob, graph: OpGraph, steps: int) -> Run:
 
 def single_process(plan: GraphPlan, *, seed: int, steps: int) -> Run:
     own = alone(plan.graph, optimizer=plan.job.optimizer, dtype=plan.job.dtype)
-    job = laid_job(
+    job = graph_training_job(
         graph_module(plan.graph, seed=seed), own, None, device_type="cpu", lr=LR, max_norm=MAX_NORM
     )
     return run_of(job, plan.graph, steps)
@@ -83,7 +83,7 @@ def differences(report: Report, cases: list[tuple[GraphPlan, Run, int, str | Non
 
 
 def _difference(plan: GraphPlan, expected: Run, seed: int, broken: str | None) -> float:
-    with broken_twin({**GRAPH_TWINS, **LENDING_TWINS, **STAGE_TWINS}, broken):
+    with with_mutant({**GRAPH_MUTANTS, **SKIP_TENSOR_MUTANTS, **STAGE_MUTANTS}, broken):
         module = graph_module(plan.graph, seed=seed)
         job = parallelize(module, plan, lr=LR, max_norm=MAX_NORM)
         run = run_of(job, plan.graph, len(expected.losses))

@@ -12,15 +12,15 @@ from tests.property.op_programs import EPSILON
 from tests.property.placing import GRADIENT, TENSOR, assemble, place
 from tests.property.spmd import Array, Mesh
 from tests.property.test_graph_kinds import INTEGERS, operands_of, tensors_of, whole
-from tests.runtime.graph_broken import KERNEL_TWINS
-from tests.runtime.twin import broken_twin
+from tests.runtime.graph_broken import KERNEL_MUTANTS
+from tests.runtime.twin import with_mutant
 from torch import Tensor
 
-from shardwise.graph import OpNode, Rule, rules_of
+from shardwise.graph import OpNode, ShardingRule, rules_of
 from shardwise.runtime import Report
-from shardwise.runtime.graphs.grid import Grid
+from shardwise.runtime.graphs.grid import ProcessMesh
 from shardwise.runtime.graphs.kernels import KERNELS
-from shardwise.runtime.graphs.work import Work
+from shardwise.runtime.graphs.work import ShardedOperator
 
 Case = tuple[str, tuple[int, ...]]
 """An operator by its name, and the numbers of its rules, one per axis."""
@@ -39,13 +39,13 @@ FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
 """What the numpy programs take functions for that the graph leaves open."""
 
 
-def settings_of(work: Work) -> dict[str, Any]:
+def settings_of(work: ShardedOperator) -> dict[str, Any]:
     op = work.op
     name = op.attributes.get("function")
     settings: dict[str, Any] = {"epsilon": EPSILON}
     if op.kind == "elementwise" and name == "dropout":
-        kept = 1.0 * (np.random.default_rng(5).random(op.shape(op.output)) < 0.5)
-        own = torch.from_numpy(kept[tuple(slice(*work.interval(dim)) for dim in op.output)])
+        mask = 1.0 * (np.random.default_rng(5).random(op.shape(op.output)) < 0.5)
+        own = torch.from_numpy(mask[tuple(slice(*work.interval(dim)) for dim in op.output)])
         settings["function"] = lambda x: x * own
     elif op.kind == "elementwise" and name in FUNCTIONS:
         settings["function"] = FUNCTIONS[str(name)]
@@ -57,18 +57,18 @@ def carried_out(
 ) -> list[Outcome]:
     """On every rank: its parts of all cases, on a mesh of `counts`. `broken` names a twin with one mechanism
     taken out."""
-    grid = Grid(counts)
-    with broken_twin(KERNEL_TWINS, broken):
+    grid = ProcessMesh(counts)
+    with with_mutant(KERNEL_MUTANTS, broken):
         return [
             _case(grid, INSTANCES[name], [rules_of(INSTANCES[name])[at] for at in chosen])
             for name, chosen in cases
         ]
 
 
-def _case(grid: Grid, op: OpNode, rules: Sequence[Rule]) -> Outcome:
+def _case(grid: ProcessMesh, op: OpNode, rules: Sequence[ShardingRule]) -> Outcome:
     mesh = Mesh(op, rules, grid.counts)
-    work = Work(op, tuple(rules), grid)
-    work = Work(op, tuple(rules), grid, settings_of(work))
+    work = ShardedOperator(op, tuple(rules), grid)
+    work = ShardedOperator(op, tuple(rules), grid, settings_of(work))
     placements = [
         [(*rule.inputs, *rule.parameters)[at] for rule in rules] for at in range(len(operands_of(op)))
     ]

@@ -9,12 +9,12 @@ from itertools import product
 import numpy as np
 from tests.property.test_layouts_one import random_solution
 
-from shardwise.app.cli.graph_checking import price_of
+from shardwise.app.cli.graph_checking import estimate_of
 from shardwise.cluster import load_cluster, mesh_of
 from shardwise.cost import Training
 from shardwise.cost.layouts.chain import layout_chain
-from shardwise.graph import GraphLayout, OpGraph, OpNode, Rule, StagedLayout, allows, rules_of, scaled
-from shardwise.graph.customary.together import laid_by
+from shardwise.graph import GraphLayout, OpGraph, OpNode, ShardingRule, StagedLayout, allows, rules_of, scaled
+from shardwise.graph.customary.together import layout_from_rules
 from shardwise.plan import GraphJob, GraphPlan
 from shardwise.search import GraphCurves, StagedCurves
 from shardwise.strategy import PROFILES, Optimizer
@@ -49,10 +49,10 @@ def plan_with(
     )
 
 
-def priced(plan: GraphPlan) -> GraphPlan:
+def estimated(plan: GraphPlan) -> GraphPlan:
     """`plan` with the prices of its layout."""
     training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
-    price = price_of(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
+    price = estimate_of(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
     return replace(
         plan, step_time_s=price.time_s, device_bytes=price.memory_bytes, at_once_bytes=price.at_once_bytes,
         seconds=price.seconds, nbytes=price.nbytes,
@@ -65,22 +65,22 @@ def alone(graph: OpGraph, *, optimizer: Optimizer = "adamw", dtype: str = "fp32"
     return plan_with(graph, (1,), layout, optimizer=optimizer, dtype=dtype)
 
 
-def by_rules(graph: OpGraph, ranks: Sequence[int], *wanted: Wanted) -> GraphLayout:
+def by_rules(graph: OpGraph, ranks: Sequence[int], *required: Wanted) -> GraphLayout:
     """The layout in which each operator has, along each axis, the first rule that is wanted and goes."""
     found = []
     for block in graph.blocks:
-        rules: dict[str, tuple[Rule, ...]] = {}
+        rules: dict[str, tuple[ShardingRule, ...]] = {}
         for op in block.operators:
             along = [
                 [rule for name in (*want(op), "replicate") for rule in rules_of(op) if rule.name == name]
-                for want in wanted
+                for want in required
             ]
             rules[op.name] = next(each for each in product(*along) if allows(op, each, ranks))
         found.append(rules)
-    return laid_by(graph, tuple(ranks), found)
+    return layout_from_rules(graph, tuple(ranks), found)
 
 
-def drawn(graph: OpGraph, ranks: Sequence[int], seeds: Sequence[int]) -> Iterator[GraphPlan]:
+def sampled(graph: OpGraph, ranks: Sequence[int], seeds: Sequence[int]) -> Iterator[GraphPlan]:
     """Layouts with any rule of each operator, any place of each tensor, any storage of each parameter."""
     devices = int(np.prod(ranks))
     cluster = load_cluster(f"1x{devices}xcpu")
@@ -111,18 +111,19 @@ def in_stages(plan: GraphPlan, cuts: Sequence[int], microbatches: int) -> GraphP
 
 
 def staged_by_rules(
-    graph: OpGraph, ranks: Sequence[int], cuts: Sequence[int], microbatches: int, *wanted: Wanted
+    graph: OpGraph, ranks: Sequence[int], cuts: Sequence[int], microbatches: int, *required: Wanted
 ) -> GraphPlan:
     """In stages, each operator by the first rule that is wanted and goes, along each axis."""
-    layout = by_rules(scaled(graph, graph.batch // microbatches), ranks, *wanted)
+    layout = by_rules(scaled(graph, graph.batch // microbatches), ranks, *required)
     return in_stages(plan_with(graph, ranks, layout), cuts, microbatches)
 
 
-def drawn_in_stages(
+def sampled_in_stages(
     graph: OpGraph, ranks: Sequence[int], cuts: Sequence[int], microbatches: int, seeds: Sequence[int]
 ) -> Iterator[GraphPlan]:
-    """Layouts as `drawn` of a micro-batch, in stages: tensors cross cuts in any place that they may have."""
-    for plan in drawn(scaled(graph, graph.batch // microbatches), ranks, seeds):
+    """Layouts as `sampled` of a micro-batch, in stages: tensors cross cuts in any place that they may
+    have."""
+    for plan in sampled(scaled(graph, graph.batch // microbatches), ranks, seeds):
         yield in_stages(replace(plan, graph=graph), cuts, microbatches)
 
 

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardwise.plan import GraphPlan
 from shardwise.runtime import graph_module, parallelize
-from shardwise.runtime.graphs.graph_job import GraphJob
+from shardwise.runtime.graphs.graph_job import GraphTrainingJob
 
 
 def allocated_bytes(plan: GraphPlan, rank: int = 0) -> int:
@@ -21,7 +21,9 @@ def allocated_bytes(plan: GraphPlan, rank: int = 0) -> int:
     and counts."""
     fake, there = FakeTensorMode(allow_non_fake_inputs=True), Host()
     with (
-        patch.object(GraphJob, "_placed", lambda job, data: data.clone() if there.holds(data) else data),
+        patch.object(
+            GraphTrainingJob, "_placed", lambda job, data: data.clone() if there.holds(data) else data
+        ),
         fake_ranks(rank, plan.devices),
         fake,
         warnings.catch_warnings(),
@@ -34,8 +36,8 @@ def allocated_bytes(plan: GraphPlan, rank: int = 0) -> int:
             there.take(tensor)
         job.step(batch)
         tracker = Tracker(there)
-        held = [each for own in job.store.values() for each in {own.weight, own.owned, own.sums}]
-        tracker.track_external(*held, job.optimizer)
+        tracked_tensors = [each for own in job.store.values() for each in {own.weight, own.owned, own.sums}]
+        tracker.track_external(*tracked_tensors, job.optimizer)
         with tracker:
             job.step(batch)
         return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])

@@ -30,13 +30,13 @@ from shardwise import search
 from shardwise.cluster import load_cluster
 from shardwise.model import model_from_config
 from shardwise.plan import Plan
-from shardwise.runtime import Job as Running
+from shardwise.runtime import TrainingJob as Running
 from shardwise.runtime import checkpoint, divide, gradients, job, reference_module, shard
-from shardwise.runtime.collectives import recorded
+from shardwise.runtime.collectives import record_collectives
 from shardwise.runtime.devices import LOCAL_RANK
 from shardwise.runtime.gradients import local
 from shardwise.runtime.parallelize import divided
-from shardwise.runtime.private import Boxes
+from shardwise.runtime.private import TensorChunks
 from shardwise.strategy import MEGATRON_2024, Job, complete, parse_fields, target_of
 
 NAME = "standin"
@@ -101,8 +101,8 @@ def plan_of(text: str, dtype: str, device: str) -> Plan:
     model = model_from_config(DENSE, name="dense")
     strategy = complete(parse_fields(text), devices=4, layers=model.layers, experts=None, global_batch_size=8)
     profile = target_of("shardwise").run_by(MEGATRON_2024)
-    asked = Job(seq_len=64, global_batch_size=4, dtype=dtype, optimizer="adamw", profile=profile)
-    return search.plan_of_strategy(model, load_cluster(f"1x4x{device}"), asked, strategy)
+    requested = Job(seq_len=64, global_batch_size=4, dtype=dtype, optimizer="adamw", profile=profile)
+    return search.plan_of_strategy(model, load_cluster(f"1x4x{device}"), requested, strategy)
 
 
 def _on_real_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,7 +117,7 @@ def _on_real_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
 def fakes() -> Iterator[None]:
     """Tensors are fake, but for the numbers of ranks that meshes and groups are made of."""
     on_real = [
-        (job, "device_mesh"), (job, "place_of"), (divide, "expert_mesh"), (divide, "rank_grid"),
+        (job, "device_mesh"), (job, "coordinates_of"), (divide, "expert_mesh"), (divide, "rank_grid"),
         (checkpoint, "chunk_of"), (divide, "_context_of"), (divide, "tie_of"),
         *((DeviceMesh, name) for name, each in vars(DeviceMesh).items() if isinstance(each, FunctionType)),
     ]  # fmt: skip
@@ -146,23 +146,23 @@ def ranks(rank: int, count: int) -> Iterator[None]:
         distributed.destroy_process_group()
 
 
-def told(plan: Plan, rank: int) -> dict[str, Any]:
+def reported(plan: Plan, rank: int) -> dict[str, Any]:
     """Where lies what one rank has after a step, and what it sent in it."""
     with ranks(rank, plan.cluster.devices), fakes():
         with torch.device("meta"):
             module = reference_module(plan.model)
         running = divided(module, plan)
         batch = torch.zeros((plan.job.global_batch_size, plan.job.seq_len + 1), dtype=torch.long)
-        with recorded() as sent:
+        with record_collectives() as sent:
             running.step(batch)
         return {
-            "held": sorted({tensor.device.type for tensor in _held(running)}),
+            "held": sorted({tensor.device.type for tensor in _local_tensors(running)}),
             "saved": sorted({tensor.device.type for tensor in _saved(running)}),
             "sent": sorted([one.kind, one.nbytes, count] for one, count in sent.counts.items()),
         }
 
 
-def _held(running: Running) -> Iterator[Tensor]:
+def _local_tensors(running: Running) -> Iterator[Tensor]:
     """Parameters and optimizer states."""
     for parameter in running.parameters:
         yield local(parameter)
@@ -172,7 +172,7 @@ def _held(running: Running) -> Iterator[Tensor]:
 def _saved(running: Running) -> Iterator[Tensor]:
     """What a checkpoint is written from."""
     for name, value in checkpoint.copied(running).items():
-        if isinstance(value, Boxes):
+        if isinstance(value, TensorChunks):
             yield from (value.at(item.index) for item in value.__create_write_items__(name, None))
         else:
             yield value
@@ -180,7 +180,7 @@ def _saved(running: Running) -> Iterator[Tensor]:
 
 @contextlib.contextmanager
 def weights_left_on_the_host() -> Iterator[None]:
-    with patch.object(shard, "place", lambda *_: None):
+    with patch.object(shard, "to_device", lambda *_: None):
         yield
 
 
@@ -201,11 +201,11 @@ BROKEN = (weights_left_on_the_host, norm_on_the_host, checkpoint_left_on_the_dev
 """Twins of `replicas` on the stand-in that lack one step."""
 
 
-def told_of(twin: Callable[[], contextlib.AbstractContextManager[None]], plan: Plan) -> str:
+def report_of(mutant: Callable[[], contextlib.AbstractContextManager[None]], plan: Plan) -> str:
     """What is wrong with a broken twin; nothing where nobody notices."""
-    with twin():
+    with mutant():
         try:
-            found = told(plan, rank=3)
+            found = reported(plan, rank=3)
         except RuntimeError as error:
             return str(error).splitlines()[0]
     return "" if found["saved"] == ["cpu"] else f"saved from {found['saved']}"
@@ -214,11 +214,11 @@ def told_of(twin: Callable[[], contextlib.AbstractContextManager[None]], plan: P
 def main() -> None:
     _setup_privateuseone_for_python_backend(NAME, Accelerator())
     done = {
-        name: {device: told(plan_of(text, dtype, device), rank=3) for device in ("cpu", "H100-SXM")}
+        name: {device: reported(plan_of(text, dtype, device), rank=3) for device in ("cpu", "H100-SXM")}
         for name, (text, dtype) in PLANS.items()
     }
     plan = plan_of(*PLANS["replicas"], "H100-SXM")
-    broken = {twin.__name__: told_of(twin, plan) for twin in BROKEN}
+    broken = {mutant.__name__: report_of(mutant, plan) for mutant in BROKEN}
     json.dump({"done": done, "broken": broken}, sys.stdout)
 
 

@@ -26,13 +26,13 @@ from shardwise.accuracy import (
 )
 from shardwise.app.cli import calibrating
 from shardwise.app.cli.calibrating_ranks import Ranks, cluster_here, ranks_of
-from shardwise.app.cli.calibrating_rounds import Rounds
-from shardwise.app.cli.calibrating_steps import SmallSteps
+from shardwise.app.cli.calibrating_rounds import KernelMeasurement
+from shardwise.app.cli.calibrating_steps import StepMeasurement
 from shardwise.app.cli.main import main
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
-from shardwise.measure import Clock, KernelTimes, group_clock
-from shardwise.runtime.team import HOST, Team
+from shardwise.measure import BatchTimer, KernelTimes, group_timer
+from shardwise.runtime.team import HOST, WorkerPool
 
 
 def seen(report: Any, factor: int) -> tuple[int, int, int]:
@@ -44,12 +44,14 @@ def seen(report: Any, factor: int) -> tuple[int, int, int]:
 
 def test_without_a_launcher_processes_are_started() -> None:
     with ranks_of(load_cluster("1x2xcpu")) as ranks:
-        apart = ranks.apart(seen, 5)
-        assert [found[:2] for found in apart] == [(5, 1), (5, 1)]
-        assert len({os.getpid(), *(pid for _, _, pid in apart)}) == 3
-        assert [pid for *_, pid in ranks.apart(seen, 5)] == [pid for *_, pid in apart]  # they stay
-        assert [found[:2] for found in ranks.together(seen, 5)] == [(10, 2), (10, 2)]
-        assert ranks.told("this one") == ["this one"]
+        run_separately = ranks.run_separately(seen, 5)
+        assert [found[:2] for found in run_separately] == [(5, 1), (5, 1)]
+        assert len({os.getpid(), *(pid for _, _, pid in run_separately)}) == 3
+        assert [pid for *_, pid in ranks.run_separately(seen, 5)] == [
+            pid for *_, pid in run_separately
+        ]  # they stay
+        assert [found[:2] for found in ranks.run_in_group(seen, 5)] == [(10, 2), (10, 2)]
+        assert ranks.gathered("this one") == ["this one"]
         assert ranks.rank == 0 and list(ranks.speeds) == [1.0, 1.0]
 
 
@@ -60,12 +62,12 @@ def _threads(report: Any) -> int:
 def test_threads_are_those_of_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of six cores each of two processes has three; under a launcher what it was started with."""
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    with Team(2) as team:
+    with WorkerPool(2) as team:
         assert team.run(2, _threads) == [3, 3]
-    asked: list[int] = []
+    requested: list[int] = []
 
     def measured(*_: object, links: bool, threads: int) -> None:
-        asked.append(threads)
+        requested.append(threads)
 
     monkeypatch.setattr(calibrating, "_measured_here", measured)
     words = ["calibrate", "--out", str(tmp_path / "c.yaml"), "--cluster"]
@@ -74,7 +76,7 @@ def test_threads_are_those_of_training(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     assert main([*words, "1x2xcpu"]) == 0
-    assert asked == [3, 6, 1, 5, 4]
+    assert requested == [3, 6, 1, 5, 4]
 
 
 LAUNCHED = """
@@ -84,10 +86,10 @@ from shardwise.cluster import load_cluster
 from tests.runtime.test_calibrating_ranks import seen
 if __name__ == "__main__":
     with ranks_of(load_cluster("1x2xcpu")) as ranks:
-        apart = ranks.apart(seen, 5 + ranks.rank)
-        together = ranks.together(seen, 5)
+        apart = ranks.run_separately(seen, 5 + ranks.rank)
+        together = ranks.run_in_group(seen, 5)
         groups = [[found[:2] for found in each] for each in (apart, together)]
-        print(ranks.rank, *groups, ranks.told(ranks.rank))
+        print(ranks.rank, *groups, ranks.gathered(ranks.rank))
 """
 
 
@@ -95,8 +97,8 @@ def test_ranks_of_a_launcher_measure_apart_and_together(tmp_path: Path) -> None:
     """Each in a process and group of its own, and all know what all found; then the two of them in one."""
     script = tmp_path / "launched.py"
     script.write_text(LAUNCHED)
-    told = launched([str(script)])
-    assert [said.strip() for _, said, _ in told] == [
+    reported = launched([str(script)])
+    assert [message.strip() for _, message, _ in reported] == [
         f"{rank} [[5, 1], [6, 1]] [[10, 2], [10, 2]] [0, 1]" for rank in range(2)
     ]
 
@@ -114,8 +116,8 @@ def launched(words: list[str], **variables: str) -> list[tuple[int, str, str]]:
         )
         for rank in range(2)
     ]  # fmt: skip
-    told = [each.communicate(timeout=120) for each in ranks]
-    return [(each.returncode, out, err) for each, (out, err) in zip(ranks, told, strict=True)]
+    reported = [each.communicate(timeout=120) for each in ranks]
+    return [(each.returncode, out, err) for each, (out, err) in zip(ranks, reported, strict=True)]
 
 
 def test_nodes_of_a_launched_cluster_are_the_hosts(tmp_path: Path) -> None:
@@ -132,7 +134,7 @@ def test_nodes_of_a_launched_cluster_are_the_hosts(tmp_path: Path) -> None:
     ("started", "local", "cluster"),
     [("4", None, "1x4xcpu"), ("4", "4", "1x4xcpu"), ("4", "2", "2x2xcpu"), ("2", "1", "2x1xcpu")],
 )
-def test_hosts_are_told_by_their_own_numbers_of_processes(
+def test_hosts_are_known_by_their_own_numbers_of_processes(
     monkeypatch: pytest.MonkeyPatch, started: str, local: str | None, cluster: str
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
@@ -143,22 +145,22 @@ def test_hosts_are_told_by_their_own_numbers_of_processes(
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "message"),
     [
         ({"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}, "--cluster: is needed where hosts have unequal"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE: is not set as torchrun sets it; found 'two'"),
         ({}, "WORLD_SIZE: is not set as torchrun sets it; found ''"),
     ],
 )
-def test_a_launcher_that_does_not_tell_its_hosts_is_refused(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], said: str
+def test_a_launcher_that_does_not_name_its_hosts_is_refused(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError) as caught:
         cluster_here("cpu")
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
 def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
@@ -173,14 +175,16 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
             env=os.environ | environment, capture_output=True, text=True, check=False, timeout=120,
         )  # fmt: skip
     assert (ran.returncode, ran.stdout) == (2, "")
-    said = [line for line in ran.stderr.splitlines() if not line.startswith("[W")]  # PyTorch's own warnings
-    assert said == [
+    message = [
+        line for line in ran.stderr.splitlines() if not line.startswith("[W")
+    ]  # PyTorch's own warnings
+    assert message == [
         f"shardwise: error: MASTER_ADDR and MASTER_PORT: is in use by another program; found {place};"
         " allowed: a free port of the first host"
     ]
 
 
-def ends_one(report: Any) -> None:
+def kills_one(report: Any) -> None:
     """What the system does to a rank when memory is short."""
     if distributed.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -190,7 +194,7 @@ def ends_one(report: Any) -> None:
 def test_a_rank_that_is_ended_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(calibrating, "_kernels", lambda device, ranks, threads: ranks.together(ends_one))
+    monkeypatch.setattr(calibrating, "_kernels", lambda device, ranks, threads: ranks.run_in_group(kills_one))
     assert main(["calibrate", "--out", str(tmp_path / "c.yaml"), "--cluster", "1x2xcpu"]) == 1
     assert capsys.readouterr().err == (
         "shardwise: error: rank 1 was ended by signal 9 while it measured; nothing was written\n"
@@ -206,18 +210,18 @@ class Told:
     found: Iterator[list[list[float]]]
     rank: int = 0
 
-    def apart(self, *_: object) -> list[list[float]]:
+    def run_separately(self, *_: object) -> list[list[float]]:
         return next(self.found)
 
-    together = apart
+    run_in_group = run_separately
 
-    def told(self, value: Any) -> list[Any]:
+    def gathered(self, value: Any) -> list[Any]:
         return [value]
 
 
-def small_steps(speeds: list[float], *found: list[list[float]]) -> SmallSteps:
+def small_steps(speeds: list[float], *found: list[list[float]]) -> StepMeasurement:
     plans = calibration_plans(load_cluster("1x1xcpu"), eager_profile())[:2]
-    return SmallSteps(Told(speeds, iter(found)), plans, threads=1)
+    return StepMeasurement(Told(speeds, iter(found)), plans, threads=1)
 
 
 def test_steps_are_those_of_their_plan_and_rank_and_medians_count() -> None:
@@ -228,7 +232,7 @@ def test_steps_are_those_of_their_plan_and_rank_and_medians_count() -> None:
         [[90.0, 2.0], [20.0, 20.0]],  # of the first again: 1, 2, 2, 90 and 10, 20, 20, 20
     )
     for number in (0, 1, 0):
-        steps.take(number)
+        steps.measure(number)
     assert steps.medians(0) == [2.0, 5.0] and steps.medians(1) == [20.0, 7.0]
 
 
@@ -237,8 +241,8 @@ def test_a_step_takes_what_the_slowest_of_the_devices_of_speed_one_takes_each_ti
     what the third takes, of half the speed, does not count."""
     of_ranks = [[1.0, 5.0, 3.0], [4.0, 2.0, 3.0], [8.0, 8.0, 8.0]]
     steps = small_steps([1.0, 1.0, 0.5], of_ranks, [[6.0]] * 3)
-    steps.take(0)
-    steps.take(1)
+    steps.measure(0)
+    steps.measure(1)
     assert steps.slowest() == [4.0, 6.0]
 
 
@@ -248,10 +252,10 @@ class Alternating:
 
     rank, speeds = 0, (1.0, 1.0, 1.0)
 
-    def apart(self, *_: object) -> list[list[float]]:
+    def run_separately(self, *_: object) -> list[list[float]]:
         return [[2.0, 3.0], [3.0, 2.0], [2.0, 2.0]]
 
-    def together(self, *_: object) -> list[Any]:
+    def run_in_group(self, *_: object) -> list[Any]:
         return [asdict(self.kernels(slower)) for slower in (1.0, 2.0, 1.0)]
 
     @staticmethod
@@ -277,14 +281,14 @@ class Alternating:
         )
 
 
-def test_a_machine_is_told_by_the_slowest_steps_and_the_kernels_in_the_middle() -> None:
+def test_a_machine_is_known_by_the_slowest_steps_and_the_kernels_in_the_middle() -> None:
     """Each step has a rank that takes 3 s, though 2.5 s are the most that any takes in its median; in the
     middle is either of the first two."""
-    rounds = Rounds(cast(Ranks, Alternating()), threads=1)
-    for piece in range(rounds.pieces):
-        rounds.take(piece)
+    rounds = KernelMeasurement(cast(Ranks, Alternating()), threads=1)
+    for measurement in range(rounds.measurements):
+        rounds.measure(measurement)
     found = rounds.found(load_cluster("1x1xcpu").classes["cpu"])
-    assert rounds.steps.medians(rounds.steps.middle()) == [2.5] * len(rounds.steps.plans)
+    assert rounds.steps.medians(rounds.steps.median_rank()) == [2.5] * len(rounds.steps.plans)
     assert found.steps_s == (3.0,) * len(rounds.steps.plans)
     assert cast(Any, found.measured)["steps"]["seconds"] == 3.0 * len(rounds.steps.plans)
 
@@ -294,29 +298,29 @@ def test_the_middle_one_of_the_devices_of_speed_one_counts() -> None:
     9, it would be the first, of 3 s."""
     of_ranks = [[3.0], [9.0], [1.0], [8.0], [2.0]]
     steps = small_steps([1.0, 0.5, 1.0, 0.5, 1.0], of_ranks, [[0.0]] * 5)
-    steps.take(0)
-    steps.take(1)
-    assert steps.middle() == 4
+    steps.measure(0)
+    steps.measure(1)
+    assert steps.median_rank() == 4
     with pytest.raises(ConfigError, match="no device of speed 1"):  # before anything is measured
         small_steps([0.5] * 5)
 
 
 def test_batches_begin_when_all_are_ready() -> None:
     """Warming up, one call, and three batches: five times ready, each before the clock is read."""
-    said: list[str] = []
+    message: list[str] = []
 
     def now() -> float:
-        said.append("now")
-        return float(len(said))
+        message.append("now")
+        return float(len(message))
 
-    Clock(batches=3, batch_s=1e-9, now=now, ready=lambda: said.append("ready")).seconds(lambda: None)
-    assert said == ["ready", "now", "now"] * 5
+    BatchTimer(batches=3, batch_s=1e-9, now=now, ready=lambda: message.append("ready")).seconds(lambda: None)
+    assert message == ["ready", "now", "now"] * 5
 
 
 def test_batches_of_a_group_begin_together() -> None:
     """Three: warming up, one call, and a batch; a clock of one process alone never waits for others."""
     with mock.patch.object(distributed, "barrier") as barrier:
-        group_clock(batches=1).seconds(lambda: None)
+        group_timer(batches=1).seconds(lambda: None)
         assert barrier.call_count == 3
-        Clock(batches=1).seconds(lambda: None)
+        BatchTimer(batches=1).seconds(lambda: None)
         assert barrier.call_count == 3

@@ -16,11 +16,11 @@ from tests.unit.app.test_cli_calibrate import written
 from torch import distributed
 
 from shardwise.accuracy import LinkCurve, TierCurve, with_speed
-from shardwise.app.cli.calibrating_links import FoundLinks
-from shardwise.app.cli.calibrating_rounds import Machine
+from shardwise.app.cli.calibrating_links import LinkResult
+from shardwise.app.cli.calibrating_rounds import MeasuredMachine
 from shardwise.cluster import load_cluster
-from shardwise.inputs import written_yaml
-from shardwise.runtime import Team
+from shardwise.inputs import dumps_yaml
+from shardwise.runtime import WorkerPool
 from shardwise.runtime.private import process_groups
 from shardwise.strategy import read_calibration
 
@@ -37,7 +37,7 @@ def _timed(report: Any) -> float:
 
 def test_a_step_takes_what_the_slowest_rank_takes() -> None:
     """Of 4 and 6 s; a twin without the maximum over ranks would tell 4 on the first."""
-    with Team(2) as team:
+    with WorkerPool(2) as team:
         assert team.run(2, _timed) == [6.0, 6.0]
 
 
@@ -52,11 +52,11 @@ def _numbered(done: list[str], name: str) -> Callable[[], Callable[[], object]]:
     return made
 
 
-def test_rounds_of_a_calibration_are_between_all_plans_each_made_for_its_turn() -> None:
+def test_rounds_of_a_calibration_are_between_all_plans_each_made_for_its_round() -> None:
     """Five rounds of two pieces behind four turns: two or three at a time. Of a plan the second step counts;
     a twin that makes plans once, or times the first step, is seen."""
     done: list[str] = []
-    pieces = [lambda: done.append("piece 0"), lambda: done.append("piece 1")]
+    measurements = [lambda: done.append("piece 0"), lambda: done.append("piece 1")]
     spent = iter([1.0, 2.0, 3.0, 4.0])
 
     def timed(step: Callable[[], object]) -> float:
@@ -65,7 +65,7 @@ def test_rounds_of_a_calibration_are_between_all_plans_each_made_for_its_turn() 
         return next(spent)
 
     with mock.patch.object(emulated_steps, "slowest_s", timed), fake_ranks(0, 1):
-        times = emulated_steps._in_turns([_numbered(done, "a"), _numbered(done, "b")], 2, pieces)
+        times = emulated_steps._interleaved([_numbered(done, "a"), _numbered(done, "b")], 2, measurements)
     assert times == [[1.0, 3.0], [2.0, 4.0]]
     turns = [["a made", "a1", "timed", "a2"], ["b made", "b1", "timed", "b2"]] * 2
     assert [word for word in done if "piece" not in word] == [word for turn in turns for word in turn]
@@ -73,7 +73,7 @@ def test_rounds_of_a_calibration_are_between_all_plans_each_made_for_its_turn() 
     assert done.count("piece 0") == done.count("piece 1") == 5
 
 
-def test_the_groups_of_a_plan_end_with_its_turn() -> None:
+def test_the_groups_of_a_plan_end_with_its_round() -> None:
     """Those that were there before stay; a twin that ends none, or all, is seen."""
 
     def made() -> Callable[[], object]:
@@ -81,15 +81,17 @@ def test_the_groups_of_a_plan_end_with_its_turn() -> None:
         return lambda: 0
 
     with fake_ranks(0, 1):
-        kept = distributed.new_group([0])
+        remaining_group = distributed.new_group([0])
         emulated_steps._second_s(made)
-        assert process_groups() == {kept}
+        assert process_groups() == {remaining_group}
 
 
-def test_pieces_are_those_of_their_numbers() -> None:
+def test_slices_are_those_of_their_numbers() -> None:
     taken: list[int] = []
-    for piece in emulated_steps._pieces(cast(Any, SimpleNamespace(pieces=3, take=taken.append))):
-        piece()
+    for measurement in emulated_steps._measurements(
+        cast(Any, SimpleNamespace(measurements=3, measure=taken.append))
+    ):
+        measurement()
     assert taken == [0, 1, 2]
 
 
@@ -97,10 +99,12 @@ def test_a_round_has_the_steps_of_small_plans_twice_and_all_else_once() -> None:
     """Of two small plans, kernels behind them, and three groups of links; a twin that takes kernels twice, or
     steps once, is seen."""
     taken: list[str] = []
-    machine = SimpleNamespace(pieces=3, take=lambda piece: taken.append(f"machine {piece}"))
-    links = SimpleNamespace(pieces=3, take=lambda piece: taken.append(f"links {piece}"))
-    for piece in emulated_steps._round(cast(Any, machine), cast(Any, links)):
-        piece()
+    machine = SimpleNamespace(
+        measurements=3, measure=lambda measurement: taken.append(f"machine {measurement}")
+    )
+    links = SimpleNamespace(measurements=3, measure=lambda measurement: taken.append(f"links {measurement}"))
+    for measurement in emulated_steps._round(cast(Any, machine), cast(Any, links)):
+        measurement()
     assert taken[:4] == ["machine 0", "machine 1"] * 2
     assert taken[4:] == ["machine 2", "links 0", "links 1", "links 2"]
 
@@ -113,20 +117,20 @@ def test_a_calibration_between_plans_is_of_kernels_and_links_of_then(tmp_path: P
     (device,) = known.devices.values()
     faster = with_speed(device, 2.0)
     profile = replace(known.profile, pointwise_passes=9.0, data_overlap=0.0)
-    machine = Machine(faster, profile, {"steps": {"seconds": 3.0}}, (1.0, 2.0))
+    machine = MeasuredMachine(faster, profile, {"steps": {"seconds": 3.0}}, (1.0, 2.0))
     (tier,) = load_cluster("2x1xcpu").tiers
     curve = LinkCurve(latency_s=0.125, startup_s=0.0, bytes_per_s=tier.bytes_per_s / 2, lockstep_s=0.25)
-    between = FoundLinks([TierCurve(tier=tier, curve=curve)], 0.75, {"links of Ethernet": {"message": 0.5}})
+    between = LinkResult([TierCurve(tier=tier, curve=curve)], 0.75, {"links of Ethernet": {"message": 0.5}})
     rounds = SimpleNamespace(found=lambda given: machine if given is device else None)
     links = SimpleNamespace(found=lambda: between)
     found = emulated_steps._calibrated(cast(Any, rounds), cast(Any, links), known)
     assert found["small_s"] == 3.0
     file = tmp_path / "meanwhile.yaml"
-    file.write_text(written_yaml(found["calibration"]))
-    told = read_calibration(str(file))
-    assert told.devices["cpu"].peak_flop_per_s == faster.peak_flop_per_s
-    reached = told.devices["cpu"].efficiency.scale_out
+    file.write_text(dumps_yaml(found["calibration"]))
+    reported = read_calibration(str(file))
+    assert reported.devices["cpu"].peak_flop_per_s == faster.peak_flop_per_s
+    reached = reported.devices["cpu"].efficiency.scale_out
     assert (reached.fraction, reached.lockstep_s) == (0.5, 0.25)
-    assert told.devices["cpu"].scale_out_latency_s == 0.125
-    assert told.profile is not None and told.profile.pointwise_passes == 9.0
-    assert told.profile.data_overlap == 0.75
+    assert reported.devices["cpu"].scale_out_latency_s == 0.125
+    assert reported.profile is not None and reported.profile.pointwise_passes == 9.0
+    assert reported.profile.data_overlap == 0.75

@@ -15,15 +15,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from shardwise.accuracy import (
     COLLECTIVES,
     AttentionSample,
-    BesideSample,
     KernelCurves,
     LinkSample,
     MatmulSample,
     MeasuredStep,
     MemorySample,
+    OverlapSample,
     calibration_plans,
     eager_profile,
-    priced_s,
+    predicted_step_s,
     with_accelerated_kernels,
 )
 from shardwise.app.cli import calibrating_cuda
@@ -31,18 +31,18 @@ from shardwise.app.cli.main import main
 from shardwise.cluster import AttentionCurve, Device, find_device, load_cluster
 from shardwise.equations import compute
 from shardwise.measure import (
-    Clock,
+    BatchTimer,
     KernelTimes,
     accelerator,
-    beside_times,
     kernel_times,
     kernels,
     link_times,
     lockstep_s,
+    overlap_times,
 )
 from shardwise.measure.links import lost_s
 from shardwise.plan import Plan
-from shardwise.runtime import Team, TimedSteps, timed_steps
+from shardwise.runtime import TimedSteps, WorkerPool, timed_steps
 from shardwise.runtime.private import DispatchMode
 from shardwise.strategy import read_calibration, target_of
 
@@ -65,18 +65,18 @@ class Calls:
 
 def test_the_clock_counts_whole_batches() -> None:
     calls = Calls()
-    assert Clock(batches=5, batch_s=0.03, now=calls.now).seconds(calls) == pytest.approx(0.002)
+    assert BatchTimer(batches=5, batch_s=0.03, now=calls.now).seconds(calls) == pytest.approx(0.002)
     assert calls.made == 2 + 5 * 15  # a call to warm up, one to size batches of 15 x 2 ms
 
 
 def test_a_disturbed_batch_does_not_count() -> None:
     """Calls 20 and 50 lie in the second and the fourth batch; the mean of all would be 3.3 ms."""
     calls = Calls(frozenset({20, 50}))
-    assert Clock(batches=5, batch_s=0.03, now=calls.now).seconds(calls) == pytest.approx(0.002)
+    assert BatchTimer(batches=5, batch_s=0.03, now=calls.now).seconds(calls) == pytest.approx(0.002)
 
 
 def test_kernels_are_measured_by_what_they_are() -> None:
-    times = kernel_times(Clock(batches=1, batch_s=1e-4))
+    times = kernel_times(BatchTimer(batches=1, batch_s=1e-4))
     assert len(times.matmuls) == 15 and min(sample.seconds for sample in times.matmuls) > 0.0
     assert [sample.nbytes for sample in times.passes] == sorted(sample.nbytes for sample in times.passes)
     assert {sample.is_backward for sample in times.attentions} == {False, True}
@@ -92,7 +92,7 @@ class Flops:
         return float(counter.get_total_flops())
 
 
-def test_a_product_is_timed_in_the_shape_that_it_is_told_as() -> None:
+def test_a_product_is_timed_in_the_shape_that_is_reported() -> None:
     times = kernel_times(Flops())  # type: ignore[arg-type]
     for sample in times.matmuls:
         assert sample.seconds == 2.0 * sample.m * sample.n * sample.k
@@ -104,7 +104,7 @@ def _links(report: Any, groups: list[list[int]]) -> list[LinkSample]:
 
 
 def test_links_are_measured_by_kind_and_bytes() -> None:
-    with Team(3) as team:
+    with WorkerPool(3) as team:
         samples = team.run(3, _links, [[0, 2]])  # rank 1 takes part in none
     assert samples[0] == samples[1] == samples[2]
     assert [(sample.kind, sample.ranks, sample.nbytes) for sample in samples[0]] == [
@@ -113,13 +113,13 @@ def test_links_are_measured_by_kind_and_bytes() -> None:
     assert all(sample.seconds > 0.0 for sample in samples[0])
 
 
-def _beside(report: Any, groups: list[list[int]]) -> list[BesideSample]:
-    return beside_times(groups, repeats=1)
+def _overlap(report: Any, groups: list[list[int]]) -> list[OverlapSample]:
+    return overlap_times(groups, repeats=1)
 
 
-def test_sums_are_measured_beside_computation() -> None:
-    with Team(3) as team:
-        samples = team.run(3, _beside, [[0, 2]])  # rank 1 takes part in none
+def test_sums_are_measured_during_computation() -> None:
+    with WorkerPool(3) as team:
+        samples = team.run(3, _overlap, [[0, 2]])  # rank 1 takes part in none
     assert samples[0] == samples[1] == samples[2]
     (sample,) = samples[0]
     assert min(sample.communication_s, sample.computation_s, sample.both_s) > 0.0
@@ -130,7 +130,7 @@ def _lockstep(report: Any, groups: list[list[int]]) -> float:
 
 
 def test_waiting_for_each_other_is_measured_on_all_ranks() -> None:
-    with Team(3) as team:
+    with WorkerPool(3) as team:
         found = team.run(3, _lockstep, [[0, 2]])  # rank 1 takes part in none
     assert found[0] == found[1] == found[2] >= 0.0
 
@@ -211,7 +211,7 @@ def test_calibrate_writes_what_the_planner_reads(
     assert device.scale_up_bytes_per_s != 2e9  # not the one of the base
     # Whether or not sums of gradients hide here, ours of shared states wait, and so do plans of graphs.
     assert calibration.profile.state_overlap == 0.0
-    assert calibration.waiting_profile == replace(calibration.profile, data_overlap=0.0)
+    assert calibration.profile_without_data_overlap == replace(calibration.profile, data_overlap=0.0)
     if not full:
         assert device.peak_flop_per_s["fp32"] == 7.5e10
 
@@ -282,14 +282,14 @@ def reaching() -> Device:
     return with_accelerated_kernels(known, curves, attention, dtype="bf16")
 
 
-def test_a_cuda_device_is_told_by_what_its_kernels_reach(
+def test_a_cuda_device_is_known_by_the_efficiency_of_its_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The driver's name finds the device; the file has the shares that its kernels reach of the peaks."""
     clock = Accelerator()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
-    monkeypatch.setattr(accelerator, "Clock", lambda **_: clock)
+    monkeypatch.setattr(accelerator, "BatchTimer", lambda **_: clock)
     on_cuda = kernel_times
     monkeypatch.setattr(
         accelerator, "kernel_times", lambda clock, device, sizes: on_cuda(clock, device="meta", sizes=sizes)
@@ -301,7 +301,9 @@ def test_a_cuda_device_is_told_by_what_its_kernels_reach(
         own = target_of("shardwise").run_by(software)
         queued = replace(own, dispatch_s=0.0)
         steps = [
-            MeasuredStep(plan=plan, seconds=priced_s(plan, reaching(), queued if place < large else own))
+            MeasuredStep(
+                plan=plan, seconds=predicted_step_s(plan, reaching(), queued if place < large else own)
+            )
             for place, plan in enumerate(plans)
         ]
         return steps[:large], steps[large:]
@@ -328,7 +330,7 @@ def test_a_cuda_device_is_told_by_what_its_kernels_reach(
     assert efficiency.attention["flash-2"].backward_fraction == pytest.approx(0.625, rel=1e-6)
     assert efficiency.is_calibrated
     # Where few of the plans fit, kernels alone are told.
-    monkeypatch.setattr(calibrating_cuda, "LEAST_PLANS", 100)
+    monkeypatch.setattr(calibrating_cuda, "MIN_PLANS", 100)
     assert main(["calibrate", "--devices", "cuda", "--out", out]) == 0
     assert read_calibration(out).profile is None
 
@@ -336,7 +338,7 @@ def test_a_cuda_device_is_told_by_what_its_kernels_reach(
 def test_steps_of_a_plan_are_timed_one_by_one() -> None:
     """On the host, which does not tell what is allocated."""
     plan = calibration_plans(load_cluster("1x1xcpu"), eager_profile())[3]
-    with Team(1) as team:
+    with WorkerPool(1) as team:
         (found,) = team.run(1, _timed, plan)
     assert len(found.seconds) == 2 and min(found.seconds) > 0.0
     assert found.allocated_bytes is None
@@ -347,7 +349,7 @@ def _timed(report: object, plan: Plan) -> TimedSteps:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reported"),
     [
         ((), "shardwise: error: --devices: finds no CUDA device here"),
         (("--links",), "shardwise: error: --links: does not go with --devices cuda"),
@@ -356,12 +358,12 @@ def _timed(report: object, plan: Plan) -> TimedSteps:
     ],
 )
 def test_what_cannot_be_measured_is_one_line(
-    options: tuple[str, ...], told: str, tmp_path: Path,
+    options: tuple[str, ...], reported: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     out = tmp_path / "out.yaml"
     assert main(["calibrate", "--devices", "cuda", "--out", str(out), *options]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(told) and error.count("\n") == 1
+    assert error.startswith(reported) and error.count("\n") == 1
     assert not out.exists()

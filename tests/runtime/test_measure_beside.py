@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.app.cli.calibrating import _warned
-from shardwise.measure import CoreSeconds, core_seconds, taken_by_others
+from shardwise.app.cli.calibrating import _warnings
+from shardwise.measure import CoreSeconds, core_seconds, cores_used_by_others
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -50,7 +50,7 @@ def test_cores_and_descendants_are_counted(proc: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "cpu0 1 2\n", "cpu1 1 1 1 1 1 1 1 1\n", "cpu0 a b c d e f g h\n"])
-def test_a_system_that_does_not_tell_is_none(proc: Path, text: str) -> None:
+def test_a_system_without_the_numbers_is_none(proc: Path, text: str) -> None:
     (proc / "stat").write_text(text)
     assert core_seconds(proc) is None
     assert core_seconds(proc / "nowhere") is None
@@ -65,14 +65,14 @@ def test_others_are_what_is_busy_beyond_all_own() -> None:
     """In 10 s both cores were busy, for 9 and 8 s; two ranks took 5 and 4 of these: 8 of 20 are others'."""
     start = [at(100.0, (50.0, 60.0), 1.0), at(100.5, (50.0, 60.0), 2.0)]
     end = [at(110.0, (59.0, 68.0), 6.0), at(110.5, (59.0, 68.0), 6.0)]
-    taken = taken_by_others(start, end)
+    taken = cores_used_by_others(start, end)
     assert taken.cores == pytest.approx(0.8) and taken.of == 2
     quiet = [at(0.0, (0.0, 0.0), 0.0, machine="b"), *start]
-    also = taken_by_others(quiet, [at(10.0, (3.0, 3.0), 6.0, machine="b"), *end])
+    also = cores_used_by_others(quiet, [at(10.0, (3.0, 3.0), 6.0, machine="b"), *end])
     assert also == taken  # of two machines the busier one
 
 
-def test_each_rank_tells_of_its_own_cores() -> None:
+def test_each_rank_reports_its_own_cores() -> None:
     """Ranks pinned to a core each: 9 + 8 - 5 - 4 in 10 s, as if both had told of both."""
     ranks = [at(0.0, (0.0, 0.0), 0.0), at(0.0, (0.0, 0.0), 0.0)]
     ends = [at(10.0, (9.0, 8.0), 5.0), at(10.0, (9.0, 8.0), 4.0)]
@@ -80,19 +80,19 @@ def test_each_rank_tells_of_its_own_cores() -> None:
         [replace(each, busy_s={core: each.busy_s[core]}) for each, core in zip(of, "01", strict=True)]
         for of in (ranks, ends)
     ]
-    assert taken_by_others(*pinned) == taken_by_others(ranks, ends)
+    assert cores_used_by_others(*pinned) == cores_used_by_others(ranks, ends)
 
 
 def test_a_core_that_is_allowed_later_counts_from_then_on() -> None:
     ranks, ends = [at(0.0, (0.0, 0.0), 0.0)], [at(10.0, (9.0, 8.0), 5.0)]
     first = [replace(each, busy_s={"0": 0.0}) for each in ranks]
-    assert taken_by_others(first, ends).cores == pytest.approx(0.4)  # 9 - 5 in 10 s
+    assert cores_used_by_others(first, ends).cores == pytest.approx(0.4)  # 9 - 5 in 10 s
 
 
-def test_a_busy_machine_is_said_aloud() -> None:
-    def said(cores: float) -> str:
-        lines = _warned({"other programs": {"cores": cores, "of": 4}})
+def test_a_busy_machine_is_reported() -> None:
+    def message(cores: float) -> str:
+        lines = _warnings({"other programs": {"cores": cores, "of": 4}})
         return "".join(text for line in lines for text, _ in line)
 
-    assert "other programs took 0.5 of 4 cores meanwhile" in said(0.5)
-    assert said(0.4) == "" and not list(_warned({}))
+    assert "other programs took 0.5 of 4 cores meanwhile" in message(0.5)
+    assert message(0.4) == "" and not list(_warnings({}))

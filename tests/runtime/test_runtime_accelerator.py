@@ -20,7 +20,14 @@ from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
 from shardwise.plan import write_plan
 from shardwise.runtime import check_options, check_runnable
-from shardwise.runtime.devices import await_device, backends, check_here, is_on_host, place, take_device
+from shardwise.runtime.devices import (
+    backends,
+    check_local_devices,
+    is_on_host,
+    select_device,
+    synchronize_device,
+    to_device,
+)
 
 pytestmark = pytest.mark.xdist_group("accelerator")
 
@@ -46,9 +53,9 @@ def test_a_step_has_everything_on_the_device_and_sends_what_one_on_the_host_does
     assert there["sent"] == on_host["sent"] != []
 
 
-@pytest.mark.parametrize("twin", BROKEN, ids=lambda twin: twin.__name__)
-def test_a_twin_that_leaves_something_elsewhere_is_caught(stand_in: dict[str, Any], twin: Any) -> None:
-    assert stand_in["broken"][twin.__name__]
+@pytest.mark.parametrize("mutant", BROKEN, ids=lambda mutant: mutant.__name__)
+def test_a_mutant_that_leaves_something_elsewhere_is_caught(stand_in: dict[str, Any], mutant: Any) -> None:
+    assert stand_in["broken"][mutant.__name__]
 
 
 def test_a_cluster_is_on_the_host_or_on_accelerators() -> None:
@@ -59,13 +66,13 @@ def test_a_cluster_is_on_the_host_or_on_accelerators() -> None:
 def test_a_step_is_over_when_its_device_is_done() -> None:
     """A device is given work and the host goes on; the host's own work is done when it is given."""
     with patch.object(torch.accelerator, "synchronize") as waited:
-        await_device(load_cluster("1x4xcpu"))
+        synchronize_device(load_cluster("1x4xcpu"))
         assert waited.call_count == 0
-        await_device(load_cluster("1x4xH100-SXM"))
+        synchronize_device(load_cluster("1x4xH100-SXM"))
         assert waited.call_count == 1
 
 
-def test_groups_talk_over_what_the_accelerator_has_beside_gloo() -> None:
+def test_groups_talk_over_what_the_accelerator_has_in_addition_to_gloo() -> None:
     assert backends() == "gloo"
     with patch.object(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda")):
         assert backends() == "cpu:gloo,cuda:nccl"
@@ -75,11 +82,11 @@ def test_groups_talk_over_what_the_accelerator_has_beside_gloo() -> None:
 
 def test_plans_for_accelerators_are_refused_where_there_are_none() -> None:
     with pytest.raises(ConfigError, match="finds here; found 8 x H100-SXM; allowed: 0"):
-        check_here(load_cluster("1x8xH100-SXM"), 8)
+        check_local_devices(load_cluster("1x8xH100-SXM"), 8)
     with pytest.raises(ConfigError, match="needs an accelerator for each of its processes; found process 3"):
-        take_device(load_cluster("1x8xH100-SXM"), 3)
-    check_here(load_cluster("1x8xcpu"), 8)
-    assert take_device(load_cluster("1x8xcpu"), 3) == "cpu"
+        select_device(load_cluster("1x8xH100-SXM"), 3)
+    check_local_devices(load_cluster("1x8xcpu"), 8)
+    assert select_device(load_cluster("1x8xcpu"), 3) == "cpu"
 
 
 @pytest.mark.parametrize("config", ["cuda:nccl", "cpu:gloo"])
@@ -91,7 +98,7 @@ def test_a_group_must_serve_hosts_and_accelerators(config: str) -> None:
         patch.object(distributed, "get_backend_config", lambda: config),
         pytest.raises(ConfigError, match=r"allowed: init_process_group\('cpu:gloo,cuda:nccl'\)"),
     ):
-        take_device(load_cluster("1x8xH100-SXM"), 3)
+        select_device(load_cluster("1x8xH100-SXM"), 3)
 
 
 def test_plans_of_devices_that_no_backend_is_for_are_refused() -> None:
@@ -123,13 +130,13 @@ def test_what_is_measured_on_hosts_alone_is_refused_by_name() -> None:
         check_options(plan, is_adaptive=False, is_traced=True)
 
 
-def test_what_lies_where_it_should_stays_and_one_parameter_under_two_names_is_one() -> None:
+def test_what_is_on_its_device_stays_and_one_parameter_under_two_names_is_one() -> None:
     module = nn.ModuleDict({"first": nn.Linear(2, 3, bias=False), "last": nn.Linear(2, 3, bias=False)})
     module["last"].weight = module["first"].weight
     before = module["first"].weight
-    place(module, "cpu")
+    to_device(module, "cpu")
     assert module["first"].weight is before
-    place(module, "meta")
+    to_device(module, "meta")
     assert module["first"].weight is module["last"].weight
     assert module["first"].weight.device.type == "meta"
 
@@ -140,6 +147,6 @@ def test_train_names_the_launcher_where_the_devices_are_elsewhere(
     path = tmp_path / "plan.yaml"
     write_plan(str(path), plan_of("dp=4", "bf16", "H100-SXM"))
     assert main(["train", str(path), "--steps", "1"]) == 2
-    told = capsys.readouterr().err
-    assert "has more accelerators than PyTorch finds here" in told and "shardwise launch" in told
-    assert "Traceback" not in told
+    reported = capsys.readouterr().err
+    assert "has more accelerators than PyTorch finds here" in reported and "shardwise launch" in reported
+    assert "Traceback" not in reported

@@ -23,19 +23,19 @@ from shardwise.cluster import Cluster, load_cluster
 from shardwise.measure import message_rates
 from shardwise.model import model_from_config
 from shardwise.plan import Plan, plan_hash, write_plan
-from shardwise.replan import Costs, Present
+from shardwise.replan import Costs, LinkAwarePlanner
 from shardwise.runtime import (
     Advice,
-    Change,
     RankLost,
+    ReplanEvent,
     Report,
     StepRecord,
-    Team,
     TrainOptions,
+    WorkerPool,
     resumed_options,
     train,
 )
-from shardwise.runtime.watch import DEPARTURE, RECENT, Watch
+from shardwise.runtime.watch import DEVIATION, RECENT, StepTimeMonitor
 from shardwise.sim import COMPUTE, Span, read_trace
 from shardwise.strategy import Job, Strategy, complete, target_of
 
@@ -50,7 +50,7 @@ class Scripted:
         return {"n0>s0g0": 1e6}
 
     def advise(
-        self, running: Strategy, rates: Mapping[str, float], *, horizon_s: float, move_s: float
+        self, running: Strategy, rates: Mapping[str, float], *, horizon_s: float, migration_s: float
     ) -> Advice:
         following = self.script.pop(0) if self.script else running
         return Advice(decision="move", strategy=following, step_s=1.0, keep_step_s=None)
@@ -74,8 +74,8 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize(("model", "texts"), sample_of(SCRIPTS, SCRIPTS[:1]))
-def test_a_run_that_moves_twice_ends_like_one_that_stays(
-    team: Team, model: str, texts: tuple[str, ...]
+def test_a_run_that_migrates_twice_ends_like_one_that_stays(
+    team: WorkerPool, model: str, texts: tuple[str, ...]
 ) -> None:
     cluster = load_cluster("2x2xcpu")
     plans = [on(cluster, make_plan(text, model=model)) for text in texts]
@@ -89,7 +89,7 @@ def test_a_run_that_moves_twice_ends_like_one_that_stays(
         ran = [record.strategy for record in records]
         assert ran[:3] == [plan.best.strategy for plan in plans] and ran[3:] == [ran[2]] * 2
         changes = [record.change for record in records[:2]]
-        assert all(isinstance(change, Change) and change.moved_bytes > 0 for change in changes)
+        assert all(isinstance(change, ReplanEvent) and change.moved_bytes > 0 for change in changes)
         assert records[-1].change is None  # there is nothing left to move for
 
 
@@ -106,7 +106,9 @@ class Killed(Scripted):
         return {"n0>s0g0": 1e6}
 
 
-def test_a_run_that_dies_behind_a_move_goes_on_from_its_checkpoint(team: Team, tmp_path: Path) -> None:
+def test_a_run_that_dies_after_a_migration_goes_on_from_its_checkpoint(
+    team: WorkerPool, tmp_path: Path
+) -> None:
     """It moves after step 1, saves after step 2 under the second plan and dies after step 3: no loss of the
     run that goes on, under the first plan again, differs from the undisturbed run's."""
     cluster = load_cluster("2x1xcpu")
@@ -120,14 +122,14 @@ def test_a_run_that_dies_behind_a_move_goes_on_from_its_checkpoint(team: Team, t
     assert [r.loss for r in resumed] == pytest.approx([r.loss for r in quiet[2:]], rel=2e-5)
 
 
-def priced(before: Plan, after: Plan) -> float:
+def estimated(before: Plan, after: Plan) -> float:
     """Bytes that replan charges for all links into nodes."""
-    present = Present(before, target_of("shardwise"))
+    present = LinkAwarePlanner(before, target_of("shardwise"))
     change = present.transition(before.best.strategy, after.best.strategy, {}, Costs())
     return sum(b for name, b in change.bytes_per_link.items() if name.split(">")[1].startswith("n"))
 
 
-PRICED = [
+ESTIMATED = [
     ("2x2xcpu", "dp=4,zero_stage=1", "pp=2,dp=2,schedule=1f1b,zero_stage=1"),
     ("2x2xcpu", "pp=2,dp=2,schedule=1f1b,zero_stage=1", "dp=4,zero_stage=3"),
     ("4x1xcpu", "dp=4,zero_stage=3", "pp=4,schedule=1f1b"),
@@ -135,30 +137,30 @@ PRICED = [
 ]
 
 
-@pytest.mark.parametrize(("nodes", "before", "after"), PRICED)
+@pytest.mark.parametrize(("nodes", "before", "after"), ESTIMATED)
 def test_the_bytes_between_nodes_are_those_that_replan_charges(
-    team: Team, nodes: str, before: str, after: str
+    team: WorkerPool, nodes: str, before: str, after: str
 ) -> None:
     cluster = load_cluster(nodes)
     first, second = (on(cluster, make_plan(text)) for text in (before, after))
     options = TrainOptions(steps=2, advisor=Scripted([second.best.strategy]))
     change = team.run(cluster.devices, trained, first, options)[0][0].change
     assert change is not None
-    assert change.moved_bytes == pytest.approx(priced(first, second), rel=1e-6)
+    assert change.moved_bytes == pytest.approx(estimated(first, second), rel=1e-6)
 
 
-def test_a_watch_looks_at_the_middle_of_the_last_steps() -> None:
-    watch = Watch(1.0)
-    assert not watch.departs(9.0)  # the first step sets things up
-    assert not any(watch.departs(seconds) for seconds in (1.0, 5.0, 1.1, 1.0, 4.0))  # one is slow by itself
-    assert watch.departs(2.0 * DEPARTURE) and watch.typical_s == 2.0 * DEPARTURE
-    watch.accept()
-    assert not any(watch.departs(4.0) for _ in range(2 * RECENT))  # looked into: that is how it is now
-    faster = [watch.departs(4.0 / DEPARTURE / 1.1) for _ in range(RECENT)]
+def test_a_step_time_monitor_uses_the_middle_of_the_last_steps() -> None:
+    watch = StepTimeMonitor(1.0)
+    assert not watch.deviates(9.0)  # the first step sets things up
+    assert not any(watch.deviates(seconds) for seconds in (1.0, 5.0, 1.1, 1.0, 4.0))  # one is slow by itself
+    assert watch.deviates(2.0 * DEVIATION) and watch.typical_s == 2.0 * DEVIATION
+    watch.rebaseline()
+    assert not any(watch.deviates(4.0) for _ in range(2 * RECENT))  # looked into: that is how it is now
+    faster = [watch.deviates(4.0 / DEVIATION / 1.1) for _ in range(RECENT)]
     assert faster == [False, True, True]  # faster is news too
     watch.restart(2.0)
-    assert not watch.departs(9.0)
-    assert [watch.departs(2.0 * DEPARTURE * 1.01) for _ in range(RECENT)] == [False, False, True]
+    assert not watch.deviates(9.0)
+    assert [watch.deviates(2.0 * DEVIATION * 1.01) for _ in range(RECENT)] == [False, False, True]
 
 
 def test_every_link_is_crossed_both_ways_by_two_neighbours_where_there_are_two() -> None:
@@ -176,13 +178,13 @@ def rated(report: Report, pairs: list[list[tuple[int, int]]]) -> dict[tuple[int,
     return message_rates(pairs)
 
 
-def test_messages_are_timed_alike_on_all_ranks(team: Team) -> None:
+def test_messages_are_timed_alike_on_all_ranks(team: WorkerPool) -> None:
     every = team.run(3, rated, [[(0, 1)], [(1, 0)], [(1, 2)]])
     assert every[0] == every[1] == every[2]
     assert set(every[0]) == {(0, 1), (1, 0), (1, 2)} and all(rate > 0.0 for rate in every[0].values())
 
 
-def test_a_link_that_lost_its_bandwidth_leads_to_a_move() -> None:
+def test_a_link_that_lost_its_bandwidth_leads_to_a_migration() -> None:
     """The advisor, told of links at a tenth of what the plan assumes; and where a change brings next to
     nothing, all stays."""
     cluster = load_cluster("2x1xcpu", inter_node="640Mb/s")
@@ -195,12 +197,12 @@ def test_a_link_that_lost_its_bandwidth_leads_to_a_move() -> None:
     advisor = advisor_for(search.plan_of_strategy(model, cluster, job, strategy))
     links = ("n0>s0g0", "s0g0>n0", "n1>s0g0", "s0g0>n1")
     slow, slower = (dict.fromkeys(links, share * 80e6) for share in (0.1, 0.95))
-    moved = advisor.advise(strategy, slow, horizon_s=600.0, move_s=2.0)
-    assert moved.decision == "move" and moved.strategy.pp == 2
-    assert moved.keep_step_s is not None and moved.step_s < 0.7 * moved.keep_step_s
-    assert advisor.advise(strategy, slower, horizon_s=600.0, move_s=2.0).strategy == strategy
+    migrated = advisor.advise(strategy, slow, horizon_s=600.0, migration_s=2.0)
+    assert migrated.decision == "move" and migrated.strategy.pp == 2
+    assert migrated.keep_step_s is not None and migrated.step_s < 0.7 * migrated.keep_step_s
+    assert advisor.advise(strategy, slower, horizon_s=600.0, migration_s=2.0).strategy == strategy
     # The way back gains 4 %, which is less than predictions are off.
-    assert advisor.advise(moved.strategy, {}, horizon_s=1e5, move_s=2.0).decision == "keep"
+    assert advisor.advise(migrated.strategy, {}, horizon_s=1e5, migration_s=2.0).decision == "keep"
 
 
 def test_train_adaptive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,7 +225,7 @@ def test_train_adaptive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def scripted_run(steps: list[tuple[Strategy, float, float]]) -> Callable[..., object]:
     """A run whose steps have these strategies, times and predictions."""
 
-    def train_here(plan: Plan, *_: object, report: Callable[[StepRecord], None], **__: object) -> object:
+    def train_locally(plan: Plan, *_: object, report: Callable[[StepRecord], None], **__: object) -> object:
         for step, (strategy, step_s, predicted_s) in enumerate(steps, start=1):
             record = StepRecord(
                 step=step, loss=1.0, gradient_norm=1.0, step_time_s=step_s, predicted_s=predicted_s,
@@ -232,7 +234,7 @@ def scripted_run(steps: list[tuple[Strategy, float, float]]) -> Callable[..., ob
             report(record)
         return [[Span(0, COMPUTE, "0F0", 0.0, 1.0)]]
 
-    return train_here
+    return train_locally
 
 
 def test_the_summary_names_the_last_strategy_and_that_it_changed(
@@ -245,7 +247,7 @@ def test_the_summary_names_the_last_strategy_and_that_it_changed(
     without_zero = make_plan("dp=2").best.strategy
 
     def summary(*steps: tuple[Strategy, float, float]) -> dict[str, str]:
-        monkeypatch.setattr(shardwise.runtime, "train_here", scripted_run(list(steps)))
+        monkeypatch.setattr(shardwise.runtime, "train_locally", scripted_run(list(steps)))
         assert main(["train", path, "--steps", str(len(steps))]) == 0
         lines = capsys.readouterr().out.splitlines()
         return {line[:12].strip(): line[12:].strip() for line in lines}
@@ -262,18 +264,18 @@ def test_the_summary_names_the_last_strategy_and_that_it_changed(
     assert "changed" not in summary((first, 1.0, 1.0), (first, 1.0, 1.0))
 
 
-def test_the_trace_behind_a_move_names_the_plan_that_ran(
+def test_the_trace_after_a_migration_names_the_plan_that_ran(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run of which the last step was made under another strategy than the plan's."""
     plan, trace = make_plan("dp=2,zero_stage=1"), str(tmp_path / "m.json")
-    moved = search.plan_of_strategy(plan.model, plan.cluster, plan.job, make_plan("pp=2").best.strategy)
-    ran = [(plan.best.strategy, 1.0, 1.0), (moved.best.strategy, 1.0, 1.0)]
-    monkeypatch.setattr(shardwise.runtime, "train_here", scripted_run(ran))
+    migrated = search.plan_of_strategy(plan.model, plan.cluster, plan.job, make_plan("pp=2").best.strategy)
+    ran = [(plan.best.strategy, 1.0, 1.0), (migrated.best.strategy, 1.0, 1.0)]
+    monkeypatch.setattr(shardwise.runtime, "train_locally", scripted_run(ran))
     write_plan(str(tmp_path / "p.yaml"), plan)
     words = ["train", str(tmp_path / "p.yaml"), "--steps", "2", "--trace", trace]
     assert main(words) == 0
-    assert read_trace(trace).plan_hash == plan_hash(moved) != plan_hash(plan)
+    assert read_trace(trace).plan_hash == plan_hash(migrated) != plan_hash(plan)
     ran.reverse()
     assert main(words) == 0
     assert read_trace(trace).plan_hash == plan_hash(plan)

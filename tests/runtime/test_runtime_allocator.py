@@ -8,7 +8,7 @@ import torch
 from tests.runtime.plans import make_plan
 
 from shardwise.plan import Plan
-from shardwise.runtime import Team, parallelize, reference_module
+from shardwise.runtime import WorkerPool, parallelize, reference_module
 
 MIB = 2**20
 SIZES = (48 * MIB, 16 * MIB, 3 * MIB)
@@ -40,7 +40,7 @@ def _come_and_go() -> None:
 
 def test_a_process_that_runs_a_plan_asks_the_system_for_no_memory_that_it_has_freed() -> None:
     plan = make_plan("dp=1")
-    with Team(1) as team:
+    with WorkerPool(1) as team:
         (without,) = team.run(1, pages_of_a_step, None)
         (with_plan,) = team.run(1, pages_of_a_step, plan)
 

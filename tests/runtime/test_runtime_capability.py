@@ -17,9 +17,9 @@ from shardwise.app.cli.request import DTYPES, OPTIMIZERS
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import Experts
 from shardwise.plan import Plan
-from shardwise.runtime import Team, check_runnable
+from shardwise.runtime import WorkerPool, check_runnable
 from shardwise.runtime.capability import TARGET
-from shardwise.strategy import NAMES
+from shardwise.strategy import FIELD_VALUES
 from shardwise.strategy.target import Condition, Limit
 
 SAMPLED = 3
@@ -39,8 +39,8 @@ def refused(plan: Plan) -> tuple[str | None, str | None]:
     assert key is not None and allowed is not None
     if not key.startswith("best.strategy."):
         return key, allowed
-    values, told, _ = allowed.partition(", as in what `plan --target shardwise` finds")
-    assert told
+    values, reported, _ = allowed.partition(", as in what `plan --target shardwise` finds")
+    assert reported
     return key, values
 
 
@@ -49,15 +49,15 @@ def test_values_off_an_axis_are_refused() -> None:
     check_runnable(plan)
     with patch("shardwise.launch.capability.TARGET", replace(TARGET, axes={"offload": ("none",)})):
         check_runnable(plan)
-        for other in set(NAMES["offload"]) - {"none"}:
+        for other in set(FIELD_VALUES["offload"]) - {"none"}:
             assert refused(with_strategy(plan, offload=other)) == ("best.strategy.offload", "none")
 
 
-def test_values_that_are_planned_only_where_they_are_asked_for_run() -> None:
+def test_values_that_are_planned_only_where_they_are_requested_run() -> None:
     plan = make_plan("dp=4,zero_stage=1")
-    assert TARGET.unasked_axes
-    for field, values in TARGET.unasked_axes.items():
-        for other in set(NAMES[field]) - set(values):
+    assert TARGET.default_axes
+    for field, values in TARGET.default_axes.items():
+        for other in set(FIELD_VALUES[field]) - set(values):
             check_runnable(with_strategy(plan, **{field: other}))
 
 
@@ -78,8 +78,8 @@ def test_what_is_beyond_a_limit_is_refused_and_what_is_just_within_is_not(limit:
         broken |= beyond(condition)
     assert refused(with_strategy(plan, **broken)) == (f"best.strategy.{limit.field}", limit.allowed)
     for condition in limit.where:  # one condition less
-        kept = {name: value for name, value in broken.items() if name not in beyond(condition)}
-        check_runnable(with_strategy(plan, **kept))
+        reduced = {name: value for name, value in broken.items() if name not in beyond(condition)}
+        check_runnable(with_strategy(plan, **reduced))
 
 
 def test_what_a_job_asks_beyond_the_file_is_refused() -> None:
@@ -115,17 +115,17 @@ def test_scores_that_parts_of_the_keys_do_not_give_are_refused_on_context_ranks(
         check_runnable(short)
 
 
-def drawn(draw: random.Random, model: str) -> str:
+def sampled(draw: random.Random, model: str) -> str:
     """Any strategy of four ranks, as text; legal or not."""
     tp, cp, pp, dp = draw.choice(DEGREES)
-    schedule = draw.choice(NAMES["schedule"]) if pp > 1 else "1f1b"
+    schedule = draw.choice(FIELD_VALUES["schedule"]) if pp > 1 else "1f1b"
     vpp = 2 if schedule in ("zb_v", "dualpipe_v", "interleaved_1f1b") else 1
-    recompute = draw.choice(NAMES["recompute"])
+    recompute = draw.choice(FIELD_VALUES["recompute"])
     states = draw.choice([degree for degree in (1, 2, 4) if (dp * cp) % degree == 0])
     fields = {
         "tp": tp, "cp": cp, "pp": pp, "dp": dp, "schedule": schedule, "vpp": vpp, "recompute": recompute,
-        "recompute_layers": 1 if recompute == "full" else 0, "offload": draw.choice(NAMES["offload"]),
-        "cp_kind": draw.choice(NAMES["cp_kind"]) if cp > 1 else "ring",
+        "recompute_layers": 1 if recompute == "full" else 0, "offload": draw.choice(FIELD_VALUES["offload"]),
+        "cp_kind": draw.choice(FIELD_VALUES["cp_kind"]) if cp > 1 else "ring",
         "ep": draw.choice((1, 2)) if model == "mixtral" else 1, "optim_shard": states,
         "grad_shard": draw.choice((1, states)), "param_shard": 1, "micro_batch_size": draw.choice((1, 2)),
         "sequence_parallel": "true" if tp > 1 and draw.random() < 0.5 else "false",
@@ -138,7 +138,7 @@ def not_refused(model: str) -> Iterator[Plan]:
     draw = random.Random(f"plans for {model}")
     while True:
         try:
-            plan = make_plan(drawn(draw, model), model=model)
+            plan = make_plan(sampled(draw, model), model=model)
         except (ConfigError, Infeasible):
             continue
         if not list(TARGET.refusals(plan.best.strategy)):
@@ -146,7 +146,7 @@ def not_refused(model: str) -> Iterator[Plan]:
 
 
 @pytest.mark.parametrize("model", ["llama", "mixtral"])
-def test_what_the_file_does_not_rule_out_runs_and_equals_one_process(team: Team, model: str) -> None:
+def test_what_the_file_does_not_rule_out_runs_and_equals_one_process(team: WorkerPool, model: str) -> None:
     plans = list(islice(not_refused(model), SAMPLED))
     right = single_process(plans[0], seed=0, steps=1)
     for plan in plans:

@@ -18,11 +18,11 @@ from shardwise.graph import (
     forward_flop,
     graph_text,
     load_graph,
-    loans_of,
     parameter_count,
     parse_graph,
     rules_of,
     scaled,
+    skip_tensors_of,
     step_flop,
 )
 from shardwise.inputs import parse_mapping
@@ -77,8 +77,8 @@ def test_parameters_are_the_modules(name: str, graph_of: Callable[[str], OpGraph
 
 
 def _numbered(name: str, repetition: int) -> str:
-    front, brace, rest = name.partition("{")
-    number, _, back = rest.partition("}")
+    front, brace, remaining = name.partition("{")
+    number, _, back = remaining.partition("}")
     return f"{front}{int(number) + repetition}{back}" if brace else name
 
 
@@ -141,8 +141,8 @@ def test_repeated_blocks_are_folded(graph_of: Callable[[str], OpGraph]) -> None:
     assert folded("llama") == [("layers", 4)]
     assert folded("resnet") == [("stages.0", 2), ("stages.1", 3)]
     assert folded("transformer") == [("encoder.layers", 3), ("decoder.layers", 2)]
-    assert loans_of(graph_of("transformer")).names == ("shared",)  # what the encoder ends with
-    assert not any(loans_of(graph_of(name)).names for name in ("llama", "resnet", "vision"))
+    assert skip_tensors_of(graph_of("transformer")).names == ("shared",)  # what the encoder ends with
+    assert not any(skip_tensors_of(graph_of(name)).names for name in ("llama", "resnet", "vision"))
     assert folded("uneven") == [("layers", 2), ("block3", 2)] or folded("uneven") == [("layers", 2)] * 2
     assert folded("again") == []
     assert folded("vision") == [("layers", 3)]
@@ -158,9 +158,9 @@ def test_repetitions_may_read_what_was_made_before_the_first() -> None:
     graph = capture(graph_modules.__file__, "lending")
     repeated = {block.name: block.repeat for block in graph.blocks if block.repeat > 1}
     assert repeated == {"encoder.layers": 2, "decoder": 2}
-    loans = loans_of(graph)
+    skips = skip_tensors_of(graph)
     [decoder] = [place for place, block in enumerate(graph.blocks) if block.name == "decoder"]
-    assert len(loans.borrowed[decoder]) == 2  # what the encoder ends with, and what the first layer added
+    assert len(skips.skip_inputs[decoder]) == 2  # what the encoder ends with, and what the first layer added
 
 
 def test_a_tensor_without_elements_adds_nothing(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ NUMBERS = {
 follows the batch is told."""
 
 
-def test_a_number_is_told_and_only_products_with_one_take_partial_sums(
+def test_a_number_is_written_and_only_products_with_one_take_partial_sums(
     graph_of: Callable[[str], OpGraph],
 ) -> None:
     own = {node.name: node for block in graph_of("numbers").blocks for node in block.operators}

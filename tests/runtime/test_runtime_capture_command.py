@@ -148,20 +148,20 @@ def test_what_pytorch_logs_of_a_failure_is_not_shown(tmp_path: Path) -> None:
     path.write_text(
         "import torch\n\n\ndef build(batch=2):\n    return torch.nn.Linear(3, 3), (torch.zeros(batch, 4),)\n"
     )
-    told: list[logging.LogRecord] = []
+    reported: list[logging.LogRecord] = []
 
-    class Told(logging.Handler):
+    class RecordHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            told.append(record)
+            reported.append(record)
 
-    handler = Told()
+    handler = RecordHandler()
     logger = logging.getLogger("torch")
     logger.addHandler(handler)
     try:
         with pytest.raises(ConfigError, match="stops the capture"):
             capture(str(path), "build")
-        assert told == []
+        assert reported == []
         logger.warning("later")
-        assert len(told) == 1
+        assert len(reported) == 1
     finally:
         logger.removeHandler(handler)

@@ -153,7 +153,7 @@ def build(batch: int = 2, seq_len: int = SIZE):
 """
 
 
-def test_a_table_longer_than_the_sequence_is_held_whole(tmp_path: Path) -> None:
+def test_a_table_longer_than_the_sequence_is_stored_whole(tmp_path: Path) -> None:
     # Two files: of one that is written again within a second Python may take what it compiled before.
     short, long = tmp_path / "short.py", tmp_path / "long.py"
     short.write_text(TABLE.replace("SIZE", "16"))

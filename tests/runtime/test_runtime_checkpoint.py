@@ -36,16 +36,16 @@ from shardwise.runtime import (
     RankLost,
     Report,
     StepRecord,
-    Team,
     TrainOptions,
+    WorkerPool,
     export,
     load_weights,
     parallelize,
     reference_module,
     train,
-    train_here,
+    train_locally,
 )
-from shardwise.runtime.checkpoint import Saving, load, resumable
+from shardwise.runtime.checkpoint import AsyncCheckpoint, load, resumable
 from shardwise.runtime.manifest import (
     MANIFEST,
     Manifest,
@@ -54,11 +54,11 @@ from shardwise.runtime.manifest import (
     files_in,
     finished,
     folder_of,
-    mark,
+    mark_folder,
     newest,
     prune,
 )
-from shardwise.runtime.owned import Owned
+from shardwise.runtime.owned import OptimizerShards
 from shardwise.runtime.state import state_of
 
 BEFORE, AFTER = 2, 2
@@ -69,7 +69,7 @@ def saves(report: Report, plan: Plan | UnevenFile, root: str) -> list[float]:
     """Losses of a run that goes on while it is saved on the way."""
     job = parallelize(whole_module(plan.model, 0), plan, lr=LR, max_norm=MAX_NORM)
     losses = [job.step(batches(plan, 0).batch(step)).loss for step in range(BEFORE)]
-    saving = Saving(job, root, step=BEFORE, seed=0, data="synthetic")
+    saving = AsyncCheckpoint(job, root, step=BEFORE, seed=0, data="synthetic")
     losses += [job.step(batches(plan, 0).batch(BEFORE + step)).loss for step in range(AFTER)]
     saving.wait()
     return losses
@@ -82,7 +82,7 @@ def loads(report: Report, plan: Plan | UnevenFile, root: str) -> list[float]:
     return [job.step(batches(plan, 0).batch(BEFORE + step)).loss for step in range(AFTER)]
 
 
-MOVES = [
+MIGRATIONS = [
     ("pp=2,schedule=1f1b,micro_batch_size=2", "tp=2,dp=2,zero_stage=3,micro_batch_size=4", "gpt", "adamw"),
     ("pp=2,schedule=zb_v,vpp=2,micro_batch_size=1", "dp=4,zero_stage=1", "gpt", "adamw"),
     (
@@ -95,7 +95,7 @@ MOVES = [
     ("dp=4,ep=2,zero_stage=3,micro_batch_size=2", "tp=2,etp=2,micro_batch_size=4", "mixtral", "adamw"),
     ("dp=2,zero_stage=1,offload=both", "pp=2,schedule=1f1b", "gpt", "adamw"),
 ]
-MORE_MOVES = [
+MORE_MIGRATIONS = [
     (
         "tp=2,dp=2,zero_stage=2,micro_batch_size=4",
         "pp=2,schedule=zb_v,vpp=2,micro_batch_size=1",
@@ -124,9 +124,11 @@ MORE_MOVES = [
 """Run with `--full` alone."""
 
 
-@pytest.mark.parametrize(("before", "after", "model", "optimizer"), sample_of([*MOVES, *MORE_MOVES], MOVES))
+@pytest.mark.parametrize(
+    ("before", "after", "model", "optimizer"), sample_of([*MIGRATIONS, *MORE_MIGRATIONS], MIGRATIONS)
+)
 def test_a_run_goes_on_under_another_plan(
-    team: Team, tmp_path: Path, before: str, after: str, model: str, optimizer: str
+    team: WorkerPool, tmp_path: Path, before: str, after: str, model: str, optimizer: str
 ) -> None:
     first, second = (make_plan(text, model=model, optimizer=optimizer) for text in (before, after))
     whole = single_process(first, seed=0, steps=BEFORE + AFTER).losses
@@ -136,7 +138,7 @@ def test_a_run_goes_on_under_another_plan(
     assert loaded == pytest.approx(whole[BEFORE:], rel=2e-5)
 
 
-UNEVEN_MOVES = [
+UNEVEN_MIGRATIONS = [
     # cuts and tensor degrees that cross, a tied table that one plan has on three ranks and the other on two
     ("5 tp2l4 + 3 l2 l2", "3 l1 tp2l3 + 5 l4", "gpt", "adamw"),
     ("2 dp2l2 tp2l2 + 2 l4", "4 l3 l1", "llama", "sgd"),
@@ -154,10 +156,10 @@ def of_either_kind(text: str, model: str, optimizer: str) -> Plan | UnevenFile:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "model", "optimizer"), sample_of(UNEVEN_MOVES, UNEVEN_MOVES[::3])
+    ("before", "after", "model", "optimizer"), sample_of(UNEVEN_MIGRATIONS, UNEVEN_MIGRATIONS[::3])
 )
 def test_a_run_goes_on_from_an_uneven_plan_or_under_one(
-    team: Team, tmp_path: Path, before: str, after: str, model: str, optimizer: str
+    team: WorkerPool, tmp_path: Path, before: str, after: str, model: str, optimizer: str
 ) -> None:
     first, second = (of_either_kind(text, model, optimizer) for text in (before, after))
     one = make_plan("dp=1", model=model, optimizer=optimizer)
@@ -173,28 +175,28 @@ def shares_of_3_and_1(model: str = "llama", devices: int | None = None) -> Uneve
     return make_uneven("3 tp2l4 + 1 l4", model=model, micro_batch_size=2, devices=devices)
 
 
-def test_under_the_same_uneven_plan_it_goes_on_bit_by_bit(team: Team, tmp_path: Path) -> None:
+def test_under_the_same_uneven_plan_it_goes_on_bit_by_bit(team: WorkerPool, tmp_path: Path) -> None:
     """With a rank that the plan leaves idle."""
     plan = shares_of_3_and_1("gpt", devices=4)
     saved = team.run(4, saves, plan, str(tmp_path))[0]
     assert team.run(4, loads, plan, str(tmp_path))[0] == saved[BEFORE:]
 
 
-def test_an_uneven_checkpoint_has_every_element_once(team: Team, tmp_path: Path) -> None:
+def test_an_uneven_checkpoint_has_every_element_once(team: WorkerPool, tmp_path: Path) -> None:
     plan = shares_of_3_and_1("gpt")
     team.run(3, saves, plan, str(tmp_path))
-    kept = FileSystemReader(folder_of(str(tmp_path), BEFORE)).read_metadata().state_dict_metadata
-    tensors = {name: one for name, one in kept.items() if isinstance(one, TensorStorageMetadata)}
+    stored = FileSystemReader(folder_of(str(tmp_path), BEFORE)).read_metadata().state_dict_metadata
+    tensors = {name: one for name, one in stored.items() if isinstance(one, TensorStorageMetadata)}
     assert all(prod(one.size) == sum(prod(chunk.sizes) for chunk in one.chunks) for one in tensors.values())
     weights = [name for name, _ in reference_module(plan.model).named_parameters()]
     states = ("step", "exp_avg", "exp_avg_sq")
-    assert set(tensors) == set(kept) == {
+    assert set(tensors) == set(stored) == {
         *(f"model.{name}" for name in weights),
         *(f"optimizer.{name}.{state}" for name in weights for state in states),
     }  # fmt: skip
 
 
-def test_what_an_uneven_run_exports_is_what_another_plan_would(team: Team, tmp_path: Path) -> None:
+def test_what_an_uneven_run_exports_is_what_another_plan_would(team: WorkerPool, tmp_path: Path) -> None:
     found: list[dict[str, Any]] = []
     for name, plan in (("uneven", shares_of_3_and_1()), ("even", make_plan("dp=2"))):
         root, out = str(tmp_path / name), str(tmp_path / f"{name}-weights")
@@ -211,8 +213,10 @@ def test_what_an_uneven_run_exports_is_what_another_plan_would(team: Team, tmp_p
 
 def loads_upside_down(report: Report, plan: UnevenFile, root: str) -> list[float]:
     """As `loads`, with every share of weights and states from its end to its beginning."""
-    dealt = Owned.dealt
-    with patch.object(Owned, "dealt", lambda *given: [share.flip(0) for share in dealt(*given)]):
+    scattered = OptimizerShards.scattered
+    with patch.object(
+        OptimizerShards, "scattered", lambda *given: [share.flip(0) for share in scattered(*given)]
+    ):
         return loads(report, plan, root)
 
 
@@ -226,7 +230,9 @@ def loads_without_states(report: Report, plan: UnevenFile, root: str) -> list[fl
 
 
 @pytest.mark.parametrize("broken", [loads_upside_down, loads_without_states])
-def test_a_broken_load_is_caught(team: Team, tmp_path: Path, broken: Callable[..., list[float]]) -> None:
+def test_a_broken_load_is_caught(
+    team: WorkerPool, tmp_path: Path, broken: Callable[..., list[float]]
+) -> None:
     plan = shares_of_3_and_1("gpt")
     saved = team.run(3, saves, plan, str(tmp_path))[0]
     found = team.run(3, broken, plan, str(tmp_path))[0]
@@ -236,14 +242,14 @@ def test_a_broken_load_is_caught(team: Team, tmp_path: Path, broken: Callable[..
 @pytest.mark.parametrize(
     "text", ["tp=2,dp=2,zero_stage=3,micro_batch_size=4", "pp=2,schedule=zb_h1,micro_batch_size=1"]
 )
-def test_under_the_same_plan_it_goes_on_bit_by_bit(team: Team, tmp_path: Path, text: str) -> None:
+def test_under_the_same_plan_it_goes_on_bit_by_bit(team: WorkerPool, tmp_path: Path, text: str) -> None:
     plan = make_plan(text, model="gpt")
     saved = team.run(plan.cluster.devices, saves, plan, str(tmp_path))[0]
     assert team.run(plan.cluster.devices, loads, plan, str(tmp_path))[0] == saved[BEFORE:]
 
 
 @pytest.fixture
-def checkpoint(team: Team, tmp_path: Path) -> Path:
+def checkpoint(team: WorkerPool, tmp_path: Path) -> Path:
     plan = make_plan("dp=2,zero_stage=1")
     team.run(2, saves, plan, str(tmp_path))
     return tmp_path / f"step-{BEFORE:08d}"
@@ -310,7 +316,7 @@ def saves_late(report: Report, plan: Plan, root: str, is_broken: bool) -> list[f
         job = parallelize(whole_module(plan.model, 0), plan, lr=LR, max_norm=MAX_NORM)
         for step in range(BEFORE):
             job.step(batches(plan, 0).batch(step))
-        saving = Saving(job, root, step=BEFORE, seed=0, data="synthetic")
+        saving = AsyncCheckpoint(job, root, step=BEFORE, seed=0, data="synthetic")
         losses = [job.step(batches(plan, 0).batch(BEFORE + step)).loss for step in range(AFTER)]
         are_done.set()
         saving.wait()
@@ -318,7 +324,9 @@ def saves_late(report: Report, plan: Plan, root: str, is_broken: bool) -> list[f
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
-def test_what_is_saved_is_what_there_was_when_it_began(team: Team, tmp_path: Path, is_broken: bool) -> None:
+def test_what_is_saved_is_what_there_was_when_it_began(
+    team: WorkerPool, tmp_path: Path, is_broken: bool
+) -> None:
     plan = make_plan("dp=2,zero_stage=1")
     saved = team.run(2, saves_late, plan, str(tmp_path), is_broken)[0]
     assert (team.run(2, loads, plan, str(tmp_path))[0] == saved) is not is_broken
@@ -328,23 +336,25 @@ def cannot_save(report: Report, plan: Plan, root: str) -> str:
     job = parallelize(whole_module(plan.model, 0), plan)
     job.step(batches(plan, 0).batch(0))
     try:
-        Saving(job, root, step=1, seed=0, data="synthetic").wait()
+        AsyncCheckpoint(job, root, step=1, seed=0, data="synthetic").wait()
     except ConfigError as error:
         return str(error)
     return ""
 
 
-def test_a_checkpoint_that_cannot_be_written_is_one_line_on_every_rank(team: Team, tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_written_is_one_line_on_every_rank(
+    team: WorkerPool, tmp_path: Path
+) -> None:
     in_the_way = tmp_path / "step-00000001"
     in_the_way.write_text("a file")
-    for said in team.run(2, cannot_save, make_plan("dp=2"), str(tmp_path)):
-        assert said.startswith(f"{in_the_way}: --checkpoint: cannot be written: ") and "\n" not in said
+    for message in team.run(2, cannot_save, make_plan("dp=2"), str(tmp_path)):
+        assert message.startswith(f"{in_the_way}: --checkpoint: cannot be written: ") and "\n" not in message
 
 
 def finished_files(root: Path, step: int) -> tuple[str, Manifest]:
     """A folder with files as of a checkpoint after `step` steps, and the manifest that would commit it."""
     folder = Path(folder_of(str(root), step))
-    mark(str(folder))
+    mark_folder(str(folder))
     (folder / "__0_0.distcp").write_bytes(b"%d" % step)
     return str(folder), Manifest(
         step=step, seed=0, data="synthetic", content=None, optimizer="adamw", global_batch_size=8, seq_len=32,
@@ -413,7 +423,7 @@ class Survived:
         assert record.step == len(self.losses) + 1  # each step's samples once
         self.losses[record.step] = record.loss
 
-    def go_back(self, _: RankLost, step: int) -> None:
+    def roll_back(self, _: RankLost, step: int) -> None:
         self.restarts.append((len(self.losses), step))
         self.losses = {done: loss for done, loss in self.losses.items() if done <= step}
 
@@ -421,8 +431,8 @@ class Survived:
 def survived(plan: AnyPlan, root: Path, faults: tuple[Fault, ...] = ()) -> Survived:
     options = TrainOptions(steps=STEPS, checkpoint=str(root), checkpoint_every=EVERY)
     run = Survived()
-    train_here(
-        plan, options, report=run.report, restarts=len(faults), on_restart=run.go_back,
+    train_locally(
+        plan, options, report=run.report, restarts=len(faults), on_restart=run.roll_back,
         work=partial(train_with, faults=faults),
     )  # fmt: skip
     return run
@@ -443,7 +453,7 @@ def check_survives(
     assert resumable(plan, str(folder / "run"))[1].step == STEPS
 
 
-def undisturbed(team: Team, plan: AnyPlan) -> dict[int, float]:
+def undisturbed(team: WorkerPool, plan: AnyPlan) -> dict[int, float]:
     """Losses of a run that nothing happens to and that saves nothing."""
     run = Survived()
     team.run(plan.cluster.devices, train, plan, TrainOptions(steps=STEPS), report=run.report)
@@ -451,14 +461,14 @@ def undisturbed(team: Team, plan: AnyPlan) -> dict[int, float]:
     return run.losses
 
 
-def test_a_run_survives_a_death_with_the_same_losses(team: Team, tmp_path: Path) -> None:
+def test_a_run_survives_a_death_with_the_same_losses(team: WorkerPool, tmp_path: Path) -> None:
     """A rank dies while a checkpoint is committed: no more than an interval is done again, and every loss is
     that of the undisturbed run, bit by bit."""
     plan = make_plan("dp=2,zero_stage=1")
     check_survives(plan, tmp_path, undisturbed(team, plan), [(0, 4, "committing")])
 
 
-def test_a_run_under_an_uneven_plan_survives_a_death(team: Team, tmp_path: Path) -> None:
+def test_a_run_under_an_uneven_plan_survives_a_death(team: WorkerPool, tmp_path: Path) -> None:
     """The rank whose pipeline has 3 of the 8 microbatches dies in the backward pass of step 5."""
     plan = make_uneven("5 l4 + 3 l4")
     check_survives(plan, tmp_path, undisturbed(team, plan), [(1, 5, "backward")])
@@ -473,7 +483,7 @@ MATRIX = (
 
 @pytest.mark.parametrize("text", sample_of(MATRIX, MATRIX[:2]))
 def test_a_run_survives_the_death_of_any_rank_at_any_step_and_phase(
-    team: Team, tmp_path: Path, full: bool, text: str
+    team: WorkerPool, tmp_path: Path, full: bool, text: str
 ) -> None:
     """In full: every rank in every phase of steps 1 to 5, and of the checkpoints behind steps 2 to 6; else
     two of these deaths, which differ from plan to plan, in one run."""
@@ -485,8 +495,8 @@ def test_a_run_survives_the_death_of_any_rank_at_any_step_and_phase(
             steps = range(1, 6) if phase in PASSES else (6,) if phase == "pruning" else (2, 4, 6)
             every[phase, rank] = [(rank, step, phase) for step in steps]
     if not full:
-        drawn = random.Random(text).sample([death for deaths in every.values() for death in deaths], 2)
-        every = {("drawn", 0): sorted(drawn, key=lambda death: death[1])}
+        sampled = random.Random(text).sample([death for deaths in every.values() for death in deaths], 2)
+        every = {("drawn", 0): sorted(sampled, key=lambda death: death[1])}
     for (phase, rank), deaths in every.items():
         folder = tmp_path / f"{phase}-{rank}"
         folder.mkdir()
@@ -516,7 +526,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_a_run_with_killed_ranks_goes_on_and_is_resumed(team: Team, tmp_path: Path) -> None:
+def test_a_run_with_killed_ranks_goes_on_and_is_resumed(team: WorkerPool, tmp_path: Path) -> None:
     """kill -9 of a worker after steps 3 and 6, with one restart: the first time the run goes on by itself,
     the second time one line says what happened and one has the command that goes on. Every step is in the
     logs once, with the loss of the undisturbed run; two checkpoints are kept."""
@@ -534,10 +544,10 @@ def test_a_run_with_killed_ranks_goes_on_and_is_resumed(team: Team, tmp_path: Pa
         workers = workers_of(killed.pid)
         assert len(workers) == 2
         os.kill(workers[rank], signal.SIGKILL)
-    rest = killed.stderr.read().splitlines()
+    remaining = killed.stderr.read().splitlines()
     killed.stderr.close()
     assert killed.wait(timeout=600) == 1
-    errors = [line for line in rest if not line.startswith("step ")]
+    errors = [line for line in remaining if not line.startswith("step ")]
     assert "was ended by signal 9" in errors[0] and errors[1].endswith("--resume") and len(errors) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
     subprocess.run(

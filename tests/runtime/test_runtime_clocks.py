@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from shardwise.runtime import Report, Team, together
+from shardwise.runtime import Report, WorkerPool, gather_spans
 from shardwise.sim import COMPUTE, Span
 
 AHEAD_S = (0.0, 1000.0, -500.0)
@@ -22,10 +22,10 @@ def _joined(report: Report) -> tuple[Span, ...]:
 
     torch.distributed.barrier()
     start_s = now()
-    return together([Span(rank, COMPUTE, "0F0", start_s, start_s + 1.0)], now=now)
+    return gather_spans([Span(rank, COMPUTE, "0F0", start_s, start_s + 1.0)], now=now)
 
 
-def test_clocks_of_other_hosts_are_read(team: Team) -> None:
+def test_clocks_of_other_hosts_are_read(team: WorkerPool) -> None:
     """All begin at one barrier: by rank 0's clock within seconds, where a twin that takes every clock for its
     own finds them 500 s or 1,000 s apart."""
     first, *others = team.run(3, _joined)

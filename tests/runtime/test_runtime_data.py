@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from shardwise.errors import ConfigError
 from shardwise.runtime import Synthetic, TokenFile
-from shardwise.runtime.data import Content
-from shardwise.runtime.shuffle import Shuffle
+from shardwise.runtime.data import DataIdentity
+from shardwise.runtime.shuffle import FeistelPermutation
 
 
 def test_a_synthetic_batch_is_a_function_of_seed_and_step() -> None:
@@ -91,8 +91,8 @@ def test_an_epoch_visits_every_window_once(tmp_path: Path) -> None:
     assert not torch.equal(first, second)
 
 
-def shuffle(count: int, seed: int) -> Shuffle:
-    return Shuffle(count, np.random.default_rng(seed))
+def shuffle(count: int, seed: int) -> FeistelPermutation:
+    return FeistelPermutation(count, np.random.default_rng(seed))
 
 
 COUNTS = [*range(1, 40), 255, 256, 257, 1000, 4096, 4097, 70_000]
@@ -111,10 +111,10 @@ def test_a_shuffle_has_every_number_at_one_place(seed: int) -> None:
 def test_a_shuffle_that_does_not_walk_on_is_caught() -> None:
     """The twin that brings numbers beyond the last back by a remainder."""
 
-    def folded(self: Shuffle, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def folded(self: FeistelPermutation, places: NDArray[np.int64]) -> NDArray[np.int64]:
         return (self._permuted(places.astype(np.uint64)) % self.count).astype(np.int64)
 
-    with patch.object(Shuffle, "at", folded):
+    with patch.object(FeistelPermutation, "at", folded):
         assert any(len(set(shuffle(count, 0).at(np.arange(count)).tolist())) < count for count in COUNTS)
 
 
@@ -144,8 +144,8 @@ def test_a_batch_does_not_draw_the_order_of_all_windows(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def test_content_is_that_of_the_file_wherever_it_lies(tmp_path: Path) -> None:
-    def content(path: Path) -> Content:
+def test_content_is_that_of_the_file_at_any_path(tmp_path: Path) -> None:
+    def content(path: Path) -> DataIdentity:
         return TokenFile(str(path), vocab=40, global_batch_size=2, seq_len=4, seed=1).content()
 
     first = Path(tokens_file(tmp_path, 33))

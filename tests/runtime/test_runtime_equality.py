@@ -6,15 +6,15 @@ from functools import cache
 from itertools import accumulate, combinations_with_replacement
 
 import pytest
-from tests.runtime.broken import ALIKE, TWINS
+from tests.runtime.broken import ALIKE, MUTANTS
 from tests.runtime.equality import Difference, Trajectory, divided, precision, single_process
 from tests.runtime.plans import BATCH, make_plan
 from tests.sampling import sample_of
 
 from shardwise.plan import Plan
-from shardwise.runtime import Team
-from shardwise.runtime.host_activations import MOVES_ACTIVATIONS
-from shardwise.runtime.host_states import MOVES_STATES
+from shardwise.runtime import WorkerPool
+from shardwise.runtime.host_activations import OFFLOADS_ACTIVATIONS
+from shardwise.runtime.host_states import OFFLOADS_STATES
 
 STEPS, MORE_STEPS, MANY_STEPS = 2, 3, 20
 """The loss of the second step shows the first update, that of the third what the optimizer has remembered."""
@@ -311,14 +311,14 @@ def expected(model: str, optimizer: str, seed: int, steps: int = STEPS) -> Traje
 
 
 def run(
-    team: Team, plan: Plan, seed: int = 0, broken: str | None = None, steps: int = STEPS
+    team: WorkerPool, plan: Plan, seed: int = 0, broken: str | None = None, steps: int = STEPS
 ) -> list[Difference]:
     right = expected(plan.model.name, plan.job.optimizer, seed, steps)
     return team.run(plan.cluster.devices, divided, plan, right, seed, broken)
 
 
 @pytest.mark.parametrize(("text", "model"), sample_of(MATRIX, SAMPLE))
-def test_a_divided_run_equals_one_process(team: Team, text: str, model: str) -> None:
+def test_a_divided_run_equals_one_process(team: WorkerPool, text: str, model: str) -> None:
     """States of the optimizer are divided, or elsewhere, in the plans that take a step more."""
     plan = make_plan(text, model=model)
     found = run(team, plan, steps=MORE_STEPS if (text, model) in [*SHARDED, *OFFLOADED] else STEPS)
@@ -336,7 +336,7 @@ LONG = [
 
 
 @pytest.mark.parametrize(("text", "model"), sample_of(LONG, LONG[:3]))
-def test_a_run_of_many_steps_stays_with_one_process(team: Team, text: str, model: str) -> None:
+def test_a_run_of_many_steps_stays_with_one_process(team: WorkerPool, text: str, model: str) -> None:
     found = run(team, make_plan(text, model=model), steps=MANY_STEPS)
     assert max(rank.largest for rank in found) < TOLERANCE
 
@@ -346,13 +346,13 @@ def strayed(plan: Plan, found: list[Difference]) -> list[str]:
     attention is computed again where it says so, and every action of its table ran, in its order, on its
     rank (what is between them is communication)."""
     places = plan.best.layout.pipelines[0].stages
-    held = {stage: own for stage, own in enumerate(layers_of_stages(plan))}
+    local_layers = {stage: own for stage, own in enumerate(layers_of_stages(plan))}
     strategy = plan.best.strategy
     microbatches = BATCH // strategy.dp // strategy.micro_batch_size
     wrong = []
     for number, rank in enumerate(found):
         place = next(at for at, stage in enumerate(places) if number in stage.rank_numbers)
-        own = [held[stage] for stage, at in enumerate(plan.schedule.stage_rank) if at == place]
+        own = [local_layers[stage] for stage, at in enumerate(plan.schedule.stage_rank) if at == place]
         if rank.layers != tuple(own):
             wrong.append("layers")
         recomputed = sum(map(len, own)) if strategy.recompute == "selective" else 0
@@ -365,7 +365,7 @@ def strayed(plan: Plan, found: list[Difference]) -> list[str]:
             for action in rank.executed
             if not any(word in action for word in ("SEND", "RECV", "REDUCE_GRAD"))
         ]
-        if rank.rooms != (strategy.offload in MOVES_STATES, strategy.offload in MOVES_ACTIVATIONS):
+        if rank.buffers != (strategy.offload in OFFLOADS_STATES, strategy.offload in OFFLOADS_ACTIVATIONS):
             wrong.append("offload")
         if strategy.pp > 1 and computation != [str(action) for action in plan.schedule.ranks[place]]:
             wrong.append("order")
@@ -375,24 +375,24 @@ def strayed(plan: Plan, found: list[Difference]) -> list[str]:
 def layers_of_stages(plan: Plan) -> list[tuple[int, ...]]:
     """The numbers of the layers of each stage, by the counts in the layout of the plan."""
     counts = [list(place.layers) for place in plan.best.layout.pipelines[0].stages]
-    ends = list(accumulate(counts[place].pop(0) for place in plan.schedule.stage_rank))
-    return [tuple(range(start, stop)) for start, stop in zip([0, *ends], ends, strict=False)]
+    end_modules = list(accumulate(counts[place].pop(0) for place in plan.schedule.stage_rank))
+    return [tuple(range(start, stop)) for start, stop in zip([0, *end_modules], end_modules, strict=False)]
 
 
 @pytest.mark.parametrize(("text", "model"), [SHARDED[0], TENSOR[2], PIPELINES[3], PAIRS[3]])
-def test_another_seed_is_another_run_and_equal_too(team: Team, text: str, model: str) -> None:
+def test_another_seed_is_another_run_and_equal_too(team: WorkerPool, text: str, model: str) -> None:
     assert expected(model, "adamw", 0).losses != expected(model, "adamw", 7).losses
     found = run(team, make_plan(text, model=model), seed=7)
     assert max(rank.largest for rank in found) < TOLERANCE
 
 
-def test_sgd_sees_the_size_of_gradients(team: Team) -> None:
+def test_sgd_sees_the_size_of_gradients(team: WorkerPool) -> None:
     found = run(team, make_plan("tp=2,dp=2,zero_stage=1", optimizer="sgd"))
     assert max(rank.largest for rank in found) < TOLERANCE
 
 
 @pytest.mark.parametrize(("text", "model"), sample_of(HALF, HALF[:5]))
-def test_bf16_with_fp32_reduction_stays_close(team: Team, text: str, model: str) -> None:
+def test_bf16_with_fp32_reduction_stays_close(team: WorkerPool, text: str, model: str) -> None:
     found = run(team, make_plan(text, model=model, dtype="bf16"))
     largest = max(rank.loss for rank in found)
     assert 1e-6 < largest < HALF_TOLERANCE  # not fp32 under another name
@@ -400,13 +400,13 @@ def test_bf16_with_fp32_reduction_stays_close(team: Team, text: str, model: str)
 
 
 @pytest.mark.parametrize(("text", "model"), sample_of(HALF, HALF[:5]))
-def test_in_bf16_weights_and_sums_are_kept_in_fp32(team: Team, text: str, model: str) -> None:
+def test_in_bf16_weights_and_sums_are_stored_in_fp32(team: WorkerPool, text: str, model: str) -> None:
     plan = make_plan(text, model=model, dtype="bf16")
     devices = plan.cluster.devices
     assert team.run(devices, precision, plan, None) == [(True, True)] * devices
 
 
-def test_sums_in_bf16_are_seen(team: Team) -> None:
+def test_sums_in_bf16_are_seen(team: WorkerPool) -> None:
     """Of one reduction a step: what several add up to in fp32 may be more than bf16 can tell."""
     text, model = HALF[0]
     plan = make_plan(text, model=model, dtype="bf16")
@@ -464,9 +464,9 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("twin", "text", "model"), BROKEN)
-def test_a_broken_twin_is_caught(team: Team, twin: str, text: str, model: str) -> None:
-    found = run(team, make_plan(text, model=model), broken=twin)
+@pytest.mark.parametrize(("mutant", "text", "model"), BROKEN)
+def test_a_broken_mutant_is_caught(team: WorkerPool, mutant: str, text: str, model: str) -> None:
+    found = run(team, make_plan(text, model=model), broken=mutant)
     assert max(rank.largest for rank in found) > 100 * TOLERANCE
 
 
@@ -484,17 +484,17 @@ STRAYING = [
 ]
 
 
-@pytest.mark.parametrize(("twin", "text", "told"), STRAYING)
-def test_a_twin_that_does_not_do_what_the_plan_says_is_seen(
-    team: Team, twin: str, text: str, told: list[str]
+@pytest.mark.parametrize(("mutant", "text", "reported"), STRAYING)
+def test_a_mutant_that_does_not_do_what_the_plan_says_is_seen(
+    team: WorkerPool, mutant: str, text: str, reported: list[str]
 ) -> None:
     """Its numbers are right: nothing but what it did tells."""
     plan = make_plan(text)
-    found = run(team, plan, broken=twin)
+    found = run(team, plan, broken=mutant)
     assert max(rank.largest for rank in found) < TOLERANCE
-    assert strayed(plan, found) == told
+    assert strayed(plan, found) == reported
 
 
-def test_every_twin_is_tried() -> None:
-    assert {twin for twin, _, _ in BROKEN} == set(TWINS)
-    assert {twin for twin, _, _ in STRAYING} == set(ALIKE)
+def test_every_mutant_is_tried() -> None:
+    assert {mutant for mutant, _, _ in BROKEN} == set(MUTANTS)
+    assert {mutant for mutant, _, _ in STRAYING} == set(ALIKE)

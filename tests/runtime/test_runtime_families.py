@@ -15,12 +15,12 @@ from tests.runtime.plans import SLOPED_ONCE, tiny
 from torch import Tensor
 
 from shardwise.runtime import load_weights, reference_module
-from shardwise.runtime.attention import slopes_of
-from shardwise.runtime.caps import capped
+from shardwise.runtime.attention import alibi_slopes
+from shardwise.runtime.caps import softcapped
 from shardwise.runtime.configured import numerics_of
 from shardwise.runtime.feed_forward import gated
 from shardwise.runtime.numerics import Gate, Numerics, Routing
-from shardwise.runtime.rope import Rope, Yarn, rotation_of
+from shardwise.runtime.rope import Rope, YarnScaling, rotation_of
 from shardwise.runtime.scores import Scores, scored_attention
 
 TOLERANCE = 2e-4
@@ -78,7 +78,7 @@ CHANGED: dict[str, tuple[str, dict[str, Any]]] = {
     "gates that SiLU makes": ("gpt_oss", {"expert_gate": replace(OSS, gain=1.0)}),
     "ups as they are": ("gpt_oss", {"expert_gate": replace(OSS, shift=0.0)}),
     "probabilities as they are": ("gpt_oss", {"routing": Routing()}),
-    "turned elements of their own length": ("gpt_oss", {"turned_length": 1.0}),
+    "turned elements of their own length": ("gpt_oss", {"rope_attention_factor": 1.0}),
     "no YaRN": ("gpt_oss", {"scaling": None}),
     "halves turn instead of neighbours": ("deepseek_v2", {"interleaved": False}),
     "scores of their own size": ("deepseek_v2", {"score_factor": 1.0}),
@@ -115,16 +115,20 @@ REPLACED: dict[str, tuple[str, str, Any]] = {
     "no window on fused kernels": ("phi3", "shardwise.runtime.attention.Scores", without_window),
     "no sinks": ("gpt_oss", "shardwise.runtime.attention.scored_attention", without_sinks),
     "experts of all groups": ("deepseek_v2", "shardwise.runtime.experts.Router._eligible", all_groups),
-    "no norms behind blocks": ("gemma2", "shardwise.runtime.modules._through", past),
-    "no norm behind the embedding": ("bloom", "shardwise.runtime.modules._through", past),
-    "norms as files have them": ("gemma3", "shardwise.runtime.hugging_face._Named.shifted", not_shifted),
+    "no norms behind blocks": ("gemma2", "shardwise.runtime.modules._apply_norm", past),
+    "no norm behind the embedding": ("bloom", "shardwise.runtime.modules._apply_norm", past),
+    "norms as files have them": (
+        "gemma3",
+        "shardwise.runtime.hugging_face._Named.with_norm_offset",
+        not_shifted,
+    ),
 }
 """A model, and what is replaced (a dotted name) by what."""
 
 
-@pytest.mark.parametrize("twin", CHANGED)
-def test_a_model_without_one_of_its_ways_is_told(written: Any, twin: str) -> None:
-    name, changes = CHANGED[twin]
+@pytest.mark.parametrize("mutant", CHANGED)
+def test_a_model_without_one_of_its_numerics_is_detected(written: Any, mutant: str) -> None:
+    name, changes = CHANGED[mutant]
     assert error(written(name), name) < TOLERANCE
 
     def changed(model: Any) -> Numerics:
@@ -134,9 +138,9 @@ def test_a_model_without_one_of_its_ways_is_told(written: Any, twin: str) -> Non
         assert error(written(name), name) > 20 * TOLERANCE
 
 
-@pytest.mark.parametrize("twin", REPLACED)
-def test_a_model_without_one_of_its_parts_is_told(written: Any, twin: str) -> None:
-    name, place, instead = REPLACED[twin]
+@pytest.mark.parametrize("mutant", REPLACED)
+def test_a_model_without_one_of_its_parts_is_detected(written: Any, mutant: str) -> None:
+    name, place, instead = REPLACED[mutant]
     assert error(written(name), name) < TOLERANCE
     with patch(place, instead):
         assert error(written(name), name) > 20 * TOLERANCE
@@ -144,14 +148,14 @@ def test_a_model_without_one_of_its_parts_is_told(written: Any, twin: str) -> No
 
 def test_slopes_are_those_of_the_paper() -> None:
     """Of 8 heads 1/2, 1/4 ... 1/256; of 6 those of 4 heads, 2^-2 to 2^-8, and the first and third of 8."""
-    assert slopes_of(8) == tuple(2.0**-number for number in range(1, 9))
-    assert slopes_of(6) == (2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3)
+    assert alibi_slopes(8) == tuple(2.0**-number for number in range(1, 9))
+    assert alibi_slopes(6) == (2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3)
 
 
 def test_yarn_slows_the_pairs_that_turn_seldom() -> None:
     """8 pairs of theta 16: frequencies 2^(-i/2). Of an original length of 64 pi pair 0 turns 32 times and
     pair 10 would turn once, so that pair i is i/10 on the way to a quarter of its frequency."""
-    yarn = Yarn(factor=4.0, fast=32.0, slow=1.0, length=64 * torch.pi, truncates=False)
+    yarn = YarnScaling(factor=4.0, fast=32.0, slow=1.0, length=64 * torch.pi, truncates=False)
     rotation = rotation_of(Rope(dims=16, theta=16.0, scaling=yarn), torch.tensor([1]))
     angles = torch.atan2(rotation.sin, rotation.cos).flatten()
     expected = [2 ** (-i / 2) * (1 - 0.75 * i / 10) for i in range(8)]
@@ -161,7 +165,7 @@ def test_yarn_slows_the_pairs_that_turn_seldom() -> None:
 def test_capped_logits_have_the_gradient_of_their_formula() -> None:
     logits, weights = torch.randn(2, 2, 3, 5, dtype=torch.float64)
     logits.requires_grad_()
-    found, expected = capped(logits * 1, 1.5), 1.5 * torch.tanh(logits / 1.5)
+    found, expected = softcapped(logits * 1, 1.5), 1.5 * torch.tanh(logits / 1.5)
     torch.testing.assert_close(found, expected)
     ours, right = (torch.autograd.grad((each * weights).sum(), logits)[0] for each in (found, expected))
     torch.testing.assert_close(ours, right)
@@ -189,8 +193,8 @@ def dense(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, scores: Scores) -> Ten
     found = q @ k.transpose(2, 3) * scores.scale
     if scores.cap is not None:
         found = torch.tanh(found / scores.cap) * scores.cap
-    behind = torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)
-    found = found.masked_fill((behind < 0) | (behind >= (scores.window or TOKENS)), -torch.inf)
+    distance = torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)
+    found = found.masked_fill((distance < 0) | (distance >= (scores.window or TOKENS)), -torch.inf)
     of_sink = sinks[None, :, None, None].expand(2, 4, TOKENS, 1)
     return torch.cat((found, of_sink), dim=-1).softmax(-1)[..., :-1] @ v
 
@@ -216,7 +220,7 @@ def test_scored_attention_is_that_of_the_whole_square(scores: Scores) -> None:
     assert error_of_scores(scores) < 1e-5
 
 
-def test_a_twin_that_forgets_earlier_keys_is_told() -> None:
+def test_a_mutant_that_forgets_earlier_keys_is_detected() -> None:
     def own_alone(tokens: int, window: int | None) -> list[tuple[slice, slice]]:
         places = [slice(start, min(start + 128, tokens)) for start in range(0, tokens, 128)]
         return [(place, place) for place in places]

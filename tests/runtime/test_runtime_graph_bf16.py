@@ -16,22 +16,22 @@ import pytest
 import torch
 from tests.property.layout_instances import mlp
 from tests.runtime.captured_equality import graph_of
-from tests.runtime.graph_charged import charged
+from tests.runtime.graph_charged import predicted
 from tests.runtime.graph_equality import Run, batches, run_of, single_process
 from tests.runtime.graph_modules import data_of, module_of
-from tests.runtime.graph_plans import alone, by_rules, drawn, plan_with
+from tests.runtime.graph_plans import alone, by_rules, plan_with, sampled
 from tests.runtime.test_runtime_graph_obeyed import MLP as EVEN
-from tests.runtime.test_runtime_graph_obeyed import as_charged, steps_of
+from tests.runtime.test_runtime_graph_obeyed import as_predicted, steps_of
 from tests.runtime.test_runtime_graphs import BY_HAND
 from torch import Tensor
 
 from shardwise.graph import OpGraph
 from shardwise.plan import GraphPlan
-from shardwise.runtime import GraphJob, Report, Team, graph_module, parallelize
-from shardwise.runtime.graphs import interpreter, laid_job
+from shardwise.runtime import GraphTrainingJob, Report, WorkerPool, graph_module, parallelize
+from shardwise.runtime.graphs import graph_training_job, interpreter
 from shardwise.runtime.graphs.kernels import KERNELS
 from shardwise.runtime.graphs.kernels_losses import LOSSES
-from shardwise.runtime.graphs.store import Held
+from shardwise.runtime.graphs.store import ShardedParameter
 
 GRAPH = mlp(8, 6, 12, 5)
 
@@ -73,14 +73,14 @@ def gradients_off(found: Run, right: Run) -> float:
     )
 
 
-def test_layouts_in_bf16_train_as_one_process_does_in_fp32(team: Team) -> None:
+def test_layouts_in_bf16_train_as_one_process_does_in_fp32(team: WorkerPool) -> None:
     for ranks in ((2,), (4,), (2, 2)):
         plans = [
-            plan_with(GRAPH, ranks, by_rules(GRAPH, ranks, *wanted), dtype="bf16")
-            for on, wanted in BY_HAND.values()
+            plan_with(GRAPH, ranks, by_rules(GRAPH, ranks, *required), dtype="bf16")
+            for on, required in BY_HAND.values()
             if on == ranks
         ]
-        plans += map(narrow, drawn(GRAPH, ranks, range(8)))
+        plans += map(narrow, sampled(GRAPH, ranks, range(8)))
         for of_rank in team.run(plans[0].mesh.devices, runs, plans, 1):
             for found in of_rank:
                 assert loss_off(found, expected()) < LOSS
@@ -106,9 +106,11 @@ def noting(kernel: Any, seen: set[torch.dtype]) -> Any:
     return noted
 
 
-def alone_in_bf16(graph: OpGraph, lr: float) -> GraphJob:
+def alone_in_bf16(graph: OpGraph, lr: float) -> GraphTrainingJob:
     module = graph_module(graph, seed=1)
-    return laid_job(module, alone(graph, dtype="bf16"), None, device_type="cpu", lr=lr, max_norm=1e9)
+    return graph_training_job(
+        module, alone(graph, dtype="bf16"), None, device_type="cpu", lr=lr, max_norm=1e9
+    )
 
 
 @contextmanager
@@ -116,16 +118,16 @@ def no_masters() -> Iterator[None]:
     """The twin whose optimizer updates what is computed with."""
 
     def narrow_only(
-        held: Held, grid: Any, stored: Any, whole: Tensor, dtype: torch.dtype, sums: Tensor
+        param: ShardedParameter, grid: Any, stored: Any, whole: Tensor, dtype: torch.dtype, sums: Tensor
     ) -> None:
-        init(held, grid, stored, whole.to(dtype), dtype, sums.to(dtype))
+        init(param, grid, stored, whole.to(dtype), dtype, sums.to(dtype))
 
-    init = Held.__init__
-    with patch.object(Held, "__init__", narrow_only):
+    init = ShardedParameter.__init__
+    with patch.object(ShardedParameter, "__init__", narrow_only):
         yield
 
 
-def moved_by(job: GraphJob, steps: int) -> float:
+def change_after(job: GraphTrainingJob, steps: int) -> float:
     """How far the typical weight moves."""
     before = {name: each.clone() for name, each in job.parameters().items()}
     for _ in range(steps):
@@ -138,29 +140,29 @@ def moved_by(job: GraphJob, steps: int) -> float:
 def test_updates_too_small_for_bf16_add_up() -> None:
     """AdamW moves a weight by the rate in each of five steps of one batch: by 5e-6 of weights of about 0.3,
     whose neighbours in bf16 are 2^-9 of them away, some 6e-4."""
-    assert moved_by(alone_in_bf16(GRAPH, lr=1e-6), steps=5) == pytest.approx(5e-6, rel=0.1)
+    assert change_after(alone_in_bf16(GRAPH, lr=1e-6), steps=5) == pytest.approx(5e-6, rel=0.1)
     with no_masters():
-        assert moved_by(alone_in_bf16(GRAPH, lr=1e-6), steps=5) == 0.0
+        assert change_after(alone_in_bf16(GRAPH, lr=1e-6), steps=5) == 0.0
 
 
 def test_what_is_computed_with_follows_what_is_updated() -> None:
     job = alone_in_bf16(GRAPH, lr=1e-2)
     job.step(batches(GRAPH, 0))
-    for held in job.store.values():
-        assert held.weight.dtype == torch.bfloat16 and held.owned.dtype == torch.float32
-        assert torch.equal(held.weight, held.owned.bfloat16())
+    for param in job.store.values():
+        assert param.weight.dtype == torch.bfloat16 and param.owned.dtype == torch.float32
+        assert torch.equal(param.weight, param.owned.bfloat16())
 
 
 @pytest.mark.parametrize("ranks", [(2,), (2, 2)])
-def test_collectives_in_bf16_are_those_that_are_charged(team: Team, ranks: tuple[int, ...]) -> None:
+def test_collectives_in_bf16_are_those_that_are_predicted(team: WorkerPool, ranks: tuple[int, ...]) -> None:
     """Numbers and weights 2 bytes each, gradients of weights and sums within the loss 4."""
     plans = [
-        plan_with(EVEN, on, by_rules(EVEN, on, *wanted), dtype="bf16")
-        for on, wanted in BY_HAND.values()
+        plan_with(EVEN, on, by_rules(EVEN, on, *required), dtype="bf16")
+        for on, required in BY_HAND.values()
         if on == ranks
     ]
     for plan, found in zip(plans, team.run(plans[0].mesh.devices, steps_of, plans)[0], strict=True):
-        assert as_charged(found) == charged(plan), plan.layout
+        assert as_predicted(found) == predicted(plan), plan.layout
 
 
 MODULES = ("vgg", "lstm", "transformer", "vision", "rows", "cells")
@@ -178,9 +180,9 @@ def modules_run(report: Report, name: str, plans: list[GraphPlan]) -> list[tuple
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_captured_modules_train_in_bf16(team: Team, name: str, full: bool) -> None:
+def test_captured_modules_train_in_bf16(team: WorkerPool, name: str, full: bool) -> None:
     graph = graph_of(name)
-    plain = list(drawn(graph, (2,), range(2 if full else 1)))
+    plain = list(sampled(graph, (2,), range(2 if full else 1)))
     ((loss, right), *_), *_ = team.run(2, modules_run, name, plain[:1])
     size = torch.cat([each.flatten() for each in right.values()]).norm()
     for of_rank in team.run(2, modules_run, name, list(map(narrow, plain))):

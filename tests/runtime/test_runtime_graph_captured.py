@@ -9,14 +9,14 @@ import pytest
 import torch
 from tests.runtime.captured_equality import captured_differences, graph_of, plain
 from tests.runtime.graph_modules import MODULES, data_of, module_of
-from tests.runtime.graph_plans import drawn, on_frontier
+from tests.runtime.graph_plans import on_frontier, sampled
 from tests.sampling import sample_of
 from torch import Tensor, nn
 from torch.nn import functional
 
 from shardwise.errors import ConfigError
 from shardwise.plan import GraphPlan
-from shardwise.runtime import Team, capture
+from shardwise.runtime import WorkerPool, capture
 from shardwise.runtime.graphs.captured import captured
 
 TOLERANCE = 1e-9
@@ -29,26 +29,26 @@ FEW = ("vgg", "lstm", "transformer", "vision", "again", "rows", "cells", "lendin
 """Those that are run without `--full`."""
 
 
-def worst(team: Team, name: str, plans: list[GraphPlan]) -> float:
+def worst(team: WorkerPool, name: str, plans: list[GraphPlan]) -> float:
     devices = plans[0].mesh.devices
     return max(max(of) for of in team.run(devices, captured_differences, name, plans, plain(name), 1))
 
 
 @pytest.mark.parametrize("name", sample_of([name for name in MODULES if name != "digits"], FEW))
-def test_modules_train_under_any_layout(team: Team, name: str, full: bool) -> None:
-    plans = list(drawn(graph_of(name), (2,), range(8 if full else 1)))
+def test_modules_train_under_any_layout(team: WorkerPool, name: str, full: bool) -> None:
+    plans = list(sampled(graph_of(name), (2,), range(8 if full else 1)))
     assert worst(team, name, plans) < IN_FP32.get(name, TOLERANCE)
     assert graph_of(name).operators > 3
 
 
 @pytest.mark.parametrize("name", sample_of(["vgg", "lstm", "transformer"], ["vgg", "lstm"]))
-def test_modules_train_on_four_processes(team: Team, name: str, full: bool) -> None:
-    plans = list(drawn(graph_of(name), (2, 2), range(8 if full else 1)))
+def test_modules_train_on_four_processes(team: WorkerPool, name: str, full: bool) -> None:
+    plans = list(sampled(graph_of(name), (2, 2), range(8 if full else 1)))
     assert worst(team, name, plans) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["vgg", "lstm", "transformer"])
-def test_points_of_the_frontier_train(team: Team, name: str, full: bool) -> None:
+def test_points_of_the_frontier_train(team: WorkerPool, name: str, full: bool) -> None:
     plans = on_frontier(graph_of(name), 2, 3 if full else 2)
     assert worst(team, name, plans) < TOLERANCE
 

@@ -18,9 +18,9 @@ from tests.property.layout_instances import chain, mlp
 from tests.runtime.captured_equality import graph_of
 from tests.runtime.graph_keeping import (
     BEFORE,
-    LOADING_TWINS,
-    SAVING_TWINS,
-    Kept,
+    LOADING_MUTANTS,
+    SAVING_MUTANTS,
+    CheckpointedRun,
     loads,
     narrow,
     saves,
@@ -30,9 +30,9 @@ from tests.runtime.graph_modules import data_of, module_of
 from tests.runtime.graph_plans import (
     alone,
     by_rules,
-    drawn,
-    drawn_in_stages,
     plan_with,
+    sampled,
+    sampled_in_stages,
     staged_by_rules,
 )
 from tests.runtime.plans import make_plan
@@ -44,8 +44,8 @@ from torch.distributed.checkpoint import FileSystemReader, TensorStorageMetadata
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, OpNode, scaled
 from shardwise.plan import GraphPlan
-from shardwise.runtime import Report, Saving, Team, graph_module, load, parallelize, resumable
-from shardwise.runtime.graphs.forms import boxes_of_run, extents
+from shardwise.runtime import AsyncCheckpoint, Report, WorkerPool, graph_module, load, parallelize, resumable
+from shardwise.runtime.graphs.forms import boxes_of_range, extents
 from shardwise.runtime.manifest import folder_of, graph_hash
 
 CHAIN = chain(8, 6, 12, 5)
@@ -66,11 +66,11 @@ def layouts(graph: str) -> list[GraphPlan]:
     of = {"chain": CHAIN, "uneven": UNEVEN}[graph]
     return [
         alone(of),
-        *drawn(of, (2,), range(5)),
-        *drawn(of, (2, 2), range(3)),
-        *drawn_in_stages(of, (1,), (2,), 2, range(2)),
-        *drawn_in_stages(of, (2,), (3,), 4, range(3)),
-        *drawn_in_stages(of, (1,), (1, 2, 4), 2, range(1)),
+        *sampled(of, (2,), range(5)),
+        *sampled(of, (2, 2), range(3)),
+        *sampled_in_stages(of, (1,), (2,), 2, range(2)),
+        *sampled_in_stages(of, (2,), (3,), 4, range(3)),
+        *sampled_in_stages(of, (1,), (1, 2, 4), 2, range(1)),
     ]
 
 
@@ -79,21 +79,24 @@ def with_optimizer(plan: GraphPlan, optimizer: Any) -> GraphPlan:
 
 
 def run_all(
-    team: Team, work: Callable[..., list[Kept]], cases: Sequence[tuple[GraphPlan, str]], *more: Any
-) -> list[list[Kept]]:
+    team: WorkerPool,
+    work: Callable[..., list[CheckpointedRun]],
+    cases: Sequence[tuple[GraphPlan, str]],
+    *more: Any,
+) -> list[list[CheckpointedRun]]:
     """What `work` finds on each rank in each case; cases for as many ranks go at once."""
-    found: dict[int, list[Kept]] = {}
+    found: dict[int, list[CheckpointedRun]] = {}
     for ranks in sorted({plan.devices for plan, _ in cases}):
         own = [number for number, (plan, _) in enumerate(cases) if plan.devices == ranks]
-        said = team.run(ranks, work, [cases[number] for number in own], *more)
-        found |= dict(zip(own, map(list, zip(*said, strict=True)), strict=True))
+        message = team.run(ranks, work, [cases[number] for number in own], *more)
+        found |= dict(zip(own, map(list, zip(*message, strict=True)), strict=True))
     return [found[number] for number in range(len(cases))]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("graph", ["chain", "uneven"])
 def test_a_run_goes_on_under_any_other_layout(
-    team: Team, tmp_path: Path, graph: str, optimizer: str, full: bool
+    team: WorkerPool, tmp_path: Path, graph: str, optimizer: str, full: bool
 ) -> None:
     """Every parameter and state comes back bit by bit on every rank, and losses go on as those of one
     process."""
@@ -111,14 +114,14 @@ def test_a_run_goes_on_under_any_other_layout(
         assert len(before[0].tensors) == (14 if optimizer == "sgd" else 21)  # 7 parameters and their states
 
 
-def test_under_the_same_plan_it_goes_on_bit_by_bit(team: Team, tmp_path: Path, full: bool) -> None:
+def test_under_the_same_plan_it_goes_on_bit_by_bit(team: WorkerPool, tmp_path: Path, full: bool) -> None:
     plans = [*layouts("uneven")[1 :: 2 if full else 3], *map(narrow, layouts("chain")[1 : 5 if full else 3])]
     cases = [(plan, str(tmp_path / str(number))) for number, plan in enumerate(plans)]
     for saved, loaded in zip(run_all(team, saves, cases), run_all(team, loads, cases), strict=True):
         assert loaded[0].losses == saved[0].losses[BEFORE:]
 
 
-def test_in_bf16_it_goes_on_under_another_layout(team: Team, tmp_path: Path, full: bool) -> None:
+def test_in_bf16_it_goes_on_under_another_layout(team: WorkerPool, tmp_path: Path, full: bool) -> None:
     """Weights are kept in fp32, whatever is computed with."""
     plans = [narrow(plan) for plan in layouts("uneven")]
     pairs = random.Random(0).sample([(one, other) for one in plans for other in plans], 4 if full else 2)
@@ -131,7 +134,7 @@ def test_in_bf16_it_goes_on_under_another_layout(team: Team, tmp_path: Path, ful
         assert after[0].losses == pytest.approx(before[0].losses[BEFORE:], rel=0.01)
 
 
-def test_a_checkpoint_has_every_element_once(team: Team, tmp_path: Path, full: bool) -> None:
+def test_a_checkpoint_has_every_element_once(team: WorkerPool, tmp_path: Path, full: bool) -> None:
     """Copies along an axis are written by one rank, and shares of states as boxes of the whole."""
     plans = layouts("uneven")[1 :: 1 if full else 2]
     cases = [(plan, str(tmp_path / str(number))) for number, plan in enumerate(plans)]
@@ -139,10 +142,10 @@ def test_a_checkpoint_has_every_element_once(team: Team, tmp_path: Path, full: b
     names = ["w_up", "b_up", "w_down", *(f"middle.{n}.{of}" for n in range(2) for of in ("scale", "mix"))]
     boxes = 0
     for _, root in cases:
-        kept = FileSystemReader(folder_of(root, BEFORE)).read_metadata().state_dict_metadata
-        tensors = {name: one for name, one in kept.items() if isinstance(one, TensorStorageMetadata)}
+        stored = FileSystemReader(folder_of(root, BEFORE)).read_metadata().state_dict_metadata
+        tensors = {name: one for name, one in stored.items() if isinstance(one, TensorStorageMetadata)}
         states = ("step", "exp_avg", "exp_avg_sq")
-        assert set(tensors) == set(kept) == {
+        assert set(tensors) == set(stored) == {
             *(f"model.{name}" for name in names),
             *(f"optimizer.{name}.{state}" for name in names for state in states),
         }  # fmt: skip
@@ -160,7 +163,7 @@ def test_boxes_of_a_run_are_its_elements_in_their_order(sizes: tuple[int, ...]) 
     whole = torch.arange(prod(sizes)).reshape(sizes)
     for first in range(prod(sizes) + 1):
         for stop in range(first, prod(sizes) + 1):
-            boxes = list(boxes_of_run(sizes, first, stop))
+            boxes = list(boxes_of_range(sizes, first, stop))
             found = [whole[tuple(slice(*ends) for ends in box)].flatten() for box in boxes]
             assert torch.cat([torch.empty(0, dtype=torch.long), *found]).tolist() == list(range(first, stop))
             assert all(prod(extents(box)) for box in boxes)
@@ -168,11 +171,11 @@ def test_boxes_of_a_run_are_its_elements_in_their_order(sizes: tuple[int, ...]) 
 
 
 EVEN = chain(8, 6, 12, 4)
-HALVED = list(drawn(EVEN, (2,), range(4)))
+HALVED = list(sampled(EVEN, (2,), range(4)))
 """Two processes with halves of what is split, and shares of states of the rest."""
 
 
-def furthest(found: Sequence[Sequence[Kept]]) -> float:
+def furthest(found: Sequence[Sequence[CheckpointedRun]]) -> float:
     """How far a loss of any rank in any case is from what it should be."""
     whole = whole_losses(HALVED[0])
     return max(
@@ -187,54 +190,54 @@ Cases = Sequence[tuple[GraphPlan, str]]
 
 
 @pytest.fixture(scope="module")
-def halved(_team_of_session: Team, tmp_path_factory: pytest.TempPathFactory) -> Cases:
+def halved(_team_of_session: WorkerPool, tmp_path_factory: pytest.TempPathFactory) -> Cases:
     """Plans, and a folder with a checkpoint of each."""
     cases = [(plan, str(tmp_path_factory.mktemp("halved"))) for plan in HALVED]
     run_all(_team_of_session, saves, cases)
     return cases
 
 
-def test_what_is_saved_is_loaded(team: Team, halved: Cases) -> None:
+def test_what_is_saved_is_loaded(team: WorkerPool, halved: Cases) -> None:
     assert furthest(run_all(team, loads, halved)) < TOLERANCE
 
 
-@pytest.mark.parametrize("twin", LOADING_TWINS)
-def test_a_broken_load_is_caught(team: Team, halved: Cases, twin: str) -> None:
-    assert furthest(run_all(team, loads, halved, twin)) > 100 * TOLERANCE
+@pytest.mark.parametrize("mutant", LOADING_MUTANTS)
+def test_a_broken_load_is_caught(team: WorkerPool, halved: Cases, mutant: str) -> None:
+    assert furthest(run_all(team, loads, halved, mutant)) > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("twin", SAVING_TWINS)
-def test_a_broken_save_is_caught(team: Team, tmp_path: Path, twin: str) -> None:
+@pytest.mark.parametrize("mutant", SAVING_MUTANTS)
+def test_a_broken_save_is_caught(team: WorkerPool, tmp_path: Path, mutant: str) -> None:
     cases = [(plan, str(tmp_path / str(number))) for number, plan in enumerate(HALVED)]
-    run_all(team, saves, cases, twin)
+    run_all(team, saves, cases, mutant)
     assert furthest(run_all(team, loads, cases)) > 100 * TOLERANCE
 
 
-def test_parts_that_do_not_make_up_the_whole_are_no_checkpoint(team: Team, tmp_path: Path) -> None:
+def test_parts_that_do_not_make_up_the_whole_are_no_checkpoint(team: WorkerPool, tmp_path: Path) -> None:
     """Where halves are not alike, a part at another's place is seen when it is written."""
     plan = plan_with(UNEVEN, (2,), by_rules(UNEVEN, (2,), columns))
     with pytest.raises(ConfigError, match="cannot be written: failed to validate global plan"):
         team.run(2, saves, [(plan, str(tmp_path))], "a rank writes where another should")
 
 
-def test_a_run_survives_a_death_with_the_same_losses(team: Team, tmp_path: Path) -> None:
+def test_a_run_survives_a_death_with_the_same_losses(team: WorkerPool, tmp_path: Path) -> None:
     """A rank dies in the backward pass, another while a checkpoint is committed: no more than an interval is
     done again, and every loss is that of the undisturbed run, bit by bit."""
-    plan = next(drawn(CHAIN, (2,), [3]))
+    plan = next(sampled(CHAIN, (2,), [3]))
     check_survives(plan, tmp_path, undisturbed(team, plan), [(1, 3, "backward"), (0, 6, "committing")])
 
 
-def test_a_run_in_stages_survives_a_death(team: Team, tmp_path: Path) -> None:
+def test_a_run_in_stages_survives_a_death(team: WorkerPool, tmp_path: Path) -> None:
     plan = staged_by_rules(CHAIN, (1,), (2,), 4, data)
     check_survives(plan, tmp_path, undisturbed(team, plan), [(1, 4, "writing"), (0, 6, "optimizer")])
 
 
 def saved_once(report: Report, plan: GraphPlan, root: str) -> None:
     job = parallelize(graph_module(plan.graph, seed=0), plan)
-    Saving(job, root, step=0, data="random").wait()
+    AsyncCheckpoint(job, root, step=0, data="random").wait()
 
 
-def test_what_is_of_another_run_is_refused_by_name(team: Team, tmp_path: Path) -> None:
+def test_what_is_of_another_run_is_refused_by_name(team: WorkerPool, tmp_path: Path) -> None:
     plan = plan_with(CHAIN, (2,), by_rules(CHAIN, (2,), data))
     team.run(2, saved_once, plan, str(tmp_path / "graph"))
     root = str(tmp_path / "graph")
@@ -257,8 +260,10 @@ def test_a_graph_is_known_by_what_it_computes() -> None:
 
     def changed(graph: OpGraph, **changes: Any) -> OpGraph:
         first, *others = graph.blocks
-        op, *rest = first.operators
-        return replace(graph, blocks=(replace(first, operators=(replace(op, **changes), *rest)), *others))
+        op, *remaining = first.operators
+        return replace(
+            graph, blocks=(replace(first, operators=(replace(op, **changes), *remaining)), *others)
+        )
 
     known = graph_hash(CHAIN)
     assert known.startswith("sha256:")
@@ -296,22 +301,22 @@ def own_module(report: Report, plan: GraphPlan, root: str, seed: int, first: int
     for step in range(first, 4):
         losses.append(job.step(data_of("perceptron", step)).loss)
         if step + 1 == 2:
-            Saving(job, root, step=2, data="mine").wait()
+            AsyncCheckpoint(job, root, step=2, data="mine").wait()
     return tuple(losses)
 
 
-def test_a_module_of_ones_own_is_saved_and_goes_on(team: Team, tmp_path: Path) -> None:
+def test_a_module_of_ones_own_is_saved_and_goes_on(team: WorkerPool, tmp_path: Path) -> None:
     """In fp64, captured, under another layout, in stages."""
     graph, root = graph_of("perceptron"), str(tmp_path)
-    first = next(drawn(graph, (2,), [1]))
-    second = next(drawn_in_stages(graph, (1,), (2,), 2, [2]))
+    first = next(sampled(graph, (2,), [1]))
+    second = next(sampled_in_stages(graph, (1,), (2,), 2, [2]))
     whole = team.run(2, own_module, first, root, 1, 0)[0]
     for plan, exact in ((first, 0.0), (second, 1e-9)):
         found = team.run(2, own_module, plan, root, 7, 2)[0]
         assert found == pytest.approx(whole[2:], rel=exact, abs=0.0)
 
 
-def test_a_saved_graph_names_itself(team: Team, tmp_path: Path) -> None:
+def test_a_saved_graph_names_itself(team: WorkerPool, tmp_path: Path) -> None:
     plan = plan_with(CHAIN, (2,), by_rules(CHAIN, (2,), data))
     team.run(2, saved_once, plan, str(tmp_path))
     document = json.loads((tmp_path / "step-00000000" / "manifest.json").read_text())

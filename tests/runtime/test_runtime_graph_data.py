@@ -16,11 +16,11 @@ from tests.runtime.graph_plans import by_rules, plan_with
 
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
-from shardwise.graph import Growth, scaled
+from shardwise.graph import SizeGrowth, scaled
 from shardwise.plan import write_graph_plan
 from shardwise.runtime import ArrayFolder, data, graph_data
 
-GRAPH = replace(mlp(4, 6, 12, 5), growth={"b": Growth(batch=1)})
+GRAPH = replace(mlp(4, 6, 12, 5), growth={"b": SizeGrowth(batch=1)})
 SAMPLES = 10
 
 
@@ -61,23 +61,27 @@ def test_an_epoch_has_every_sample_once_with_what_belongs_to_it(tmp_path: Path) 
     assert any(not torch.equal(other.batch(step)["x"], samples.batch(step)["x"]) for step in range(3))
 
 
-READ, VISITED = ArrayFolder._read, data.visited
+READ, VISITED = ArrayFolder._read, data.sample_indices
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "broken"),
     [
         (ArrayFolder, "_read", lambda own, name, rows: READ(own, name, rows if name == "x" else rows[::-1])),
-        (graph_data, "visited", lambda count, batch, *, seed, step: VISITED(count, batch, seed=step, step=0)),
         (
             graph_data,
-            "visited",
+            "sample_indices",
+            lambda count, batch, *, seed, step: VISITED(count, batch, seed=step, step=0),
+        ),
+        (
+            graph_data,
+            "sample_indices",
             lambda count, batch, *, seed, step: (step * batch + np.arange(batch)) % count,
         ),
     ],
     ids=["each input in an order of its own", "drawn anew at every step", "the order of the files"],
 )
-def test_a_broken_twin_is_caught(
+def test_a_broken_mutant_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, broken: Any
 ) -> None:
     monkeypatch.setattr(owner, name, broken)
@@ -104,7 +108,7 @@ def test_content_is_what_is_in_the_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "array", "said"),
+    ("name", "array", "message"),
     [
         ("x", None, "cannot be read: no such file"),
         ("x", np.zeros((10, 7), np.float32), r"is not of the graph's shape.*\(10, 7\).*\(N, 6\)"),
@@ -115,13 +119,13 @@ def test_content_is_what_is_in_the_files(tmp_path: Path) -> None:
     ],
 )
 def test_arrays_that_are_not_the_graphs_are_refused(
-    tmp_path: Path, name: str, array: NDArray[np.generic] | None, said: str
+    tmp_path: Path, name: str, array: NDArray[np.generic] | None, message: str
 ) -> None:
     folder = folder_of(tmp_path)
     (tmp_path / f"{name}.npy").unlink()
     if array is not None:
         np.save(tmp_path / f"{name}.npy", array)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         ArrayFolder(folder, GRAPH, seed=1)
 
 

@@ -10,16 +10,16 @@ import torch
 from tests.property.layout_instances import op as operator
 from tests.property.op_instances import INSTANCES
 from tests.property.test_graph_kinds import SPATIAL, evenly
-from tests.runtime.graph_broken import KERNEL_TWINS
+from tests.runtime.graph_broken import KERNEL_MUTANTS
 from tests.runtime.graph_kernels import Case, carried_out, errors
 from torch import Tensor
 from torch.nn import functional
 
 from shardwise.graph import KINDS, allows, rules_of
-from shardwise.runtime import Report, Team
-from shardwise.runtime.graphs.grid import Grid
+from shardwise.runtime import Report, WorkerPool
+from shardwise.runtime.graphs.grid import ProcessMesh
 from shardwise.runtime.graphs.kernels import KERNELS
-from shardwise.runtime.graphs.work import Work
+from shardwise.runtime.graphs.work import ShardedOperator
 
 TOLERANCE = 1e-9
 """In fp64."""
@@ -42,7 +42,7 @@ def cases_on(counts: tuple[int, ...]) -> list[Case]:
 
 
 def wrong(
-    team: Team, counts: tuple[int, ...], cases: list[Case], broken: str | None = None
+    team: WorkerPool, counts: tuple[int, ...], cases: list[Case], broken: str | None = None
 ) -> list[tuple[str, tuple[str, ...], float]]:
     """The cases that are not what numpy makes, with how far they are from it."""
     outcomes = list(zip(*team.run(prod(counts), carried_out, counts, cases, broken), strict=True))
@@ -60,16 +60,16 @@ STEP = {(2,): 1, (3,): 4, (4,): 3, (2, 2): 20}
 
 
 @pytest.mark.parametrize("counts", STEP)
-def test_ranks_make_what_one_makes(team: Team, counts: tuple[int, ...], full: bool) -> None:
+def test_ranks_make_what_one_makes(team: WorkerPool, counts: tuple[int, ...], full: bool) -> None:
     assert wrong(team, counts, cases_on(counts)[:: 1 if full else STEP[counts]]) == []
 
 
-@pytest.mark.parametrize("twin", KERNEL_TWINS)
-def test_a_broken_kernel_is_caught(team: Team, twin: str) -> None:
-    name, rule = SHOWN_BY[twin]
+@pytest.mark.parametrize("mutant", KERNEL_MUTANTS)
+def test_a_broken_kernel_is_caught(team: WorkerPool, mutant: str) -> None:
+    name, rule = SHOWN_BY[mutant]
     case = (name, ([each.name for each in rules_of(INSTANCES[name])].index(rule),))
     assert wrong(team, (2,), [case]) == []
-    assert wrong(team, (2,), [case], broken=twin) != []
+    assert wrong(team, (2,), [case], broken=mutant) != []
 
 
 SHOWN_BY = {
@@ -90,7 +90,9 @@ def ignoring(report: Report, rule: str) -> tuple[float, Tensor]:
     a sum, where rows are split), and the gradient of its part of the logits."""
     sizes = {"b": 4, "v": 6}
     loss = operator("loss", "cross_entropy", sizes, [("x", "bv"), ("target", "b")], "")
-    work = Work(loss, (next(each for each in rules_of(loss) if each.name == rule),), Grid((2,)))
+    work = ShardedOperator(
+        loss, (next(each for each in rules_of(loss) if each.name == rule),), ProcessMesh((2,))
+    )
     own = [slice(*work.interval(dim)) for dim in "bv"]
     rows = LOGITS[own[0], own[1]].clone().requires_grad_()
     result = KERNELS["cross_entropy"](work, [rows, TARGETS[own[0]]], [])
@@ -102,7 +104,7 @@ LOGITS, TARGETS = torch.arange(24.0, dtype=torch.float64).view(4, 6).sin(), torc
 
 
 @pytest.mark.parametrize(("rule", "dim"), [("split b", 0), ("split v", 1)])
-def test_rows_without_a_target_have_no_loss(team: Team, rule: str, dim: int) -> None:
+def test_rows_without_a_target_have_no_loss(team: WorkerPool, rule: str, dim: int) -> None:
     """They count in the mean (docs/graph-plans.md): the sum over the others, of four rows."""
     rows = LOGITS.clone().requires_grad_()
     expected = functional.cross_entropy(rows, TARGETS, reduction="sum") / 4

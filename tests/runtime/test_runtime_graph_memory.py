@@ -13,19 +13,19 @@ from unittest.mock import patch
 import pytest
 import torch
 from tests.property.layout_instances import chain, op
-from tests.runtime.graph_plans import by_rules, in_stages, plan_with, priced
+from tests.runtime.graph_plans import by_rules, estimated, in_stages, plan_with
 from tests.runtime.graph_tracked import allocated_bytes
-from tests.runtime.test_runtime_graph_obeyed import nothing_again, steps_of
+from tests.runtime.test_runtime_graph_obeyed import steps_of, without_recomputation
 from tests.runtime.test_runtime_memory import with_memory
 from tests.sampling import sample_of
 from torch import Tensor, nn
 from torch.nn import functional
 
 from shardwise.cost import Training
-from shardwise.cost.one_layout.ledger import Ledger, _Bytes
+from shardwise.cost.one_layout.ledger import StepLedger, _Bytes
 from shardwise.graph import (
-    STATES_SPLIT,
-    WHOLE,
+    REPLICATE,
+    REPLICATE_SHARD_STATES,
     Block,
     OpGraph,
     Placement,
@@ -33,14 +33,14 @@ from shardwise.graph import (
     scaled,
     shard,
 )
-from shardwise.graph.sizes import Growth
+from shardwise.graph.sizes import SizeGrowth
 from shardwise.plan import GraphPlan
-from shardwise.runtime import Report, Team
+from shardwise.runtime import Report, WorkerPool
 from shardwise.runtime.graphs import interpreter, kernels_attention, kernels_losses, kernels_normal
-from shardwise.runtime.graphs.bring import Lie
-from shardwise.runtime.graphs.interpreter import Interpreter, _Run
-from shardwise.runtime.graphs.store import Held
-from shardwise.runtime.graphs.work import Dims, Work, aligned
+from shardwise.runtime.graphs.bring import TensorSpec
+from shardwise.runtime.graphs.interpreter import Interpreter, _SectionRun
+from shardwise.runtime.graphs.store import ShardedParameter
+from shardwise.runtime.graphs.work import Dims, ShardedOperator, aligned
 from shardwise.search import GraphCurves
 
 BATCH, WIDTH, RANKS = 2048, 256, 8
@@ -54,31 +54,33 @@ def deep(batch: int) -> OpGraph:
 
 def stored_as(word: Placement, graph: OpGraph, ranks: int = RANKS) -> GraphPlan:
     """A divided batch, nothing recomputed, all parameters stored so."""
-    plan = nothing_again(plan_with(graph, (ranks,), by_rules(graph, (ranks,), lambda op: ("split b",))))
+    plan = without_recomputation(
+        plan_with(graph, (ranks,), by_rules(graph, (ranks,), lambda op: ("split b",)))
+    )
     blocks = tuple(replace(b, stored=dict.fromkeys(b.stored, (word,))) for b in plan.layout.blocks)
     return replace(plan, layout=replace(plan.layout, blocks=blocks))
 
 
-def charged_bytes(plan: GraphPlan) -> float:
+def predicted_bytes(plan: GraphPlan) -> float:
     """What tensors take by the plan."""
-    parts = priced(plan).nbytes
+    parts = estimated(plan).nbytes
     return sum(nbytes for part, nbytes in parts.items() if part not in ("context", "fragmentation"))
 
 
 def at_once_bytes(plan: GraphPlan) -> float:
     """What tensors take of it at one moment, by the plan."""
-    price = priced(plan)
+    price = estimated(plan)
     context, more = (price.nbytes[part] for part in ("context", "fragmentation"))
-    return (price.at_once_bytes - context) / (1.0 + more / charged_bytes(plan))
+    return (price.at_once_bytes - context) / (1.0 + more / predicted_bytes(plan))
 
 
-@pytest.mark.parametrize("word", [WHOLE, STATES_SPLIT, shard(0)])
-def test_no_more_is_allocated_than_is_charged(word: Placement) -> None:
+@pytest.mark.parametrize("word", [REPLICATE, REPLICATE_SHARD_STATES, shard(0)])
+def test_no_more_is_allocated_than_is_predicted(word: Placement) -> None:
     """Messages of several tensors, which are copies of them, included. (Of two gathered weights that are
     charged, this use's and the next's, one is there.)"""
     plan = stored_as(word, deep(BATCH))
-    assert (0.85 if word == shard(0) else 0.95) * charged_bytes(plan) < allocated_bytes(plan)
-    assert allocated_bytes(plan) < charged_bytes(plan)
+    assert (0.85 if word == shard(0) else 0.95) * predicted_bytes(plan) < allocated_bytes(plan)
+    assert allocated_bytes(plan) < predicted_bytes(plan)
 
 
 SHIPPED = {
@@ -113,22 +115,22 @@ def bytes_of_ends(name: str, is_whole: bool) -> list[tuple[int, float, float]]:
     charged."""
     graph = scaled(load_graph(name), SHIPPED[name])
     plans = ends(graph if is_whole else shallow(graph))
-    return [(allocated_bytes(plan), at_once_bytes(plan), charged_bytes(plan)) for plan in plans]
+    return [(allocated_bytes(plan), at_once_bytes(plan), predicted_bytes(plan)) for plan in plans]
 
 
 @pytest.mark.parametrize("name", sample_of(list(SHIPPED), QUICK))
-def test_points_of_shipped_graphs_take_what_is_charged(name: str, full: bool) -> None:
+def test_points_of_shipped_graphs_take_what_is_predicted(name: str, full: bool) -> None:
     """The fastest and the smallest of each frontier: at one moment what the plan says, within a tenth, and no
     more than a tenth above all that is charged."""
-    for allocated, at_once, charged in bytes_of_ends(name, is_whole=full):
+    for allocated, at_once, predicted in bytes_of_ends(name, is_whole=full):
         assert allocated == pytest.approx(at_once, rel=0.1)
-        assert allocated < 1.1 * charged
+        assert allocated < 1.1 * predicted
 
 
-def test_kept_activations_are_gone_when_early_layers_need_most(full: bool) -> None:
+def test_saved_activations_are_gone_when_early_layers_need_most(full: bool) -> None:
     """Of vgg16, recomputed nowhere: all that is charged is never there at once, by a tenth and more."""
-    (allocated, _, charged), _ = bytes_of_ends("graph:vgg16", is_whole=full)
-    assert allocated < 0.9 * charged
+    (allocated, _, predicted), _ = bytes_of_ends("graph:vgg16", is_whole=full)
+    assert allocated < 0.9 * predicted
 
 
 def small_gpt(batch: int = 64) -> GraphPlan:
@@ -136,45 +138,45 @@ def small_gpt(batch: int = 64) -> GraphPlan:
     return stored_as(shard(0), shallow(scaled(load_graph("graph:gpt2-1.5b"), batch)))
 
 
-def _needed_once(ledger: Ledger, nbytes: float) -> None:
+def _needed_once(ledger: StepLedger, nbytes: float) -> None:
     """As `need` where nothing is needed at another moment than it is counted at."""
     ledger.peak_bytes = max(ledger.peak_bytes, nbytes)
     ledger.needs.append(_Bytes(ledger.order, ledger.block, nbytes))
 
 
-def test_a_table_that_is_read_first_and_last_is_gathered_beside_all_that_is_kept() -> None:
+def test_a_table_that_is_read_first_and_last_is_gathered_while_all_activations_are_saved() -> None:
     """50,257 rows of 1,600, divided, for the embedding and for the logits of one sequence a rank. The twin
     has the gathered table at the first of them alone, when nothing is kept."""
     plan = small_gpt(RANKS)
     profile = replace(plan.job.profile, shard_overlap=0.0)  # none is gathered before it is needed
     plan = replace(plan, job=replace(plan.job, profile=profile))
-    told = at_once_bytes(plan)
-    assert allocated_bytes(plan) == pytest.approx(told, rel=0.1)
+    reported = at_once_bytes(plan)
+    assert allocated_bytes(plan) == pytest.approx(reported, rel=0.1)
     with (
-        patch.object(Ledger, "need", _needed_once),
-        patch.object(Ledger, "need_now", lambda ledger, nbytes: None),
+        patch.object(StepLedger, "need", _needed_once),
+        patch.object(StepLedger, "need_now", lambda ledger, nbytes: None),
     ):
-        assert at_once_bytes(plan) < 0.9 * told
+        assert at_once_bytes(plan) < 0.9 * reported
 
 
-def _all_until_the_end(run: _Run, source: str, lie: Any) -> Tensor:
+def _all_until_the_end(run: _SectionRun, source: str, spec: Any) -> Tensor:
     run.left[source] += 1
-    return READ(run, source, lie)
+    return READ(run, source, spec)
 
 
-READ, GIVEN = _Run._read, Interpreter.given
+READ, GIVEN = _SectionRun._read, Interpreter.read_input
 
 
-def test_copies_that_are_not_charged_are_not_made() -> None:
+def test_copies_that_are_not_predicted_are_not_made() -> None:
     """On a rank: a tensor of 8 x 1,024 tokens, 1,600 wide, in each of two layers; 50,257 logits of each
     token."""
     plan = small_gpt()
     least = allocated_bytes(plan)
-    assert least < 1.05 * charged_bytes(plan)
-    copied = patch.object(kernels_attention, "_of_four", lambda each: each.reshape(-1, 1, *each.shape[-2:]))
+    assert least < 1.05 * predicted_bytes(plan)
+    copied = patch.object(kernels_attention, "_as_4d", lambda each: each.reshape(-1, 1, *each.shape[-2:]))
     with copied:
         assert allocated_bytes(plan) - least > 0.9 * 2 * (4 * 8 * 1024 * 1600)
-    with patch.object(kernels_losses._Chosen, "apply", _entropy):
+    with patch.object(kernels_losses._TargetLogLikelihood, "apply", _entropy):
         assert allocated_bytes(plan) - least > 0.9 * (4 * 8 * 1024 * 50257)
 
 
@@ -188,7 +190,7 @@ def test_a_loss_of_divided_classes_has_its_logits_twice_and_no_more() -> None:
     makes these once more."""
     graph = chain(BATCH, 64, 64, 1024 * RANKS)
     layout = by_rules(graph, (RANKS,), lambda op: ("split v", "split b"))
-    plan = nothing_again(plan_with(graph, (RANKS,), layout))
+    plan = without_recomputation(plan_with(graph, (RANKS,), layout))
     least = allocated_bytes(plan)
     assert least == pytest.approx(at_once_bytes(plan), rel=0.1)
     with patch.object(Tensor, "exp_", Tensor.exp):
@@ -199,12 +201,16 @@ def test_what_nobody_reads_again_is_gone() -> None:
     """Results of linear layers, of which a relu keeps nothing, when they are made again."""
     plan = layers_again(4096)
     least = allocated_bytes(plan)
-    with patch.object(_Run, "_read", _all_until_the_end):
+    with patch.object(_SectionRun, "_read", _all_until_the_end):
         assert allocated_bytes(plan) > 1.2 * least
 
 
 def _composed(
-    work: Work, value: Tensor, parameters: Sequence[Tensor], over: Dims, moments: Sequence[int] = (1, 2)
+    work: ShardedOperator,
+    value: Tensor,
+    parameters: Sequence[Tensor],
+    over: Dims,
+    moments: Sequence[int] = (1, 2),
 ) -> Tensor:
     """A norm of operators that each keep what their own backward pass reads."""
     at = [work.op.output.index(dim) for dim in over]
@@ -218,7 +224,7 @@ def test_a_norm_among_ranks_keeps_what_it_read_alone() -> None:
     graph = deep(BATCH)
     split = {"layer_norm": ("split f",)}
     layout = by_rules(graph, (RANKS,), lambda op: split.get(op.kind, ("split b",)))
-    plan = nothing_again(plan_with(graph, (RANKS,), layout))
+    plan = without_recomputation(plan_with(graph, (RANKS,), layout))
     least = allocated_bytes(plan)
     with patch.object(kernels_normal, "_normed", _composed):
         assert allocated_bytes(plan) > 1.1 * least
@@ -227,12 +233,12 @@ def test_a_norm_among_ranks_keeps_what_it_read_alone() -> None:
 def test_a_share_of_a_weight_is_no_copy() -> None:
     """Of weights whose states are split: neither what is updated nor its gradient."""
 
-    def copied(held: Held, *arguments: Any) -> None:
-        init(held, *arguments)
-        held.owned = nn.Parameter(held.owned.detach().clone())
+    def copied(param: ShardedParameter, *arguments: Any) -> None:
+        init(param, *arguments)
+        param.owned = nn.Parameter(param.owned.detach().clone())
 
-    init = Held.__init__
-    plan = stored_as(STATES_SPLIT, deep(BATCH // 8))
+    init = ShardedParameter.__init__
+    plan = stored_as(REPLICATE_SHARD_STATES, deep(BATCH // 8))
     weights = sum(
         op.elements(own.dims) * block.repeat
         for block in plan.graph.blocks
@@ -240,7 +246,7 @@ def test_a_share_of_a_weight_is_no_copy() -> None:
         for own in op.parameters
     )
     least = allocated_bytes(plan)
-    with patch.object(Held, "__init__", copied):
+    with patch.object(ShardedParameter, "__init__", copied):
         assert allocated_bytes(plan) - least == pytest.approx(4 * weights / RANKS, rel=0.05)
 
 
@@ -248,26 +254,26 @@ def test_gathered_parameters_do_not_wait_for_their_gradients() -> None:
     """In stages with two micro-batches in flight; the twin keeps them."""
     whole = deep(BATCH)
     plan = in_stages(replace(stored_as(shard(0), deep(BATCH // 4)), graph=whole), (3,), 4)
-    assert allocated_bytes(plan) < charged_bytes(plan)
-    with patch.object(interpreter, "given_back", lambda made: nullcontext()):
-        assert allocated_bytes(plan) > 1.1 * charged_bytes(plan)
+    assert allocated_bytes(plan) < predicted_bytes(plan)
+    with patch.object(interpreter, "rematerialize", lambda made: nullcontext()):
+        assert allocated_bytes(plan) > 1.1 * predicted_bytes(plan)
 
 
 def test_nor_those_that_a_recomputation_gathers() -> None:
     """The block would have all of its weights at a time."""
     plan = layers_again(64)
     least = allocated_bytes(plan)
-    assert least < 1.1 * charged_bytes(plan)
-    with patch.object(interpreter, "given_back", lambda made: nullcontext()):
+    assert least < 1.1 * predicted_bytes(plan)
+    with patch.object(interpreter, "rematerialize", lambda made: nullcontext()):
         assert allocated_bytes(plan) > 1.3 * least
 
 
 def all_gathers(report: Report, plan: GraphPlan, broken: bool) -> int:
     """How many a step has."""
-    twin: Any = (
-        patch.object(interpreter, "given_back", lambda made: nullcontext()) if broken else nullcontext()
+    mutant: Any = (
+        patch.object(interpreter, "rematerialize", lambda made: nullcontext()) if broken else nullcontext()
     )
-    with twin:
+    with mutant:
         (found,) = steps_of(report, [plan])
     return sum(times for (kind, _), times in found.items() if "gather" in kind)
 
@@ -275,23 +281,23 @@ def all_gathers(report: Report, plan: GraphPlan, broken: bool) -> int:
 def test_a_device_has_what_it_reads_of_the_batch_and_no_more() -> None:
     """Of 16,384 rows of 256 numbers on each of 8 ranks an eighth; the twin takes all along."""
     rows, width = 16384, 256
-    plan = stored_as(WHOLE, chain(rows, width, 16, 16))
+    plan = stored_as(REPLICATE, chain(rows, width, 16, 16))
     least = allocated_bytes(plan)
     assert least == pytest.approx(at_once_bytes(plan), rel=0.1)
 
-    def given(interpreter: Interpreter, whole: Tensor, lie: Lie) -> Tensor:
-        return GIVEN(interpreter, interpreter.placed(whole), lie)
+    def read_input(interpreter: Interpreter, whole: Tensor, spec: TensorSpec) -> Tensor:
+        return GIVEN(interpreter, interpreter.placed(whole), spec)
 
-    with patch.object(Interpreter, "given", given):
+    with patch.object(Interpreter, "read_input", read_input):
         assert allocated_bytes(plan) - least > 0.5 * (4 * rows * width)
 
 
-def test_what_is_made_again_gathers_again_as_charged(team: Team) -> None:
+def test_what_is_recomputed_gathers_again_as_predicted(team: WorkerPool) -> None:
     """Six weights: in the forward pass, in that pass again, and in the backward pass, but for the first,
     whose input is data: 17. Charged for all three passes, and for two where nothing is recomputed. The twin,
     which keeps what came again, has 12."""
     plan = layers_again(64, ranks=2)
-    head = replace(plan.layout.blocks[1], stored={"w_down": (WHOLE,)})
+    head = replace(plan.layout.blocks[1], stored={"w_down": (REPLICATE,)})
     profile = replace(plan.job.profile, shard_overlap=0.0)
     plan = replace(
         plan,
@@ -300,8 +306,8 @@ def test_what_is_made_again_gathers_again_as_charged(team: Team) -> None:
     )
     assert set(team.run(2, all_gathers, plan, False)) == {17}
     assert set(team.run(2, all_gathers, plan, True)) == {12}
-    again_s, kept_s = (priced(each).seconds["gathers"] for each in (plan, nothing_again(plan)))
-    assert again_s == pytest.approx(1.5 * kept_s, rel=1e-9) and kept_s > 0.0
+    again_s, stored_s = (estimated(each).seconds["gathers"] for each in (plan, without_recomputation(plan)))
+    assert again_s == pytest.approx(1.5 * stored_s, rel=1e-9) and stored_s > 0.0
 
 
 def layers_again(batch: int, ranks: int = RANKS) -> GraphPlan:
@@ -327,7 +333,7 @@ def layers_again(batch: int, ranks: int = RANKS) -> GraphPlan:
             Block(name="head", operators=head, entry="relu5"),
         ),
         batch=batch,
-        growth={"b": Growth(batch=1)},
+        growth={"b": SizeGrowth(batch=1)},
     )
     plan = stored_as(shard(0), graph, ranks)
     first, *others = plan.layout.blocks

@@ -8,29 +8,29 @@ from itertools import accumulate
 import pytest
 import torch
 
-from shardwise.graph import PARTIAL, WHOLE, Placement, shard
+from shardwise.graph import PARTIAL, REPLICATE, Placement, shard
 from shardwise.runtime.graphs import messages
-from shardwise.runtime.graphs.bring import moving
-from shardwise.runtime.graphs.forms import Coordinates, box_of, extents, places, value_form
-from shardwise.runtime.graphs.grid import Grid
-from shardwise.runtime.graphs.messages import Call
+from shardwise.runtime.graphs.bring import redistribute_steps
+from shardwise.runtime.graphs.forms import Coordinates, box_of, extents, mesh_coordinates, value_placements
+from shardwise.runtime.graphs.grid import ProcessMesh
+from shardwise.runtime.graphs.messages import CollectiveRequest
 
 COUNTS = (2, 2)
 
 
-class Place(Grid):
+class Place(ProcessMesh):
     """A rank of a mesh without processes."""
 
     def __init__(self, here: Coordinates) -> None:
         self.counts, self.here = COUNTS, here
 
 
-def first_call(here: Coordinates, shape: Sequence[int], start: Sequence[Placement]) -> Call:
+def first_call(here: Coordinates, shape: Sequence[int], start: Sequence[Placement]) -> CollectiveRequest:
     """What the rank at `here` asks for first of all to bring a tensor from `start` to its transpose."""
-    grid, end = Place(here), value_form(start[::-1])
-    form = value_form(start)
+    grid, end = Place(here), value_placements(start[::-1])
+    form = value_placements(start)
     local = torch.zeros(extents(box_of(tuple(shape), COUNTS, form, here)))
-    return next(moving(grid, local, shape, form, end))
+    return next(redistribute_steps(grid, local, shape, form, end))
 
 
 SHAPES = ((7, 5), (3, 9), (8, 8))
@@ -40,14 +40,14 @@ def test_how_long_a_message_is_is_the_same_on_all_ranks(monkeypatch: pytest.Monk
     """Exchanges of parts that do not go evenly: what ranks send themselves differs, and by that they would
     put other calls together (7 x 5 and 3 x 9 in 2 x 2 parts)."""
     start = (shard(0), shard(1))
-    calls = {here: [first_call(here, shape, start) for shape in SHAPES] for here in places(COUNTS)}
+    calls = {here: [first_call(here, shape, start) for shape in SHAPES] for here in mesh_coordinates(COUNTS)}
     assert {tuple(call.key for call in own) for own in calls.values()} == {
         ((1, (0, 1), "torch.float32"),) * 3
     }
     assert {tuple(call.nbytes for call in own) for own in calls.values()} == {(4 * 35, 4 * 27, 4 * 64)}
     sent = {here: tuple(4 * call.sent.numel() for call in own) for here, own in calls.items()}
     assert len(set(sent.values())) > 1
-    monkeypatch.setattr(messages, "MOST_BYTES", 4 * 62)  # 35 + 27 elements
+    monkeypatch.setattr(messages, "MAX_BATCH_BYTES", 4 * 62)  # 35 + 27 elements
     assert {messages._fitting([call.nbytes for call in own]) for own in calls.values()} == {2}
     bounds = {total for own in sent.values() for total in accumulate(own)}
     assert any(
@@ -56,12 +56,12 @@ def test_how_long_a_message_is_is_the_same_on_all_ranks(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_rows_in_order_are_sent_as_they_lie(dim: int) -> None:
+def test_rows_in_order_are_sent_without_a_copy(dim: int) -> None:
     """A partial sum to parts along its first dim; along its second, rows have to be put in order."""
     grid, shape = Place((1, 0)), (4, 6)
     local = torch.arange(24.0).view(shape)
-    start, end = value_form((PARTIAL, WHOLE)), value_form((shard(dim), WHOLE))
-    sent = next(moving(grid, local, shape, start, end)).sent
+    start, end = value_placements((PARTIAL, REPLICATE)), value_placements((shard(dim), REPLICATE))
+    sent = next(redistribute_steps(grid, local, shape, start, end)).sent
     assert torch.equal(sent, torch.cat([each.flatten() for each in local.chunk(2, dim)]))
     assert (sent.untyped_storage() is local.untyped_storage()) == (dim == 0)
 
@@ -73,10 +73,16 @@ def test_rows_in_order_stay_where_they_came(dim: int) -> None:
     whole = torch.arange(24.0).view(shape)
     parts = whole.chunk(2, dim)
     came = torch.cat([part.flatten() for part in parts])
-    way = moving(grid, parts[1], shape, value_form((shard(dim), WHOLE)), value_form((WHOLE, WHOLE)))
-    assert next(way).kind == "all_gather"
+    coroutine = redistribute_steps(
+        grid,
+        parts[1],
+        shape,
+        value_placements((shard(dim), REPLICATE)),
+        value_placements((REPLICATE, REPLICATE)),
+    )
+    assert next(coroutine).kind == "all_gather"
     with pytest.raises(StopIteration) as end:
-        way.send(list(came.split(12)))
+        coroutine.send(list(came.split(12)))
     assert torch.equal(end.value.value, whole)
     assert (end.value.value.untyped_storage() is came.untyped_storage()) == (dim == 0)
 
@@ -85,10 +91,10 @@ def test_sums_take_the_place_of_what_is_spare() -> None:
     """Only where all of a message is, and one behind the other."""
     memory = torch.arange(6.0)
     first, second = memory.split([2, 4])
-    row = messages.in_a_row([first, second])
+    row = messages.contiguous_view([first, second])
     assert row is not None and row.untyped_storage() is memory.untyped_storage()
     assert torch.equal(row, memory)
-    assert messages.in_a_row([second, first]) is None
-    assert messages.in_a_row([first, memory[3:]]) is None
-    assert messages.in_a_row([memory[::2]]) is None
-    assert messages.in_a_row([first, second.clone()]) is None
+    assert messages.contiguous_view([second, first]) is None
+    assert messages.contiguous_view([first, memory[3:]]) is None
+    assert messages.contiguous_view([memory[::2]]) is None
+    assert messages.contiguous_view([first, second.clone()]) is None

@@ -17,23 +17,23 @@ from unittest.mock import patch
 import pytest
 from tests.property.layout_instances import mlp
 from tests.runtime import graph_modules
-from tests.runtime.graph_charged import Times, charged
+from tests.runtime.graph_charged import Times, predicted
 from tests.runtime.graph_equality import batches
 from tests.runtime.graph_modules import data_of, module_of
-from tests.runtime.graph_plans import by_rules, drawn, plan_with
+from tests.runtime.graph_plans import by_rules, plan_with, sampled
 from tests.runtime.test_runtime_graphs import BY_HAND
 from torch import Tensor
 
-from shardwise.graph import STATES_SPLIT, OpNode, rules_of
+from shardwise.graph import REPLICATE_SHARD_STATES, OpNode, rules_of
 from shardwise.plan import GraphPlan
-from shardwise.runtime import GraphJob, Report, Team, capture, graph_module, parallelize
-from shardwise.runtime.collectives import recorded
+from shardwise.runtime import GraphTrainingJob, Report, WorkerPool, capture, graph_module, parallelize
+from shardwise.runtime.collectives import record_collectives
 from shardwise.runtime.graphs import interpreter
-from shardwise.runtime.graphs.bring import Lie
-from shardwise.runtime.graphs.grid import Grid
-from shardwise.runtime.graphs.messages import Way, alone
+from shardwise.runtime.graphs.bring import TensorSpec
+from shardwise.runtime.graphs.grid import ProcessMesh
+from shardwise.runtime.graphs.messages import CollectiveCoroutine, run_alone
 from shardwise.runtime.graphs.program import program_of
-from shardwise.runtime.graphs.store import Held
+from shardwise.runtime.graphs.store import ShardedParameter
 
 MLP = mlp(8, 8, 16, 4)
 """All dims go evenly: else parts are padded to the largest."""
@@ -41,7 +41,7 @@ MLP = mlp(8, 8, 16, 4)
 KINDS = {"all_gather": "pass", "reduce_scatter": "all_reduce"}
 """What collectives are to the cost model: over gloo a reduce-scatter is an all-reduce."""
 
-BESIDE = {
+EXTRA = {
     ("all_reduce", 8): "the gradient norm",
     ("all_reduce", 4): "the loss that is reported",
     ("broadcast", 8): "the same, from the last stage",
@@ -51,7 +51,7 @@ BESIDE = {
 
 def steps_of(report: Report, plans: list[GraphPlan], broken: str | None = None) -> list[Times]:
     """The collectives of this rank's second step under each plan, with a twin of what is named."""
-    with patch(broken, TWINS[broken]) if broken else nullcontext():
+    with patch(broken, MUTANTS[broken]) if broken else nullcontext():
         return [_step_of(plan) for plan in plans]
 
 
@@ -59,9 +59,9 @@ def _step_of(plan: GraphPlan) -> Times:
     return second_step(parallelize(graph_module(plan.graph, seed=0), plan), batches(plan.graph, 0))
 
 
-def second_step(job: GraphJob, batch: Any) -> Times:
+def second_step(job: GraphTrainingJob, batch: Any) -> Times:
     job.step(batch)
-    with recorded() as record:
+    with record_collectives() as record:
         job.step(batch)
     return Counter({(found.kind, found.nbytes): times for found, times in record.counts.items()})
 
@@ -72,24 +72,24 @@ def _with_flat_shares(*arguments: Any) -> Any:
     return replace(program, parameters=parameters)
 
 
-def _one_by_one(grid: Grid, ways: Iterable[Way]) -> list[Tensor]:
-    return [alone(grid, way) for way in ways]
+def _one_by_one(grid: ProcessMesh, coroutines: Iterable[CollectiveCoroutine]) -> list[Tensor]:
+    return [run_alone(grid, coroutine) for coroutine in coroutines]
 
 
-FLAT, APART = "shardwise.runtime.graphs.graph_job.program_of", "shardwise.runtime.graphs.store.together"
+FLAT, APART = "shardwise.runtime.graphs.graph_job.program_of", "shardwise.runtime.graphs.store.run_batched"
 
-MOST = "shardwise.runtime.graphs.messages.MOST_BYTES"
+MOST = "shardwise.runtime.graphs.messages.MAX_BATCH_BYTES"
 
-TWINS: Mapping[str, Any] = {FLAT: _with_flat_shares, APART: _one_by_one, MOST: 767}
+MUTANTS: Mapping[str, Any] = {FLAT: _with_flat_shares, APART: _one_by_one, MOST: 767}
 """Shares of states are runs of elements whatever their gradients are; every parameter travels alone; messages
 are shorter."""
 
 
-def as_charged(found: Times) -> Times:
+def as_predicted(found: Times) -> Times:
     """What a step has, in the words of the cost model, without what it does not charge."""
     words: Times = Counter()
     for (kind, nbytes), times in found.items():
-        if kind != "recv" and (kind, nbytes) not in BESIDE:  # each is a send too
+        if kind != "recv" and (kind, nbytes) not in EXTRA:  # each is a send too
             words[KINDS.get(kind, kind), nbytes] += times
     return words
 
@@ -98,112 +98,116 @@ def _modules_steps(report: Report, name: str, plans: list[GraphPlan], early: boo
     """The same of a captured module in fp32. With `early`, each reader's gradient of a parameter that several
     read is reduced by itself. Gathered parameters are kept here: what reads them again is not of interest."""
     data = tuple(each.float() if each.is_floating_point() else each for each in data_of(name, 0))
-    twin: Any = patch.object(Held, "receive", _receive_early) if early else nullcontext()
-    with twin, patch.object(interpreter, "given_back", lambda made: nullcontext()):
+    mutant: Any = patch.object(ShardedParameter, "receive", _receive_early) if early else nullcontext()
+    with mutant, patch.object(interpreter, "rematerialize", lambda made: nullcontext()):
         return [second_step(parallelize(module_of(name, 1).float(), plan, data), data) for plan in plans]
 
 
-def _receive_early(held: Held, gradient: Tensor, used: Lie) -> None:
-    alone(held.grid, held._scattering(gradient, used))
-    receive(held, gradient, used)
+def _receive_early(param: ShardedParameter, gradient: Tensor, used: TensorSpec) -> None:
+    run_alone(param.grid, param._scatter_steps(gradient, used))
+    receive(param, gradient, used)
 
 
-receive = Held.receive
+receive = ShardedParameter.receive
 
 
 @pytest.mark.parametrize(("ranks", "layouts"), [(2, 16), (4, 6)])
-def test_any_layout_has_the_collectives_that_are_charged(team: Team, ranks: int, layouts: int) -> None:
+def test_any_layout_has_the_collectives_that_are_predicted(
+    team: WorkerPool, ranks: int, layouts: int
+) -> None:
     """Any rule of each operator, any place of each tensor, any storage of each parameter; all kept."""
-    plans = list(map(nothing_again, drawn(MLP, (ranks,), range(layouts))))
+    plans = list(map(without_recomputation, sampled(MLP, (ranks,), range(layouts))))
     kinds: set[str] = set()
     for plan, found in zip(plans, team.run(ranks, steps_of, plans)[0], strict=True):
         assert found[("all_reduce", 8)] == 1
-        assert as_charged(found) == charged(plan), plan.layout
+        assert as_predicted(found) == predicted(plan), plan.layout
         kinds |= {kind for kind, _ in found}
     assert kinds >= {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
 
 
-def test_layouts_of_two_axes_have_the_collectives_that_are_charged(team: Team) -> None:
+def test_layouts_of_two_axes_have_the_collectives_that_are_predicted(team: WorkerPool) -> None:
     plans = [
-        plan_with(MLP, ranks, by_rules(MLP, ranks, *wanted))
-        for ranks, wanted in BY_HAND.values()
+        plan_with(MLP, ranks, by_rules(MLP, ranks, *required))
+        for ranks, required in BY_HAND.values()
         if ranks == (2, 2)
     ]
     assert len(plans) > 1
     for plan, found in zip(plans, team.run(4, steps_of, plans)[0], strict=True):
-        assert as_charged(found) == charged(plan), plan.layout
+        assert as_predicted(found) == predicted(plan), plan.layout
 
 
-def test_the_states_of_an_lstm_are_exchanged_as_often_as_is_charged(team: Team) -> None:
+def test_the_states_of_an_lstm_are_gathered_as_often_as_is_predicted(team: WorkerPool) -> None:
     """Split units gather 5 states of 4 x 32 in each of two layers forward, and scatter the sums of their
     gradients, which over gloo are all-reduces."""
     graph = capture(graph_modules.__file__, "lstm")
     split = plan_with(graph, (2,), by_rules(graph, (2,), _with_exchanges))
-    plans = [split, *map(nothing_again, drawn(graph, (2,), range(3)))]
+    plans = [split, *map(without_recomputation, sampled(graph, (2,), range(3)))]
     found = team.run(2, _modules_steps, "lstm", plans, False)[0]
     for plan, each in zip(plans, found, strict=True):
-        assert as_charged(each) == charged(plan), plan.layout
+        assert as_predicted(each) == predicted(plan), plan.layout
     state = 4 * 32 * 4
     assert found[0]["reduce_scatter", state] >= 2 * 5 and found[0]["all_gather", state] >= 2 * 5
     assert any(each["reduce_scatter", state] < 2 * 5 for each in found[1:])
 
 
 def _with_exchanges(op: OpNode) -> list[str]:
-    return [rule.name for rule in rules_of(op) if op.kind == "lstm" and rule.exchanges]
+    return [rule.name for rule in rules_of(op) if op.kind == "lstm" and rule.collectives]
 
 
 def reductions(times: Times) -> Times:
     return Counter({key: count for key, count in times.items() if key[0] == "all_reduce"})
 
 
-def test_gradients_of_a_parameter_with_several_readers_are_reduced_once(team: Team) -> None:
+def test_gradients_of_a_parameter_with_several_readers_are_reduced_once(team: WorkerPool) -> None:
     """One layer three times, nothing recomputed. (Each reader gathers the parameter; that is charged.)"""
     graph = capture(graph_modules.__file__, "again")
-    plans = [nothing_again(plan) for plan in drawn(graph, (2,), range(12))]
+    plans = [without_recomputation(plan) for plan in sampled(graph, (2,), range(12))]
     right, wrong = (team.run(2, _modules_steps, "again", plans, early)[0] for early in (False, True))
-    priced = [reductions(charged(plan)) for plan in plans]
-    assert [reductions(as_charged(each)) for each in right] == priced
-    assert [reductions(as_charged(each)) for each in wrong] != priced
+    estimated = [reductions(predicted(plan)) for plan in plans]
+    assert [reductions(as_predicted(each)) for each in right] == estimated
+    assert [reductions(as_predicted(each)) for each in wrong] != estimated
 
 
-def nothing_again(plan: GraphPlan) -> GraphPlan:
+def without_recomputation(plan: GraphPlan) -> GraphPlan:
     """The plan with all blocks kept: what is priced for a recomputation is not noted apart."""
     blocks = tuple(replace(block, mode="kept") for block in plan.layout.blocks)
     return replace(plan, layout=replace(plan.layout, blocks=blocks))
 
 
-def test_columns_then_rows_by_hand(team: Team) -> None:
+def test_columns_then_rows_by_hand(team: WorkerPool) -> None:
     """Of 8 samples with 4 classes: the sum of partial logits, 8 * 4 * 4 bytes; nothing else."""
-    ranks, wanted = BY_HAND["columns then rows on 2"]
-    plan = plan_with(MLP, ranks, by_rules(MLP, ranks, *wanted))
+    ranks, required = BY_HAND["columns then rows on 2"]
+    plan = plan_with(MLP, ranks, by_rules(MLP, ranks, *required))
     ((found,), _) = team.run(2, steps_of, [plan])
-    assert as_charged(found) == charged(plan) == Counter({("all_reduce", 128): 1})
+    assert as_predicted(found) == predicted(plan) == Counter({("all_reduce", 128): 1})
 
 
-def test_the_twin_that_gathers_gradients_of_parts_whole_is_caught(team: Team) -> None:
+def test_the_mutant_that_gathers_gradients_of_parts_whole_is_caught(team: WorkerPool) -> None:
     """Where states are split of a parameter that is used in parts."""
-    plans = list(map(nothing_again, drawn(MLP, (2,), range(16))))
+    plans = list(map(without_recomputation, sampled(MLP, (2,), range(16))))
     found = team.run(2, steps_of, plans, FLAT)[0]
-    assert any(as_charged(each) != charged(plan) for plan, each in zip(plans, found, strict=True))
+    assert any(as_predicted(each) != predicted(plan) for plan, each in zip(plans, found, strict=True))
 
 
-def test_parameters_of_a_block_travel_together(team: Team) -> None:
+def test_parameters_of_a_block_travel_together(team: WorkerPool) -> None:
     """By hand, a divided batch on two ranks: of weights of 8 x 16 and 16 x 4 the gradients are one message of
     768 bytes; with states split what others updated is one too. Twins send
     two each, one of them since that is longer than messages may be."""
     weights = {"w_up": 8 * 16 * 4, "w_down": 16 * 4 * 4}
     plain = plan_with(MLP, (2,), by_rules(MLP, (2,), lambda op: ("split b",)))
     (block,) = plain.layout.blocks
-    split = replace(block, stored=dict.fromkeys(weights, (STATES_SPLIT,)))
+    split = replace(block, stored=dict.fromkeys(weights, (REPLICATE_SHARD_STATES,)))
     plans = [plain, replace(plain, layout=replace(plain.layout, blocks=(split,)))]
-    assert [charged(plan) for plan in plans] == [
+    assert [predicted(plan) for plan in plans] == [
         Counter({("all_reduce", 768): 1}),
         Counter({("all_reduce", 768): 1, ("pass", 768): 1}),
     ]
-    for twin in (None, APART, MOST):
-        found = [as_charged(each) for each in team.run(2, steps_of, plans, twin)[0]]
-        assert all(each == charged(plan) for plan, each in zip(plans, found, strict=True)) == (twin is None)
-        if twin:
+    for mutant in (None, APART, MOST):
+        found = [as_predicted(each) for each in team.run(2, steps_of, plans, mutant)[0]]
+        assert all(each == predicted(plan) for plan, each in zip(plans, found, strict=True)) == (
+            mutant is None
+        )
+        if mutant:
             assert found[1] == Counter(
                 {(kind, n): 1 for kind in ("all_reduce", "pass") for n in weights.values()}
             )

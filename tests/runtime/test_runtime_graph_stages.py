@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.property.layout_instances import chain, skips_behind_the_first, without_first_weights
+from tests.property.layout_instances import chain, skips_after_the_first, without_first_weights
 from tests.runtime.captured_equality import captured_differences, graph_of, plain
 from tests.runtime.graph_equality import MAX_NORM, Run, batches, differences, run_of, single_process
 from tests.runtime.graph_plans import (
     alone,
-    drawn_in_stages,
     in_stages,
     on_staged_frontier,
     plan_with,
+    sampled_in_stages,
     staged_by_rules,
 )
-from tests.runtime.graph_stages import STAGE_TWINS
+from tests.runtime.graph_stages import STAGE_MUTANTS
 from tests.runtime.test_runtime_graph_bf16 import GRADIENT, LOSS, gradients_off, loss_off
 from tests.runtime.test_runtime_graph_captured import IN_FP32
 from tests.runtime.test_runtime_graph_captured import TOLERANCE as IN_FP64
@@ -34,7 +34,7 @@ from shardwise.cost.one_layout.pipeline import actions_of
 from shardwise.errors import ConfigError
 from shardwise.graph import OpNode, graph_text, loss_weight
 from shardwise.plan import GraphPlan, read_graph_plan
-from shardwise.runtime import Report, Team, check_graph_runnable, graph_module, parallelize
+from shardwise.runtime import Report, WorkerPool, check_graph_runnable, graph_module, parallelize
 from shardwise.runtime.trace import NORM, OPTIMIZER, traced
 from shardwise.sim import COMPUTE
 
@@ -45,7 +45,7 @@ CHAIN = chain(8, 6, 12, 5)
 UNEVEN = chain(12, 7, 11, 5)
 
 CHAINS = {"chain": CHAIN, "uneven": UNEVEN}
-GRAPHS = {**CHAINS, "skips": skips_behind_the_first(8, 6, 12, 5)}
+GRAPHS = {**CHAINS, "skips": skips_after_the_first(8, 6, 12, 5)}
 
 
 def whole(op: OpNode) -> Sequence[str]:
@@ -65,7 +65,9 @@ def expected(graph: str, optimizer: str = "adamw") -> Run:
     return single_process(alone(GRAPHS[graph], optimizer=optimizer), seed=1, steps=STEPS)  # type: ignore[arg-type]
 
 
-def differ(team: Team, plans: Sequence[GraphPlan], graph: str, broken: str | None = None) -> list[float]:
+def differ(
+    team: WorkerPool, plans: Sequence[GraphPlan], graph: str, broken: str | None = None
+) -> list[float]:
     """The largest difference of any rank, for each plan of the same number of devices."""
     for plan in plans:
         check_graph_runnable(plan)
@@ -75,7 +77,7 @@ def differ(team: Team, plans: Sequence[GraphPlan], graph: str, broken: str | Non
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 4])
-def test_two_stages_of_a_process_each_train_as_one_process_does(team: Team, microbatches: int) -> None:
+def test_two_stages_of_a_process_each_train_as_one_process_does(team: WorkerPool, microbatches: int) -> None:
     plans = [staged_by_rules(CHAIN, (1,), (cut,), microbatches, whole) for cut in (1, 2, 3, 4)]
     assert max(differ(team, plans, "chain")) < TOLERANCE
 
@@ -85,43 +87,43 @@ def test_two_stages_of_a_process_each_train_as_one_process_does(team: Team, micr
     ("ranks", "cuts"), [((1,), (1, 2, 3, 4)), ((2,), (2,)), ((2,), (1, 3)), ((3,), (3,)), ((2, 2), (3,))]
 )
 def test_any_layouts_of_stages_train_as_one_process_does(
-    team: Team, ranks: tuple[int, ...], cuts: tuple[int, ...], graph: str, full: bool
+    team: WorkerPool, ranks: tuple[int, ...], cuts: tuple[int, ...], graph: str, full: bool
 ) -> None:
     """Any rule, place, storage and use, recomputed or kept; stages (1, 2, 3, 4) are one block each."""
     plans = [
         plan
         for microbatches in (2, 4)
-        for plan in drawn_in_stages(GRAPHS[graph], ranks, cuts, microbatches, range(12 if full else 1))
+        for plan in sampled_in_stages(GRAPHS[graph], ranks, cuts, microbatches, range(12 if full else 1))
     ]
     assert max(differ(team, plans, graph)) < TOLERANCE
 
 
 @pytest.mark.parametrize(("ranks", "cuts"), [((2,), (1,)), ((2,), (4,)), ((2,), (1, 4))])
 def test_stages_with_blocks_that_read_of_others_train_as_one_process_does(
-    team: Team, ranks: tuple[int, ...], cuts: tuple[int, ...], full: bool
+    team: WorkerPool, ranks: tuple[int, ...], cuts: tuple[int, ...], full: bool
 ) -> None:
     """What crosses the first cut is lent behind it."""
-    plans = list(drawn_in_stages(GRAPHS["skips"], ranks, cuts, 2, range(8 if full else 2)))
+    plans = list(sampled_in_stages(GRAPHS["skips"], ranks, cuts, 2, range(8 if full else 2)))
     assert max(differ(team, plans, "skips")) < TOLERANCE
 
 
-def test_sgd_trains_in_stages_as_one_process_does(team: Team) -> None:
+def test_sgd_trains_in_stages_as_one_process_does(team: WorkerPool) -> None:
     plan = staged_by_rules(CHAIN, (2,), (2,), 4, data)
     plan = replace(plan, job=replace(plan.job, optimizer="sgd"))
     assert max(differ(team, [plan], "chain")) < TOLERANCE
 
 
-def test_fewer_micro_batches_than_stages_train_too(team: Team) -> None:
+def test_fewer_micro_batches_than_stages_train_too(team: WorkerPool) -> None:
     assert max(differ(team, [staged_by_rules(CHAIN, (1,), (1, 2, 4), 2, whole)], "chain")) < TOLERANCE
 
 
-@pytest.mark.parametrize("twin", STAGE_TWINS)
-def test_a_broken_mechanism_is_caught(team: Team, twin: str) -> None:
-    plans = list(drawn_in_stages(CHAIN, (2,), (2,), 4, range(4)))
-    assert max(differ(team, plans, "chain", broken=twin)) > 100 * TOLERANCE
+@pytest.mark.parametrize("mutant", STAGE_MUTANTS)
+def test_a_broken_mechanism_is_caught(team: WorkerPool, mutant: str) -> None:
+    plans = list(sampled_in_stages(CHAIN, (2,), (2,), 4, range(4)))
+    assert max(differ(team, plans, "chain", broken=mutant)) > 100 * TOLERANCE
 
 
-def _held(report: Report, plan: GraphPlan) -> tuple[dict[str, int], list[str]]:
+def _local_sizes(report: Report, plan: GraphPlan) -> tuple[dict[str, int], list[str]]:
     """Elements of the parameters that this rank has, and a step's passes by its profile."""
     job = parallelize(graph_module(plan.graph, seed=0), plan)
     with traced(distributed.get_rank()) as trace:
@@ -129,22 +131,22 @@ def _held(report: Report, plan: GraphPlan) -> tuple[dict[str, int], list[str]]:
     passes = [
         span.name for span in trace.spans if span.track == COMPUTE and span.name not in (NORM, OPTIMIZER)
     ]
-    return {name: held.weight.numel() for name, held in job.store.items()}, passes
+    return {name: local_sizes.weight.numel() for name, local_sizes in job.store.items()}, passes
 
 
-def test_a_rank_has_its_stage_and_does_what_the_price_walks_through(team: Team) -> None:
+def test_a_rank_has_its_stage_and_does_what_the_cost_model_counts(team: WorkerPool) -> None:
     """Of 6 x 12 + 12 numbers at first, 12 + 12 x 12 in each of the middle, 12 x 5 in the head; two ranks of
     a stage have halves of matrices that they split by columns."""
     plan = staged_by_rules(CHAIN, (2,), (1, 3), 4, columns)
-    found = team.run(6, _held, plan)
-    held: list[dict[str, int]] = [
+    found = team.run(6, _local_sizes, plan)
+    local_sizes: list[dict[str, int]] = [
         {"w_up": 36, "b_up": 6},
         {"middle.0.scale": 6, "middle.0.mix": 72, "middle.1.scale": 6, "middle.1.mix": 72},
         {"w_down": 30},
     ]
     for rank, (elements, passes) in enumerate(found):
         stage = rank // 2
-        assert elements == held[stage]
+        assert elements == local_sizes[stage]
         assert passes == [f"{stage}{kind}{number}" for kind, number in actions_of(stage, 3, 4)]
 
 
@@ -154,9 +156,9 @@ def _bf16_run(report: Report, plan: GraphPlan) -> Run:
 
 @pytest.mark.parametrize(("ranks", "cuts"), [((1,), (2,)), ((2,), (1, 3))])
 def test_stages_in_bf16_train_as_one_process_does_in_fp32(
-    team: Team, ranks: tuple[int, ...], cuts: tuple[int, ...]
+    team: WorkerPool, ranks: tuple[int, ...], cuts: tuple[int, ...]
 ) -> None:
-    for plan in drawn_in_stages(CHAIN, ranks, cuts, 4, range(4)):
+    for plan in sampled_in_stages(CHAIN, ranks, cuts, 4, range(4)):
         narrow = replace(plan, job=replace(plan.job, dtype="bf16"))
         for found in team.run(plan.devices, _bf16_run, narrow):
             assert loss_off(found, expected("chain")) < LOSS
@@ -174,7 +176,7 @@ FEW = ("vgg", "readers")
 """Those that are run without `--full`."""
 
 
-def worst(team: Team, name: str, plans: Sequence[GraphPlan]) -> float:
+def worst(team: WorkerPool, name: str, plans: Sequence[GraphPlan]) -> float:
     for plan in plans:
         check_graph_runnable(plan)
     return max(
@@ -183,15 +185,15 @@ def worst(team: Team, name: str, plans: Sequence[GraphPlan]) -> float:
 
 
 @pytest.mark.parametrize("name", sample_of(list(CUTS), FEW))
-def test_modules_train_in_stages_as_by_themselves(team: Team, name: str, full: bool) -> None:
+def test_modules_train_in_stages_as_by_themselves(team: WorkerPool, name: str, full: bool) -> None:
     """In fp64. Two stages of two processes, under any layout."""
     assert loss_weight(graph_of(name), 2) == 0.5
-    plans = list(drawn_in_stages(graph_of(name), (2,), CUTS[name], 2, range(8 if full else 2)))
+    plans = list(sampled_in_stages(graph_of(name), (2,), CUTS[name], 2, range(8 if full else 2)))
     assert worst(team, name, plans) < IN_FP32.get(name, IN_FP64)
 
 
 @pytest.mark.parametrize("name", sample_of(["vgg", "readers", "translator"], ["vgg", "readers"]))
-def test_points_of_the_staged_frontier_train(team: Team, name: str, full: bool) -> None:
+def test_points_of_the_staged_frontier_train(team: WorkerPool, name: str, full: bool) -> None:
     plans = on_staged_frontier(graph_of(name), 4, 2, 2, 2 if full else 1)
     assert worst(team, name, plans) < IN_FP64
 
@@ -204,10 +206,10 @@ def test_what_needs_the_whole_batch_is_refused_by_name() -> None:
     check_graph_runnable(staged_by_rules(normed, (1,), (2,), 1, whole))
 
 
-def test_a_batch_norm_of_the_whole_batch_trains_in_stages(team: Team) -> None:
+def test_a_batch_norm_of_the_whole_batch_trains_in_stages(team: WorkerPool) -> None:
     normed = chain(8, 6, 12, 5, norm="batch_norm")
     right = single_process(alone(normed), seed=1, steps=STEPS)
-    plans = list(drawn_in_stages(normed, (2,), (2,), 1, range(4)))
+    plans = list(sampled_in_stages(normed, (2,), (2,), 1, range(4)))
     assert max(map(max, team.run(4, differences, [(plan, right, 1, None) for plan in plans]))) < TOLERANCE
 
 
@@ -216,7 +218,7 @@ def _of_whole_numbers(report: Report, plan: GraphPlan) -> None:
     job.step({name: tensor.long() for name, tensor in batches(plan.graph, 0).items()})
 
 
-def test_whole_numbers_do_not_cross_a_cut(team: Team) -> None:
+def test_whole_numbers_do_not_cross_a_cut(team: WorkerPool) -> None:
     """A first stage that has no parameters makes of whole numbers others."""
     plan = staged_by_rules(without_first_weights(CHAIN), (1,), (1,), 2, whole)
     with pytest.raises(ConfigError, match="hands whole numbers to the next stage"):

@@ -12,19 +12,19 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from tests.property.layout_instances import chain, without_first_weights
-from tests.runtime.graph_charged import Times, charged_in_stages
+from tests.runtime.graph_charged import Times, predicted_in_stages
 from tests.runtime.graph_equality import batches
-from tests.runtime.graph_plans import drawn_in_stages, staged_by_rules
-from tests.runtime.test_runtime_graph_obeyed import as_charged, nothing_again, second_step
+from tests.runtime.graph_plans import sampled_in_stages, staged_by_rules
+from tests.runtime.test_runtime_graph_obeyed import as_predicted, second_step, without_recomputation
 from tests.runtime.test_runtime_graph_stages import columns, data, whole
 
-from shardwise.cost.layouts.storage import storage_forms
+from shardwise.cost.layouts.storage import storage_placements
 from shardwise.cost.one_layout import parameters
-from shardwise.cost.one_layout.rank import owned_held
+from shardwise.cost.one_layout.rank import owned_shards
 from shardwise.plan import GraphPlan
-from shardwise.runtime import Report, Team, graph_module, parallelize
+from shardwise.runtime import Report, WorkerPool, graph_module, parallelize
 from shardwise.runtime.graphs.stage import _Passes
-from shardwise.runtime.graphs.store import settle
+from shardwise.runtime.graphs.store import reduce_gradients
 
 CHAIN = chain(16, 8, 16, 4)
 """All dims go evenly, those of a micro-batch too: else parts are padded to the largest."""
@@ -35,8 +35,8 @@ MICROBATCHES = 4
 def steps_of(report: Report, plans: list[GraphPlan], early: bool) -> list[Times]:
     """What this rank's second step has under each plan. With `early`, gradients are reduced behind every
     micro-batch."""
-    twin: Any = patch.object(_Passes, "_backward", _settled) if early else nullcontext()
-    with twin:
+    mutant: Any = patch.object(_Passes, "_backward", _settled) if early else nullcontext()
+    with mutant:
         return [
             second_step(parallelize(graph_module(plan.graph, seed=0), plan), batches(plan.graph, 0))
             for plan in plans
@@ -45,41 +45,41 @@ def steps_of(report: Report, plans: list[GraphPlan], early: bool) -> list[Times]
 
 def _settled(passes: _Passes, number: int) -> None:
     BACKWARD(passes, number)
-    for block in passes.stage.interpreter.together:
-        settle(passes.stage.grid, block)
+    for block in passes.stage.interpreter.parameter_groups:
+        reduce_gradients(passes.stage.grid, block)
 
 
 BACKWARD = _Passes._backward
 
 
-def is_obeyed(team: Team, plans: list[GraphPlan], *, early: bool = False) -> list[bool]:
+def is_obeyed(team: WorkerPool, plans: list[GraphPlan], *, early: bool = False) -> list[bool]:
     """Whether the first rank of every stage has what is charged, for each plan."""
     found = team.run(plans[0].devices, steps_of, plans, early)
     return [
         all(
-            as_charged(found[stage * plan.mesh.devices][place]) == priced
-            for stage, priced in enumerate(charged_in_stages(plan))
+            as_predicted(found[stage * plan.mesh.devices][place]) == estimated
+            for stage, estimated in enumerate(predicted_in_stages(plan))
         )
         for place, plan in enumerate(plans)
     ]
 
 
 @pytest.mark.parametrize(("ranks", "cuts"), [((1,), (1, 2, 3)), ((2,), (2,)), ((2,), (1, 3)), ((4,), (4,))])
-def test_any_layouts_of_stages_have_what_is_charged(
-    team: Team, ranks: tuple[int, ...], cuts: tuple[int, ...], full: bool
+def test_any_layouts_of_stages_have_what_is_predicted(
+    team: WorkerPool, ranks: tuple[int, ...], cuts: tuple[int, ...], full: bool
 ) -> None:
     """Any rule, any place of tensors, also across cuts, any storage of parameters; all kept."""
     plans = [
-        nothing_again(plan)
-        for plan in drawn_in_stages(CHAIN, ranks, cuts, MICROBATCHES, range(6 if full else 3))
+        without_recomputation(plan)
+        for plan in sampled_in_stages(CHAIN, ranks, cuts, MICROBATCHES, range(6 if full else 3))
     ]
     assert all(is_obeyed(team, plans))
 
 
-def test_stages_on_two_axes_have_what_is_charged(team: Team) -> None:
+def test_stages_on_two_axes_have_what_is_predicted(team: WorkerPool) -> None:
     assert all(
-        is_obeyed(team, [staged_by_rules(CHAIN, (2, 2), (2,), MICROBATCHES, *wanted)])
-        for wanted in ((data, columns), (columns, data))
+        is_obeyed(team, [staged_by_rules(CHAIN, (2, 2), (2,), MICROBATCHES, *required)])
+        for required in ((data, columns), (columns, data))
     )
 
 
@@ -90,43 +90,43 @@ def stored_anyhow(plan: GraphPlan, seed: int) -> GraphPlan:
     shapes = {own.name: op.shape(own.dims) for op in operators for own in op.parameters}
     blocks = []
     for block in plan.layout.blocks:
-        forms = {name: storage_forms(shapes[name], plan.mesh.ranks).named for name in block.stored}
-        drawn_forms = {name: among[random.integers(len(among))] for name, among in forms.items()}
-        blocks.append(replace(block, stored=drawn_forms))
+        forms = {name: storage_placements(shapes[name], plan.mesh.ranks).named for name in block.stored}
+        sampled_forms = {name: among[random.integers(len(among))] for name, among in forms.items()}
+        blocks.append(replace(block, stored=sampled_forms))
     return replace(plan, layout=replace(plan.layout, blocks=tuple(blocks)))
 
 
-def test_gradients_along_two_axes_are_summed_as_often_as_is_charged(team: Team) -> None:
+def test_gradients_along_two_axes_are_summed_as_often_as_is_predicted(team: WorkerPool) -> None:
     """Any storage of parameters on 2 x 2 ranks with a divided batch, in four micro-batches: where one axis
     splits a parameter its gradient is scattered along that behind each pass, and summed along the other
     once."""
     plain = staged_by_rules(CHAIN, (2, 2), (), MICROBATCHES, data, data)
     plans = [stored_anyhow(plain, seed) for seed in range(5)]
     assert all(is_obeyed(team, plans))
-    with patch.object(parameters, "_behind_pass", lambda use, used: owned_held(use.stored)):
+    with patch.object(parameters, "_after_backward", lambda use, used: owned_shards(use.stored)):
         assert not all(is_obeyed(team, plans))  # the twin that charges all of it for each micro-batch
     assert not all(is_obeyed(team, plans[:2], early=True))
 
 
-def test_stages_in_bf16_have_what_is_charged(team: Team) -> None:
+def test_stages_in_bf16_have_what_is_predicted(team: WorkerPool) -> None:
     """What crosses cuts has 2 bytes a number, gradients of weights 4."""
     plans = [
         replace(plan, job=replace(plan.job, dtype="bf16"))
         for plan in (
             staged_by_rules(CHAIN, (2,), (2,), MICROBATCHES, data),
-            *map(nothing_again, drawn_in_stages(CHAIN, (2,), (2,), MICROBATCHES, range(3))),
+            *map(without_recomputation, sampled_in_stages(CHAIN, (2,), (2,), MICROBATCHES, range(3))),
         )
     ]
     assert all(is_obeyed(team, plans))
 
 
-def test_the_twin_that_reduces_gradients_of_every_micro_batch_is_caught(team: Team) -> None:
+def test_the_mutant_that_reduces_gradients_of_every_micro_batch_is_caught(team: WorkerPool) -> None:
     plan = staged_by_rules(CHAIN, (2,), (2,), MICROBATCHES, data)
     assert is_obeyed(team, [plan]) == [True]
     assert is_obeyed(team, [plan], early=True) == [False]
 
 
-def test_messages_by_hand(team: Team) -> None:
+def test_messages_by_hand(team: WorkerPool) -> None:
     """Of 4 micro-batches of 4 samples, 16 numbers each: 4 * 16 * 4 bytes there, as many back; of two ranks
     each sends its half to the like one."""
     for ranks, nbytes in (((1,), 256), ((2,), 128)):
@@ -134,14 +134,14 @@ def test_messages_by_hand(team: Team) -> None:
         for found in team.run(plan.devices, steps_of, [plan], False):
             sent = {key: times for key, times in found[0].items() if key[0] in ("send", "recv")}
             assert sent == {("send", nbytes): 4, ("recv", nbytes): 4}
-        assert all(priced["send", nbytes] == 4 for priced in charged_in_stages(plan))
+        assert all(estimated["send", nbytes] == 4 for estimated in predicted_in_stages(plan))
 
 
-def test_nothing_goes_back_where_nothing_before_is_trained(team: Team) -> None:
+def test_nothing_goes_back_where_nothing_before_is_trained(team: WorkerPool) -> None:
     """Four messages there and none back, which the planner charges (docs/tracking.md)."""
     graph = without_first_weights(CHAIN)
     plan = staged_by_rules(graph, (1,), (1,), MICROBATCHES, whole)
     there, back = team.run(2, steps_of, [plan], False)
     assert there[0]["send", 256] == 4 and not there[0]["recv", 256]
     assert back[0]["recv", 256] == 4 and not back[0]["send", 256]
-    assert charged_in_stages(plan) == [Counter({("send", 256): 4}), Counter()]
+    assert predicted_in_stages(plan) == [Counter({("send", 256): 4}), Counter()]

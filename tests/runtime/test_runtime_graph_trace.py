@@ -14,20 +14,20 @@ from unittest.mock import patch
 import pytest
 import torch
 from tests.property.layout_instances import chain
-from tests.runtime.graph_charged import Times, charged, charged_in_stages
+from tests.runtime.graph_charged import Times, predicted, predicted_in_stages
 from tests.runtime.graph_equality import batches
-from tests.runtime.graph_plans import by_rules, drawn, drawn_in_stages, plan_with, priced
-from tests.runtime.test_runtime_graph_obeyed import nothing_again
+from tests.runtime.graph_plans import by_rules, estimated, plan_with, sampled, sampled_in_stages
+from tests.runtime.test_runtime_graph_obeyed import without_recomputation
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from shardwise.app.cli.main import main
 from shardwise.cluster import load_cluster, mesh_of
 from shardwise.graph import OpGraph, block_labels, operator_label
 from shardwise.plan import GraphPlan, write_graph_plan
-from shardwise.runtime import Report, Team, graph_module, parallelize
-from shardwise.runtime.graphs.grid import Grid
-from shardwise.runtime.graphs.store import Held, publish
-from shardwise.runtime.marks import OPERATOR, marked
+from shardwise.runtime import Report, WorkerPool, graph_module, parallelize
+from shardwise.runtime.graphs.grid import ProcessMesh
+from shardwise.runtime.graphs.store import ShardedParameter, publish
+from shardwise.runtime.marks import OPERATOR, profiled_range
 from shardwise.runtime.operator_spans import operator_spans
 from shardwise.runtime.profiled import ProfiledEvent
 from shardwise.runtime.trace import traced
@@ -39,11 +39,11 @@ CHAIN = chain(16, 8, 16, 4)
 MICROBATCHES = 4
 
 
-def traced_steps(report: Report, plans: list[GraphPlan], twin: str | None) -> list[tuple[Span, ...]]:
+def traced_steps(report: Report, plans: list[GraphPlan], mutant: str | None) -> list[tuple[Span, ...]]:
     """The spans of this rank's second step under each plan."""
     with ExitStack() as stack:
-        if twin is not None:
-            stack.enter_context(patch(twin, TWINS[twin]))
+        if mutant is not None:
+            stack.enter_context(patch(mutant, MUTANTS[mutant]))
         return [_traced(plan) for plan in plans]
 
 
@@ -86,15 +86,15 @@ def is_whole(spans: Sequence[Span], graph: OpGraph, first: int, end: int, microb
     return True
 
 
-def test_each_block_is_passed_forth_and_back_once(team: Team) -> None:
+def test_each_block_is_passed_forth_and_back_once(team: WorkerPool) -> None:
     """Any layouts of a whole graph on two ranks, all kept."""
-    plans = list(map(nothing_again, drawn(CHAIN, (2,), range(4))))
+    plans = list(map(without_recomputation, sampled(CHAIN, (2,), range(4))))
     for of_rank in team.run(2, traced_steps, plans, None):
         assert all(is_whole(spans, CHAIN, 0, 5, 1) for spans in of_rank)
 
 
-def test_each_stage_passes_its_blocks_once_for_each_micro_batch(team: Team) -> None:
-    plans = list(map(nothing_again, drawn_in_stages(CHAIN, (1,), (2,), MICROBATCHES, range(2))))
+def test_each_stage_passes_its_blocks_once_for_each_micro_batch(team: WorkerPool) -> None:
+    plans = list(map(without_recomputation, sampled_in_stages(CHAIN, (1,), (2,), MICROBATCHES, range(2))))
     for (first, end), of_rank in zip(((0, 2), (2, 5)), team.run(2, traced_steps, plans, None), strict=True):
         assert all(is_whole(spans, CHAIN, first, end, MICROBATCHES) for spans in of_rank)
 
@@ -103,14 +103,14 @@ def _constant(mark: ProfiledEvent, made: Sequence[tuple[float, int]]) -> int:
     return 0
 
 
-def _twice(grid: Grid, parameters: Sequence[Held]) -> None:
+def _twice(grid: ProcessMesh, parameters: Sequence[ShardedParameter]) -> None:
     publish(grid, parameters)
     publish(grid, parameters)
 
 
 PASSES = "shardwise.runtime.operator_spans._first_node", "shardwise.runtime.marks.is_profiled"
 
-TWINS: dict[str, Any] = {
+MUTANTS: dict[str, Any] = {
     PASSES[0]: _constant,
     PASSES[1]: lambda: False,
     "shardwise.runtime.graphs.graph_job.publish": _twice,
@@ -119,30 +119,30 @@ TWINS: dict[str, Any] = {
 twice."""
 
 
-@pytest.mark.parametrize("twin", PASSES)
-def test_twins_that_lose_passes_are_caught(team: Team, twin: str) -> None:
-    plan = nothing_again(next(drawn(CHAIN, (2,), [0])))
-    (spans,) = team.run(2, traced_steps, [plan], twin)[0]
+@pytest.mark.parametrize("mutant", PASSES)
+def test_mutants_that_lose_passes_are_caught(team: WorkerPool, mutant: str) -> None:
+    plan = without_recomputation(next(sampled(CHAIN, (2,), [0])))
+    (spans,) = team.run(2, traced_steps, [plan], mutant)[0]
     assert not is_whole(spans, CHAIN, 0, 5, 1)
 
 
-def test_what_is_recomputed_is_told_apart(team: Team) -> None:
+def test_what_is_recomputed_is_distinguished(team: WorkerPool) -> None:
     """Each operator of a recomputed block once more, within the backward pass of its block."""
     found = 0
-    for plan in drawn(CHAIN, (2,), range(4)):
+    for plan in sampled(CHAIN, (2,), range(4)):
         again = [
             operator_label(label, op.name)
-            for label, lies, block in zip(
+            for label, block_layout, block in zip(
                 block_labels(CHAIN), plan.layout.blocks,
                 [block for block in CHAIN.blocks for _ in range(block.repeat)], strict=True,
             )
-            if lies.mode == "recomputed"
+            if block_layout.mode == "recomputed"
             for op in block.operators
         ]  # fmt: skip
         (spans,) = team.run(2, traced_steps, [plan], None)[0]
-        told = names(spans, OPERATORS, "R0 ")
-        assert set(told) <= set(again) and len(told) == len(set(told))
-        found += len(told)
+        reported = names(spans, OPERATORS, "R0 ")
+        assert set(reported) <= set(again) and len(reported) == len(set(reported))
+        found += len(reported)
         for span in spans:
             if span.name.startswith("R0 "):
                 block = span.name[3:].partition("/")[0]
@@ -164,38 +164,38 @@ def by_kind(spans: Sequence[Span]) -> Counter[str]:
     )
 
 
-def charged_by_kind(times: Times) -> Counter[str]:
+def predicted_by_kind(times: Times) -> Counter[str]:
     found: Counter[str] = Counter()
     for (kind, _), count in times.items():
         found[kind] += count
     return found
 
 
-def is_as_charged(spans: Sequence[Span], plan: GraphPlan) -> bool:
+def is_as_predicted(spans: Sequence[Span], plan: GraphPlan) -> bool:
     """Whether collectives are as many as are charged, with one more all-reduce for the norm, and one for the
     loss that is reported where that is a sum over ranks."""
-    found, told = by_kind(spans), charged_by_kind(charged(plan))
-    beside = found.pop("all_reduce", 0) - told.pop("all_reduce", 0)
-    return beside in (1, 2) and +found == +told
+    found, reported = by_kind(spans), predicted_by_kind(predicted(plan))
+    extra_reduces = found.pop("all_reduce", 0) - reported.pop("all_reduce", 0)
+    return extra_reduces in (1, 2) and +found == +reported
 
 
-def test_collectives_are_as_many_as_are_charged(team: Team) -> None:
-    plans = list(map(nothing_again, drawn(CHAIN, (2,), range(4))))
+def test_collectives_are_as_many_as_are_predicted(team: WorkerPool) -> None:
+    plans = list(map(without_recomputation, sampled(CHAIN, (2,), range(4))))
     right = team.run(2, traced_steps, plans, None)[0]
-    assert all(is_as_charged(spans, plan) for spans, plan in zip(right, plans, strict=True))
+    assert all(is_as_predicted(spans, plan) for spans, plan in zip(right, plans, strict=True))
     twice = team.run(2, traced_steps, plans, "shardwise.runtime.graphs.graph_job.publish")[0]
-    assert not all(is_as_charged(spans, plan) for spans, plan in zip(twice, plans, strict=True))
+    assert not all(is_as_predicted(spans, plan) for spans, plan in zip(twice, plans, strict=True))
 
 
-def test_messages_between_stages_are_as_many_as_are_charged(team: Team) -> None:
-    plan = nothing_again(next(drawn_in_stages(CHAIN, (1,), (2,), MICROBATCHES, [0])))
-    for priced_kinds, (spans,) in zip(
-        charged_in_stages(plan), team.run(2, traced_steps, [plan], None), strict=True
+def test_messages_between_stages_are_as_many_as_are_predicted(team: WorkerPool) -> None:
+    plan = without_recomputation(next(sampled_in_stages(CHAIN, (1,), (2,), MICROBATCHES, [0])))
+    for estimated_kinds, (spans,) in zip(
+        predicted_in_stages(plan), team.run(2, traced_steps, [plan], None), strict=True
     ):
-        assert by_kind(spans)["send"] == charged_by_kind(priced_kinds)["send"] == MICROBATCHES
+        assert by_kind(spans)["send"] == predicted_by_kind(estimated_kinds)["send"] == MICROBATCHES
 
 
-def test_traffic_has_its_kinds(team: Team) -> None:
+def test_traffic_has_its_kinds(team: WorkerPool) -> None:
     """Columns then rows: the logits are partial sums, brought together for the loss and back; gradients of
     whole weights are not summed, those of a divided batch are."""
     graph = CHAIN
@@ -240,16 +240,16 @@ def test_nodes_belong_to_the_operator_that_made_them() -> None:
 
 
 def test_marks_are_made_where_a_profile_is_taken_alone() -> None:
-    assert not isinstance(marked(OPERATOR, "x"), record_function)
+    assert not isinstance(profiled_range(OPERATOR, "x"), record_function)
     with profile(activities=[ProfilerActivity.CPU]):
-        assert isinstance(marked(OPERATOR, "x"), record_function)
-    assert not isinstance(marked(OPERATOR, "x"), record_function)
+        assert isinstance(profiled_range(OPERATOR, "x"), record_function)
+    assert not isinstance(profiled_range(OPERATOR, "x"), record_function)
 
 
 def test_the_users_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Train with a trace, then compare: every operator is there, forth and back; parts sum to the step."""
     path, measured = str(tmp_path / "p.yaml"), str(tmp_path / "m.json")
-    write_graph_plan(path, priced(nothing_again(next(drawn(CHAIN, (2,), [1])))))
+    write_graph_plan(path, estimated(without_recomputation(next(sampled(CHAIN, (2,), [1])))))
     assert main(["train", path, "--steps", "3", "--trace", measured]) == 0
     trace = read_trace(measured)
     assert trace.ranks == [0, 1] and trace.plan_hash is not None
@@ -270,7 +270,7 @@ def test_the_users_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str])
             assert measured_of[block.name, op.name, "forward"] > 0.0
             assert measured_of[block.name, op.name, "backward"] > 0.0
     other = str(tmp_path / "other.yaml")
-    write_graph_plan(other, priced(nothing_again(next(drawn(CHAIN, (2,), [2])))))
+    write_graph_plan(other, estimated(without_recomputation(next(sampled(CHAIN, (2,), [2])))))
     assert main(["compare", other, measured]) == 2
     assert "plan_hash: is not of this plan" in capsys.readouterr().err
 
@@ -280,7 +280,7 @@ def test_traces_are_not_there_on_accelerators(tmp_path: Path, capsys: pytest.Cap
     plan = plan_with(CHAIN, (2,), by_rules(CHAIN, (2,), lambda op: ("split b",)))
     cluster = load_cluster("1x2xH100-SXM")
     path, trace = str(tmp_path / "p.yaml"), tmp_path / "t.json"
-    write_graph_plan(path, priced(replace(plan, cluster=cluster, mesh=mesh_of(cluster, (2,)))))
+    write_graph_plan(path, estimated(replace(plan, cluster=cluster, mesh=mesh_of(cluster, (2,)))))
     assert main(["train", path, "--trace", str(trace)]) == 2
     assert "--trace: is not there on accelerators" in capsys.readouterr().err
     assert not trace.exists()

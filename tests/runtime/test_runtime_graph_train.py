@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.property.layout_instances import chain, mlp
-from tests.runtime.graph_plans import by_rules, drawn_in_stages, plan_with
+from tests.runtime.graph_plans import by_rules, plan_with, sampled_in_stages
 from tests.runtime.plans import make_plan
 from tests.runtime.test_runtime_checkpoint import workers_of
 from tests.runtime.test_runtime_manifest import committed
@@ -25,7 +25,7 @@ from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, OpNode, graph_text
 from shardwise.plan import GraphPlan, read_graph_plan, write_graph_plan, write_plan
-from shardwise.runtime import check_told
+from shardwise.runtime import check_computable
 from shardwise.runtime.graph_train import module_of_graph
 from shardwise.runtime.manifest import finished
 
@@ -118,7 +118,7 @@ def test_a_run_goes_on_under_another_plan_and_writes_its_log_on(
     """Then its parameters are written, and another run starts from them."""
     graph = chain(8, 6, 12, 5)
     first = saved(tmp_path / "p.yaml", halves(graph))
-    second = saved(tmp_path / "q.yaml", next(drawn_in_stages(graph, (1,), (2,), 2, [0])))
+    second = saved(tmp_path / "q.yaml", next(sampled_in_stages(graph, (1,), (2,), 2, [0])))
     logs = [tmp_path / f"{name}.jsonl" for name in ("whole", "parts", "from")]
     root, out = str(tmp_path / "ck"), tmp_path / "exported"
     assert main(["train", first, "--steps", "6", "--log", str(logs[0])]) == 0
@@ -156,7 +156,7 @@ def takes_interrupts() -> None:
 
 
 @pytest.mark.parametrize("ending", sample_of([signal.SIGKILL, signal.SIGINT], [signal.SIGKILL]))
-def test_a_run_that_is_ended_says_how_it_goes_on(tmp_path: Path, ending: signal.Signals) -> None:
+def test_a_run_that_is_ended_reports_how_to_resume(tmp_path: Path, ending: signal.Signals) -> None:
     """kill -9 of a rank without restarts, or Ctrl-C: one line says what happened, one has the command, which
     goes on to the end with the losses of a run that nothing happens to."""
     path, log, whole = saved(tmp_path / "p.yaml", halves()), tmp_path / "l.jsonl", tmp_path / "w.jsonl"
@@ -167,24 +167,24 @@ def test_a_run_that_is_ended_says_how_it_goes_on(tmp_path: Path, ending: signal.
             assert run.stderr is not None
             next(line for line in run.stderr if line.startswith("step 8/"))
             os.kill(workers_of(run.pid)[1] if ending == signal.SIGKILL else run.pid, ending)
-            said = [line.rstrip() for line in run.stderr if not line.startswith("step ")]
+            message = [line.rstrip() for line in run.stderr if not line.startswith("step ")]
             code = run.wait(timeout=60)
         finally:
             run.kill()
     assert code == (1 if ending == signal.SIGKILL else 130)
     what = "rank 1 was ended by signal 9" if ending == signal.SIGKILL else "interrupted"
-    assert said[0].startswith(f"shardwise: error: {what} after step ") and len(said) == 2
-    command_again = said[1].removeprefix("  to go on from the last checkpoint: shardwise ")
+    assert message[0].startswith(f"shardwise: error: {what} after step ") and len(message) == 2
+    command_again = message[1].removeprefix("  to go on from the last checkpoint: shardwise ")
     assert main(shlex.split(command_again)) == 0
     assert main(["train", path, "--steps", "40", "--log", str(whole)]) == 0
     assert losses_of(log) == losses_of(whole)
 
 
-def test_functions_that_a_graph_does_not_tell_are_refused() -> None:
-    check_told(MLP)
+def test_functions_that_a_graph_does_not_define_are_refused() -> None:
+    check_computable(MLP)
     with pytest.raises(ConfigError, match="of operator relu does not say what is computed"):
-        check_told(_with_function(MLP, function="scale"))
-    check_told(_with_function(MLP, function="scale", number=0.5))
+        check_computable(_with_function(MLP, function="scale"))
+    check_computable(_with_function(MLP, function="scale", number=0.5))
 
 
 def _with_function(graph: OpGraph, **attributes: str | float) -> OpGraph:

@@ -8,15 +8,15 @@ from functools import cache
 
 import pytest
 from tests.property.layout_instances import mlp, skips
-from tests.runtime.graph_broken import GRAPH_TWINS, LENDING_TWINS
+from tests.runtime.graph_broken import GRAPH_MUTANTS, SKIP_TENSOR_MUTANTS
 from tests.runtime.graph_equality import Run, differences, single_process
-from tests.runtime.graph_plans import alone, by_rules, drawn, plan_with
+from tests.runtime.graph_plans import alone, by_rules, plan_with, sampled
 
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
 from shardwise.graph import OpNode
 from shardwise.plan import GraphPlan
-from shardwise.runtime import Team, check_graph_runnable
+from shardwise.runtime import WorkerPool, check_graph_runnable
 
 TOLERANCE = 2e-5
 """Relative, in fp32: sums in another order."""
@@ -57,7 +57,9 @@ BY_HAND = {
 }
 
 
-def differ(team: Team, plans: Sequence[GraphPlan], graph: str, broken: str | None = None) -> list[float]:
+def differ(
+    team: WorkerPool, plans: Sequence[GraphPlan], graph: str, broken: str | None = None
+) -> list[float]:
     """The largest difference of any rank, for each plan of the same number of devices."""
     run = expected(graph, plans[0].job.optimizer)
     cases = [(plan, run, 1, broken) for plan in plans]
@@ -67,9 +69,9 @@ def differ(team: Team, plans: Sequence[GraphPlan], graph: str, broken: str | Non
 
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("name", BY_HAND)
-def test_layouts_by_hand_train_as_one_process_does(team: Team, name: str, graph: str) -> None:
-    ranks, wanted = BY_HAND[name]
-    plan = plan_with(GRAPHS[graph], ranks, by_rules(GRAPHS[graph], ranks, *wanted))
+def test_layouts_by_hand_train_as_one_process_does(team: WorkerPool, name: str, graph: str) -> None:
+    ranks, required = BY_HAND[name]
+    plan = plan_with(GRAPHS[graph], ranks, by_rules(GRAPHS[graph], ranks, *required))
     check_graph_runnable(plan)
     assert max(differ(team, [plan], graph)) < TOLERANCE
 
@@ -77,27 +79,27 @@ def test_layouts_by_hand_train_as_one_process_does(team: Team, name: str, graph:
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("ranks", [(2,), (4,), (2, 2), (2, 2, 2)])
 def test_any_layout_trains_as_one_process_does(
-    team: Team, ranks: tuple[int, ...], graph: str, full: bool
+    team: WorkerPool, ranks: tuple[int, ...], graph: str, full: bool
 ) -> None:
     """Any rule of each operator, any place of each tensor, any storage and use of each parameter."""
-    plans = list(drawn(GRAPHS[graph], ranks, range(12 if full else 4)))
+    plans = list(sampled(GRAPHS[graph], ranks, range(12 if full else 4)))
     assert max(differ(team, plans, graph)) < TOLERANCE
 
 
-def test_sgd_trains_as_one_process_does(team: Team) -> None:
+def test_sgd_trains_as_one_process_does(team: WorkerPool) -> None:
     plan = plan_with(MLP, (4,), by_rules(MLP, (4,), data), optimizer="sgd")
     assert max(differ(team, [plan], "mlp")) < TOLERANCE
 
 
-@pytest.mark.parametrize("twin", GRAPH_TWINS)
-def test_a_broken_mechanism_is_caught(team: Team, twin: str) -> None:
-    found = differ(team, list(drawn(MLP, (2, 2), range(5))), "mlp", broken=twin)
+@pytest.mark.parametrize("mutant", GRAPH_MUTANTS)
+def test_a_broken_mechanism_is_caught(team: WorkerPool, mutant: str) -> None:
+    found = differ(team, list(sampled(MLP, (2, 2), range(5))), "mlp", broken=mutant)
     assert max(found) > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("twin", LENDING_TWINS)
-def test_a_broken_loan_is_caught(team: Team, twin: str) -> None:
-    found = differ(team, list(drawn(GRAPHS["skips"], (2,), range(3))), "skips", broken=twin)
+@pytest.mark.parametrize("mutant", SKIP_TENSOR_MUTANTS)
+def test_a_broken_skip_tensor_is_caught(team: WorkerPool, mutant: str) -> None:
+    found = differ(team, list(sampled(GRAPHS["skips"], (2,), range(3))), "skips", broken=mutant)
     assert max(found) > 100 * TOLERANCE
 
 

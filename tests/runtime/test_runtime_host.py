@@ -15,15 +15,15 @@ from tests.runtime.plans import tiny
 from torch import Tensor
 
 from shardwise.runtime import host, host_activations
-from shardwise.runtime.host_activations import HostActivations
-from shardwise.runtime.host_states import HostStates
-from shardwise.runtime.modules import Stage
+from shardwise.runtime.host_activations import ActivationOffload
+from shardwise.runtime.host_states import OptimizerOffload
+from shardwise.runtime.modules import ModelStage
 from shardwise.runtime.optimizer import optimizer_of
 
 TOKENS = torch.arange(2 * 16).reshape(2, 16)
 
 
-def stage_of(kind: str = "none") -> Stage:
+def stage_of(kind: str = "none") -> ModelStage:
     stage = whole_module(tiny("llama"), 0)
     for layer in stage.layers.values():
         layer.recompute = kind
@@ -36,7 +36,7 @@ def test_a_step_on_the_host_is_the_device_s_bit_by_bit(optimizer: str, elements:
     """Whatever is on its way together: a parameter at a time, some, or all."""
     plain = stage_of()
     away = copy.deepcopy(plain)
-    states = HostStates(
+    states = OptimizerOffload(
         [away], device_type="cpu", dtype=torch.float32, keeps_shards=False, chunk_elements=elements
     )
     one = optimizer_of(optimizer, plain.parameters(), lr=0.1)
@@ -56,15 +56,15 @@ def test_a_step_on_the_host_is_the_device_s_bit_by_bit(optimizer: str, elements:
 
 def test_what_is_written_to_the_host_is_spread() -> None:
     stage = stage_of()
-    states = HostStates([stage], device_type="cpu", dtype=torch.float32, keeps_shards=False)
+    states = OptimizerOffload([stage], device_type="cpu", dtype=torch.float32, keeps_shards=False)
     with torch.no_grad():
         for own in states.parameters.values():
             own.fill_(2.0)
-    states.spread()
+    states.sync_weights()
     assert all(bool((p == 2.0).all()) for p in stage.parameters())
 
 
-def gradients(stage: Stage) -> list[Tensor]:
+def gradients(stage: ModelStage) -> list[Tensor]:
     stage(TOKENS).square().mean().backward()
     found = [p.grad for p in stage.parameters()]
     stage.zero_grad()
@@ -79,32 +79,32 @@ def test_gradients_are_the_same_and_each_memory_goes_once(kind: str) -> None:
     """
     stage = stage_of(kind)
     right = gradients(stage)
-    rooms: list[int] = []
+    buffers: list[int] = []
 
-    def room_like(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        rooms.append(torch.Size(shape).numel())
-        return host.room_like(tensor, shape, dtype)
+    def host_buffer_like(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        buffers.append(torch.Size(shape).numel())
+        return host.host_buffer_like(tensor, shape, dtype)
 
-    stage.host = HostActivations("cpu")
+    stage.host = ActivationOffload("cpu")
     for layer in stage.layers.values():
         layer.store = stage.host
-    with patch.object(host_activations, "room_like", room_like):
+    with patch.object(host_activations, "host_buffer_like", host_buffer_like):
         found = gradients(stage)
     assert all(torch.equal(one, other) for one, other in zip(found, right, strict=True))
-    kept = {
+    saved = {
         "none": [32, 32, 32, 16, 16, 32, 32, 32, 48, 48, 48],
         "selective": [32, 32, 16, 16, 32, 48, 48, 32],  # input, q, k, v, out, gate, up, down
         "full": [32],
     }
     tokens, layers = TOKENS.numel(), len(stage.layers)
-    assert sorted(rooms) == sorted(tokens * each for each in kept[kind] * layers)
+    assert sorted(buffers) == sorted(tokens * each for each in saved[kind] * layers)
 
 
 def test_two_layers_are_on_the_device_at_a_time() -> None:
     """Inputs of layers, as they are kept with `full`, by when they are gone: that of the first layer when the
     second is done, and none is left behind the backward pass."""
     stage = stage_of("full")
-    stage.host = HostActivations("cpu")
+    stage.host = ActivationOffload("cpu")
     inputs: list[weakref.ref[torch.UntypedStorage]] = []
     alive: list[list[int]] = []
 
@@ -120,17 +120,17 @@ def test_two_layers_are_on_the_device_at_a_time() -> None:
 
 
 def test_indices_parameters_and_small_tensors_stay() -> None:
-    activations = HostActivations("cpu")
+    activations = ActivationOffload("cpu")
     weight = torch.nn.Linear(64, 64)
     shared = torch.ones(64, 64)
     with activations.layer(weight, [shared]):
-        stays = [weight.weight, weight.weight.t(), shared[1:], torch.arange(4096), torch.ones(8)]
-        kept = [activations.put(each) for each in stays]
-        assert all(isinstance(each, Tensor) for each in kept)
+        resident = [weight.weight, weight.weight.t(), shared[1:], torch.arange(4096), torch.ones(8)]
+        saved = [activations.pack(each) for each in resident]
+        assert all(isinstance(each, Tensor) for each in saved)
         first, part = torch.ones(64, 64), torch.ones(64, 128)
-        pair = activations.put(first), activations.put(first.view(-1))
-        gaps = activations.put(part[:, :64])
-    assert pair[0].piece is pair[1].piece
-    assert gaps.piece.here.numel() == 64 * 64  # not what lies between
+        pair = activations.pack(first), activations.pack(first.view(-1))
+        gaps = activations.pack(part[:, :64])
+    assert pair[0].buffer is pair[1].buffer
+    assert gaps.buffer.on_host.numel() == 64 * 64  # not what lies between
     for one, right in zip((*pair, gaps), (first, first.view(-1), part[:, :64]), strict=True):
-        assert torch.equal(activations.take(one), right)
+        assert torch.equal(activations.unpack(one), right)

@@ -24,11 +24,11 @@ from tests.runtime.plans import make_plan
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.plan import Plan, write_plan
-from shardwise.runtime import Report, Team, TrainOptions, export, parallelize, resumed_options, train
-from shardwise.runtime.checkpoint import Saving, check_seen, load
+from shardwise.runtime import Report, TrainOptions, WorkerPool, export, parallelize, resumed_options, train
+from shardwise.runtime.checkpoint import AsyncCheckpoint, check_visible, load
 from shardwise.runtime.manifest import (
     MANIFEST,
-    MARK,
+    MARKER,
     Manifest,
     check_unfinished,
     clear_unfinished,
@@ -36,7 +36,7 @@ from shardwise.runtime.manifest import (
     files_in,
     finished,
     folder_of,
-    mark,
+    mark_folder,
     model_hash,
     newest,
     prune,
@@ -46,7 +46,7 @@ from shardwise.runtime.manifest import (
 def committed(root: Path, step: int, plan: Plan, **changes: Any) -> Path:
     """A finished checkpoint of a run under `plan`, with a file that is none of PyTorch's."""
     folder = Path(folder_of(str(root), step))
-    mark(str(folder))
+    mark_folder(str(folder))
     (folder / "__0_0.distcp").write_bytes(b"%d" % step)
     manifest = Manifest(
         step=step, seed=0, data="synthetic", content=None, optimizer=plan.job.optimizer,
@@ -85,11 +85,11 @@ def test_a_folder_of_somebody_else_is_refused_and_stays(
 def test_only_what_is_ours_is_removed(tmp_path: Path) -> None:
     plan = make_plan("dp=2")
     folders = [committed(tmp_path, step, plan) for step in (1, 2, 3, 4)]
-    (folders[0] / MARK).unlink()
+    (folders[0] / MARKER).unlink()
     (folders[0] / MANIFEST).write_text("{}")  # somebody else's
-    (folders[1] / MARK).unlink()  # of a version that left none
+    (folders[1] / MARKER).unlink()  # of a version that left none
     unfinished = Path(folder_of(str(tmp_path), 9))
-    mark(str(unfinished))
+    mark_folder(str(unfinished))
     (unfinished / "__0_0.distcp").write_bytes(b"half")
     empty = Path(folder_of(str(tmp_path), 8))  # ended before its mark, or behind its removal
     empty.mkdir()
@@ -133,13 +133,13 @@ def saves_apart(report: Report, plan: Plan, root: str) -> None:
     job = parallelize(whole_module(plan.model, 0), plan)
     job.step(batches(plan, 0).batch(0))
     try:
-        Saving(job, f"{root}/{rank}", step=1, seed=0, data="synthetic").wait()
+        AsyncCheckpoint(job, f"{root}/{rank}", step=1, seed=0, data="synthetic").wait()
     except ConfigError:
         torch.distributed.barrier()  # a team ends with its first refusal, and the other rank tidies up yet
         raise
 
 
-def test_parts_that_rank_0_does_not_see_are_no_checkpoint(team: Team, tmp_path: Path) -> None:
+def test_parts_that_rank_0_does_not_see_are_no_checkpoint(team: WorkerPool, tmp_path: Path) -> None:
     plan = make_plan("dp=2,zero_stage=1")
     with pytest.raises(ConfigError, match="a folder that all hosts share") as refused:
         team.run(2, saves_apart, plan, str(tmp_path))
@@ -150,9 +150,9 @@ def test_parts_that_rank_0_does_not_see_are_no_checkpoint(team: Team, tmp_path: 
 
 def test_a_part_that_is_too_short_is_not_whole(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"1234")
-    check_seen(str(tmp_path), [{"a": 4}], ["here"])
+    check_visible(str(tmp_path), [{"a": 4}], ["here"])
     with pytest.raises(ConfigError, match="written by rank 0 on here; found 4 bytes"):
-        check_seen(str(tmp_path), [{"a": 5}], ["here"])
+        check_visible(str(tmp_path), [{"a": 5}], ["here"])
 
 
 def cannot_load(report: Report, plan: Plan, folder: str) -> str:
@@ -166,24 +166,26 @@ def cannot_load(report: Report, plan: Plan, folder: str) -> str:
 def saves_once(report: Report, plan: Plan, root: str) -> None:
     job = parallelize(whole_module(plan.model, 0), plan)
     job.step(batches(plan, 0).batch(0))
-    Saving(job, root, step=1, seed=0, data="synthetic").wait()
+    AsyncCheckpoint(job, root, step=1, seed=0, data="synthetic").wait()
 
 
-def test_a_checkpoint_that_cannot_be_read_is_one_line_on_every_rank(team: Team, tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_read_is_one_line_on_every_rank(team: WorkerPool, tmp_path: Path) -> None:
     plan = make_plan("dp=2,zero_stage=1")
     team.run(2, saves_once, plan, str(tmp_path))
     folder = folder_of(str(tmp_path), 1)
     os.unlink(os.path.join(folder, "__1_0.distcp"))
-    for said in team.run(2, cannot_load, plan, folder):
-        assert said.startswith(f"{folder}/__1_0.distcp: cannot be read: no such file") and "\n" not in said
+    for message in team.run(2, cannot_load, plan, folder):
+        assert (
+            message.startswith(f"{folder}/__1_0.distcp: cannot be read: no such file") and "\n" not in message
+        )
     with (
         patch("shardwise.runtime.checkpoint.resumable", lambda *_: (folder, None)),
         pytest.raises(ConfigError, match=r"__1_0\.distcp: cannot be read: no such file"),
     ):
         export(plan, str(tmp_path), str(tmp_path / "out"))
     shutil.rmtree(folder)
-    for said in team.run(2, cannot_load, plan, folder):
-        assert said.startswith(folder) and "cannot be read" in said
+    for message in team.run(2, cannot_load, plan, folder):
+        assert message.startswith(folder) and "cannot be read" in message
 
 
 def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
@@ -200,11 +202,11 @@ def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(tmp_path: Path
         capture_output=True, text=True, check=False, timeout=600, preexec_fn=limit,
     )  # fmt: skip
     assert ran.returncode == 2
-    said = [line for line in ran.stderr.splitlines() if not line.startswith("step ")]
-    assert said[0] == (
+    message = [line for line in ran.stderr.splitlines() if not line.startswith("step ")]
+    assert message[0] == (
         f"shardwise: error: {root}/step-00000002: --checkpoint: cannot be written: file too large"
     )
-    assert said[1].startswith("  to go on from the beginning: shardwise train ") and len(said) == 2
+    assert message[1].startswith("  to go on from the beginning: shardwise train ") and len(message) == 2
     assert os.listdir(root) == []
 
 
@@ -212,7 +214,7 @@ def trained_on(report: Report, plan: Plan, options: TrainOptions) -> None:
     train(report, plan, options)
 
 
-def test_data_is_known_by_what_it_is(team: Team, tmp_path: Path) -> None:
+def test_data_is_known_by_what_it_is(team: WorkerPool, tmp_path: Path) -> None:
     """A copy by another name goes on; a shorter file, another one and an order of before do not."""
     plan = make_plan("dp=2")
     data, root = tmp_path / "tokens.bin", str(tmp_path / "ck")

@@ -20,11 +20,11 @@ from tests.runtime.plans import make_plan
 from tests.runtime.test_runtime_checkpoint import children
 from tests.runtime.test_runtime_manifest import saved_plan
 
-from shardwise.app.cli.launched import one_voice, place_of
+from shardwise.app.cli.launched import launched_rank_of, report_on_rank_0
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.plan import write_plan
-from shardwise.runtime import Meeting
+from shardwise.runtime import Rendezvous
 from shardwise.runtime.team import HOST
 
 
@@ -70,11 +70,11 @@ def test_variables_that_make_no_sense_are_one_line(
     error = capsys.readouterr().err
     assert error.startswith(f"shardwise: error: {named}") and error.count("\n") == 1
     with pytest.raises(ConfigError):
-        place_of(os.environ)
+        launched_rank_of(os.environ)
 
 
 @pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("1", 0)])
-def test_options_that_are_wrong_are_said_once(
+def test_options_that_are_wrong_are_reported_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: str, lines: int
 ) -> None:
     for name, text in variables(rank, "2", "29500").items():
@@ -82,11 +82,11 @@ def test_options_that_are_wrong_are_said_once(
     assert main(["train", "p.yaml", "--steps", "0"]) == 2
     assert capsys.readouterr().err.count("\n") == lines
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
-    with pytest.raises(ConfigError), one_voice():
+    with pytest.raises(ConfigError), report_on_rank_0():
         raise ConfigError("is wrong")
 
 
-def together(monkeypatch: pytest.MonkeyPatch, *works: Callable[[Meeting], Any]) -> list[Any]:
+def together(monkeypatch: pytest.MonkeyPatch, *works: Callable[[Rendezvous], Any]) -> list[Any]:
     """What each rank's work returns, in threads that meet here."""
     monkeypatch.setenv("MASTER_ADDR", HOST)
     monkeypatch.setenv("MASTER_PORT", free_port())
@@ -94,9 +94,9 @@ def together(monkeypatch: pytest.MonkeyPatch, *works: Callable[[Meeting], Any]) 
     meetings = []  # rank 0's keeps the store as long as it is there
 
     def take_part(rank: int) -> None:
-        meeting = Meeting(rank, len(works), timeout_s=60.0)
-        meetings.append(meeting)
-        found[rank] = works[rank](meeting)
+        rendezvous = Rendezvous(rank, len(works), timeout_s=60.0)
+        meetings.append(rendezvous)
+        found[rank] = works[rank](rendezvous)
 
     threads = [threading.Thread(target=take_part, args=(rank,)) for rank in range(len(works))]
     for thread in threads:
@@ -106,34 +106,39 @@ def together(monkeypatch: pytest.MonkeyPatch, *works: Callable[[Meeting], Any]) 
     return found
 
 
-def says(*rounds: ConfigError | None) -> Callable[[Meeting], list[str]]:
-    return lambda meeting: [str(meeting.agreed(refusal)) for refusal in rounds]
+def reports_errors(*rounds: ConfigError | None) -> Callable[[Rendezvous], list[str]]:
+    return lambda rendezvous: [str(rendezvous.agree_on_error(refusal)) for refusal in rounds]
 
 
 def test_all_hear_the_first_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong, other = ConfigError("is wrong", key="--data", found="x"), ConfigError("is wrong too")
-    found = together(monkeypatch, says(None, None, other), says(None, wrong, wrong), says(None, other, wrong))
+    found = together(
+        monkeypatch,
+        reports_errors(None, None, other),
+        reports_errors(None, wrong, wrong),
+        reports_errors(None, other, wrong),
+    )
     host = socket.gethostname()
-    for said in found:
-        assert said == ["None", f"rank 1 on {host}: --data: is wrong; found x", "is wrong too"]
+    for message in found:
+        assert message == ["None", f"rank 1 on {host}: --data: is wrong; found x", "is wrong too"]
 
 
 def test_the_lowest_rank_that_lives_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    lives = Meeting.is_speaker
+    lives = Rendezvous.is_reporter
     assert together(monkeypatch, lives, lives, lives) == [True, False, False]
     assert together(monkeypatch, lambda _: None, lives, lives) == [None, True, False]
 
-    def posts(meeting: Meeting) -> None:
-        meeting.post(ConfigError("is wrong"))
-        meeting.end(is_speaker=False)
+    def posts(rendezvous: Rendezvous) -> None:
+        rendezvous.report_error(ConfigError("is wrong"))
+        rendezvous.end(is_reporter=False)
 
-    def looks(meeting: Meeting) -> str:
-        while meeting.posted() is None:
+    def reads_error(rendezvous: Rendezvous) -> str:
+        while rendezvous.reported_error() is None:
             time.sleep(0.05)
-        meeting.end(is_speaker=True)
-        return str(meeting.posted())
+        rendezvous.end(is_reporter=True)
+        return str(rendezvous.reported_error())
 
-    assert together(monkeypatch, looks, posts)[0] == f"rank 1 on {socket.gethostname()}: is wrong"
+    assert together(monkeypatch, reads_error, posts)[0] == f"rank 1 on {socket.gethostname()}: is wrong"
 
 
 def test_a_rank_that_never_comes_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +147,7 @@ def test_a_rank_that_never_comes_is_not_waited_for_long(monkeypatch: pytest.Monk
         monkeypatch.setenv("MASTER_PORT", free_port())
         start_s = time.monotonic()
         with pytest.raises(ConfigError, match="MASTER_PORT: processes cannot meet there"):
-            Meeting(rank, 2, timeout_s=1.0)
+            Rendezvous(rank, 2, timeout_s=1.0)
         assert time.monotonic() - start_s < 30.0
 
 
@@ -166,9 +171,9 @@ def test_what_one_rank_lacks_ends_both_with_one_line(tmp_path: Path) -> None:
         )
     of_rank_1 = running[1].communicate(timeout=120)[1]
     running[0].send_signal(signal.SIGTERM)  # as a launcher does when it has seen rank 1 end
-    said = [running[0].communicate(timeout=120)[1], of_rank_1]
+    message = [running[0].communicate(timeout=120)[1], of_rank_1]
     assert [process.returncode for process in running] == [2, 2]
-    lines = [[line for line in text.splitlines() if line.startswith("shardwise")] for text in said]
+    lines = [[line for line in text.splitlines() if line.startswith("shardwise")] for text in message]
     assert lines[0] == [
         f"shardwise: error: rank 1 on {socket.gethostname()}: t.bin: cannot be read:"
         " no such file or directory"
@@ -177,15 +182,15 @@ def test_what_one_rank_lacks_ends_both_with_one_line(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "0") == ["t.bin"] and os.listdir(tmp_path / "1") == []
 
 
-def test_where_rank_0_is_killed_another_says_how_to_go_on(tmp_path: Path) -> None:
+def test_where_rank_0_is_killed_another_reports_how_to_resume(tmp_path: Path) -> None:
     plan, root = str(tmp_path / "p.yaml"), tmp_path / "ck"
     write_plan(plan, make_plan("dp=2"))
     path = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"
     command = [sys.executable, "-m", "shardwise", "launch", plan, "--with", "torchrun", "--"]
-    with open(tmp_path / "said", "w") as said:
+    with open(tmp_path / "said", "w") as message:
         run = subprocess.Popen(
             [*command, "--steps", "100000", "--checkpoint", str(root), "--checkpoint-every", "5"],
-            env={**os.environ, "PATH": path}, stderr=said,
+            env={**os.environ, "PATH": path}, stderr=message,
         )  # fmt: skip
     while not (root / "step-00000005" / "manifest.json").exists():
         assert run.poll() is None

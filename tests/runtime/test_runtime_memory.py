@@ -143,8 +143,8 @@ def test_what_is_offloaded_is_not_on_the_device(
     assert ratio(plan_on(devices, text, batch, dtype, small(text, full))) == pytest.approx(1.0, abs=WITHIN)
 
 
-def test_a_twin_whose_layers_do_not_leave_is_caught() -> None:
-    with patch("shardwise.runtime.host_activations.HostActivations._settle", lambda _: None):
+def test_a_mutant_whose_layers_do_not_leave_is_caught() -> None:
+    with patch("shardwise.runtime.host_activations.ActivationOffload._finish_offload", lambda _: None):
         assert ratio(plan_on(1, "micro_batch_size=8,offload=activations", 8, "bf16")) > 1.0 + WITHIN
 
 
@@ -216,12 +216,12 @@ def plain_gate(gate: torch.Tensor, up: torch.Tensor, kind: Any) -> torch.Tensor:
     return nn.functional.silu(gate) * up
 
 
-def test_a_twin_whose_loss_copies_logits_once_more_is_caught(full: bool) -> None:
+def test_a_mutant_whose_loss_copies_logits_once_more_is_caught(full: bool) -> None:
     with patch("shardwise.runtime.loss._probabilities", lambda logits: logits.float().softmax(-1)):
         assert ratio(plan_on(1, "micro_batch_size=8", 8, "bf16", small("", full))) > 1.0 + WITHIN_ALONE
 
 
-def test_a_twin_that_keeps_more_is_caught(full: bool) -> None:
+def test_a_mutant_that_keeps_more_is_caught(full: bool) -> None:
     """Norms and gated activations as PyTorch has them keep three more tensors a layer."""
     with (
         patch("shardwise.runtime.modules.RmsNorm", plain_norm),

@@ -76,14 +76,17 @@ def test_the_loss_is_pytorchs_cross_entropy(dtype: torch.dtype) -> None:
     logits, targets = torch.randn(2, 3, 11).to(dtype), torch.randint(11, (2, 3))
     logits[0, 0], targets[0, 0] = -300.0, 4
     logits[0, 0, 7] = 0.0
-    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    ours, to_hugging_face = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     loss = batch_share_loss(12, 11, None)(ours * 1, targets)  # not a leaf: it is used up
-    expected = functional.cross_entropy(theirs.float().flatten(0, 1), targets.flatten(), reduction="sum") / 12
+    expected = (
+        functional.cross_entropy(to_hugging_face.float().flatten(0, 1), targets.flatten(), reduction="sum")
+        / 12
+    )
     loss.backward()
     expected.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6) and loss > 300 / 12
-    assert ours.grad is not None and theirs.grad is not None
-    torch.testing.assert_close(ours.grad, theirs.grad)
+    assert ours.grad is not None and to_hugging_face.grad is not None
+    torch.testing.assert_close(ours.grad, to_hugging_face.grad)
 
 
 HUGGING_FACE: dict[str, dict[str, Any]] = {
@@ -134,10 +137,10 @@ def _perturb(module: torch.nn.Module) -> None:
 
 def _copy(source: Any, target: torch.nn.Module, model: Model) -> None:
     """Parameters of a Transformers model into ours, by its names."""
-    theirs = dict(source.named_parameters())
+    to_hugging_face = dict(source.named_parameters())
     with torch.no_grad():
         for name, parameter in target.named_parameters():
-            parameter.copy_(_theirs(name, theirs, model))
+            parameter.copy_(_theirs(name, to_hugging_face, model))
 
 
 ENDS = {
@@ -166,29 +169,29 @@ INNER = {
 }  # fmt: skip
 
 
-def _theirs(name: str, theirs: dict[str, torch.Tensor], model: Model) -> torch.Tensor:
+def _theirs(name: str, to_hugging_face: dict[str, torch.Tensor], model: Model) -> torch.Tensor:
     family = model.family if model.family in ENDS else "llama"
     embedding, norm, output, layers = ENDS[family]
     stem, _, kind = name.rpartition(".")
     simple = {"embedding.tokens": embedding, "head.norm": norm, "head.output": output}
     if stem == "embedding.positions":
-        return theirs["transformer.wpe.weight"]
+        return to_hugging_face["transformer.wpe.weight"]
     if stem in simple:
-        return theirs[f"{simple[stem]}.{kind}"]
+        return to_hugging_face[f"{simple[stem]}.{kind}"]
     _, index, inner = stem.split(".", 2)
     at = f"{layers}.{index}"
     if inner in INNER[family]:
-        tensor = theirs[f"{at}.{INNER[family][inner]}.{kind}"]
+        tensor = to_hugging_face[f"{at}.{INNER[family][inner]}.{kind}"]
         # GPT-2's matrices are stored [in, out]
         return tensor.t() if family == "gpt2" and tensor.dim() == 2 else tensor
     if inner == "mlp.experts":  # gate and up are one tensor
         if kind == "down":
-            return theirs[f"{at}.mlp.experts.down_proj"]
-        return theirs[f"{at}.mlp.experts.gate_up_proj"].chunk(2, dim=1)[("gate", "up").index(kind)]
+            return to_hugging_face[f"{at}.mlp.experts.down_proj"]
+        return to_hugging_face[f"{at}.mlp.experts.gate_up_proj"].chunk(2, dim=1)[("gate", "up").index(kind)]
     part = ("q", "k", "v").index(inner[-1])
     if family == "gpt2":
-        return theirs[f"{at}.attn.c_attn.{kind}"].chunk(3, dim=-1)[part].t()
-    fused = theirs[f"{at}.attention.query_key_value.{kind}"]  # head by head: q, k, v
+        return to_hugging_face[f"{at}.attn.c_attn.{kind}"].chunk(3, dim=-1)[part].t()
+    fused = to_hugging_face[f"{at}.attention.query_key_value.{kind}"]  # head by head: q, k, v
     return fused.view(model.heads, 3, -1, *fused.shape[1:])[:, part].flatten(0, 1)
 
 

@@ -12,8 +12,8 @@ from tests.runtime.plans import make_plan
 from tests.sampling import sample_of
 
 from shardwise.plan import Plan
-from shardwise.runtime import Job, Report, Team, move, parallelize
-from shardwise.runtime.checkpoint import Saving, load, resumable
+from shardwise.runtime import Report, TrainingJob, WorkerPool, migrate, parallelize
+from shardwise.runtime.checkpoint import AsyncCheckpoint, load, resumable
 from shardwise.runtime.gradients import local
 from shardwise.runtime.private import process_groups
 from shardwise.runtime.state import state_of
@@ -21,25 +21,25 @@ from shardwise.runtime.state import state_of
 BEFORE, AFTER = 2, 2
 """Steps before and behind the move."""
 
-PIECE_BYTES = 4096
+MESSAGE_BYTES = 4096
 
 
-def differing(one: Job, other: Job) -> list[str]:
+def differing(one: TrainingJob, other: TrainingJob) -> list[str]:
     """The names of what differs in any bit."""
     first, second = state_of(one), state_of(other)
     return [name for name in {**first, **second} if not torch.equal(local(first[name]), local(second[name]))]
 
 
-def moved(
-    report: Report, before: Plan, after: Plan, root: str, piece_bytes: int
+def migrated_run(
+    report: Report, before: Plan, after: Plan, root: str, message_bytes: int
 ) -> tuple[list[str], list[float], bool]:
     """A run under one plan that goes on under the other: what differs from the checkpoint's, all losses, and
     whether groups of processes are left that nothing uses."""
     job = parallelize(whole_module(before.model, 0), before, lr=LR, max_norm=MAX_NORM)
     losses = [job.step(batches(before, 0).batch(step)).loss for step in range(BEFORE)]
-    Saving(job, root, step=BEFORE, seed=0, data="synthetic").wait()
+    AsyncCheckpoint(job, root, step=BEFORE, seed=0, data="synthetic").wait()
     earlier = process_groups()
-    job, _ = move(job, after, piece_bytes=piece_bytes)
+    job, _ = migrate(job, after, message_bytes=message_bytes)
     left = bool(earlier & process_groups())
     other = parallelize(whole_module(after.model, 5), after, lr=LR, max_norm=MAX_NORM)
     load(other, resumable(after, root)[0])
@@ -48,7 +48,7 @@ def moved(
     return different, losses, left
 
 
-MOVES = [
+MIGRATIONS = [
     (
         "dp=2,ep=2,zero_stage=1,micro_batch_size=4,offload=optimizer",
         "tp=2,ep=1,micro_batch_size=4",
@@ -68,7 +68,7 @@ MOVES = [
     ("tp=2,cp=2,micro_batch_size=4", "pp=4,schedule=1f1b,micro_batch_size=2", "llama", "adamw"),
     ("dp=2,zero_stage=1,offload=optimizer", "pp=2,schedule=1f1b,offload=both", "gpt", "adamw"),
 ]
-MORE_MOVES = [
+MORE_MIGRATIONS = [
     (
         "tp=2,ep=1,micro_batch_size=4",
         "dp=2,ep=2,zero_stage=3,micro_batch_size=4,offload=both",
@@ -106,15 +106,17 @@ MORE_MOVES = [
 """Run with `--full` alone: what they have, a move above has too."""
 
 
-@pytest.mark.parametrize(("before", "after", "model", "optimizer"), sample_of([*MOVES, *MORE_MOVES], MOVES))
-def test_state_moves_bit_by_bit(
-    team: Team, tmp_path: Path, before: str, after: str, model: str, optimizer: str
+@pytest.mark.parametrize(
+    ("before", "after", "model", "optimizer"), sample_of([*MIGRATIONS, *MORE_MIGRATIONS], MIGRATIONS)
+)
+def test_migration_preserves_state_bit_by_bit(
+    team: WorkerPool, tmp_path: Path, before: str, after: str, model: str, optimizer: str
 ) -> None:
     """In many messages, several of which are under way at a time."""
     first, second = (make_plan(text, model=model, optimizer=optimizer) for text in (before, after))
     whole = single_process(first, seed=0, steps=BEFORE + AFTER).losses
-    asked = first, second, str(tmp_path), PIECE_BYTES
-    for different, losses, left in team.run(second.cluster.devices, moved, *asked):
+    requested = first, second, str(tmp_path), MESSAGE_BYTES
+    for different, losses, left in team.run(second.cluster.devices, migrated_run, *requested):
         assert different == []
         assert losses == pytest.approx(whole, rel=2e-5)
         assert not left

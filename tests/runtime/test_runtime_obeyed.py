@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from tests.runtime.charged import KINDS, charged
+from tests.runtime.charged import KINDS, predicted
 from tests.runtime.equality import batches, whole_module
 from tests.runtime.plans import make_plan
 from torch import distributed
@@ -22,8 +22,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from shardwise.cluster import find_device
 from shardwise.plan import Plan
-from shardwise.runtime import Job, Report, Team, parallelize
-from shardwise.runtime.collectives import Collective, recorded
+from shardwise.runtime import Report, TrainingJob, WorkerPool, parallelize
+from shardwise.runtime.collectives import CollectiveRecord, record_collectives
 
 Times = dict[tuple[str, int], int]
 """How often a step has a collective of a kind and of so many bytes."""
@@ -42,13 +42,13 @@ parameters; in a layer 4 * 33 * 32 of attention, 33 * 64 + 65 * 32 of the MLP an
 @dataclass(frozen=True)
 class Case:
     """`obeyed` are the collectives that are charged with the same bytes; `summed` those whose bytes together
-    are charged in one; `beside` what is not charged, with the reason in a comment."""
+    are charged in one; `extra` what is not charged, with the reason in a comment."""
 
     text: str
     model: str = "llama"
     obeyed: Times = field(default_factory=dict)
     summed: Times = field(default_factory=dict)
-    beside: Times = field(default_factory=dict)
+    extra: Times = field(default_factory=dict)
 
 
 GLOO = find_device("cpu").backend
@@ -60,10 +60,10 @@ def each_block(kind: str, times: int, blocks: dict[int, int] = BLOCKS) -> Times:
 
 CASES = {
     # One reduction of all gradients.
-    "replicas": Case("dp=2,micro_batch_size=2", summed=each_block("all_reduce", 1), beside=NORM),
+    "replicas": Case("dp=2,micro_batch_size=2", summed=each_block("all_reduce", 1), extra=NORM),
     # Both ends of a tied table are one block.
     "replicas of a tied table": Case(
-        "dp=2,micro_batch_size=2", "gpt", summed=each_block("all_reduce", 1, TIED_BLOCKS), beside=NORM
+        "dp=2,micro_batch_size=2", "gpt", summed=each_block("all_reduce", 1, TIED_BLOCKS), extra=NORM
     ),
     "optimizer states of a tied table": Case(
         "dp=2,zero_stage=1,micro_batch_size=2",
@@ -72,26 +72,26 @@ CASES = {
             **each_block("reduce_scatter", 1, TIED_BLOCKS),
             **each_block("all_gather", 1, TIED_BLOCKS),
         },
-        beside=NORM,
+        extra=NORM,
     ),
     # Gradients to their owners once, parameters back once.
     "optimizer states": Case(
         "dp=2,zero_stage=1,micro_batch_size=2",
         summed={**each_block("reduce_scatter", 1), **each_block("all_gather", 1)},
-        beside=NORM,
+        extra=NORM,
     ),
     # Two microbatches: gradients to their owners in each.
     "gradients": Case(
         "dp=2,zero_stage=2,micro_batch_size=2",
         obeyed=each_block("reduce_scatter", 2),
         summed=each_block("all_gather", 1),
-        beside=NORM,
+        extra=NORM,
     ),
     # Parameters gathered in both passes of both microbatches.
     "parameters": Case(
         "dp=2,zero_stage=3,micro_batch_size=2",
         obeyed={**each_block("reduce_scatter", 2), **each_block("all_gather", 4)},
-        beside=NORM,
+        extra=NORM,
     ),
     # Two groups of two: what is scattered within them (half of it here) is reduced between them at the end.
     "groups of replicas": Case(
@@ -101,7 +101,7 @@ CASES = {
             **each_block("all_gather", 1),
             **{("all_reduce", nbytes // 2): count for nbytes, count in BLOCKS.items()},
         },
-        beside=NORM,
+        extra=NORM,
     ),
     # Eight microbatches of a row: two sums in each layer's forward and two in its backward, one behind the
     # embedding and one in the backward of the head. The loss on divided logits has a maximum of 32 tokens,
@@ -109,13 +109,13 @@ CASES = {
     "tensor ranks": Case(
         "tp=2,sequence_parallel=false",
         obeyed={("all_reduce", 4_096): 8 * (4 * 4 + 2)},
-        beside={**NORM, ("all_reduce", 32 * 4): 8, ("all_reduce", 2 * 32 * 4): 8},
+        extra={**NORM, ("all_reduce", 32 * 4): 8, ("all_reduce", 2 * 32 * 4): 8},
     ),
     # Each sum is a reduce-scatter and an all-gather; gradients of 9 norms are added up.
     "divided sequence": Case(
         "tp=2,sequence_parallel=true",
         obeyed={("all_gather", 4_096): 8 * (4 * 4 + 2), ("reduce_scatter", 4_096): 8 * (4 * 4 + 2)},
-        beside={**NORM, ("all_reduce", 32 * 4): 8 + 9, ("all_reduce", 2 * 32 * 4): 8},
+        extra={**NORM, ("all_reduce", 32 * 4): 8 + 9, ("all_reduce", 2 * 32 * 4): 8},
     ),
     # Attention: half of the sequence's queries, keys, values and outputs, forward and backward:
     # 16 tokens * (4 + 2 + 2 + 4) heads * 8 * 4 bytes, of which each quarter on average is 1,536.
@@ -123,13 +123,13 @@ CASES = {
         "cp=2,cp_kind=all_to_all",
         summed=each_block("all_reduce", 1),
         obeyed={("all_to_all", 2_048): 8 * 4 * 4, ("all_to_all", 1_024): 8 * 4 * 4},
-        beside=NORM,
+        extra=NORM,
     ),
     # Three hidden states of two rows each way, from rank 0 two forward; backward two come.
     "pipeline": Case(
         "pp=2,schedule=1f1b,micro_batch_size=2",
         obeyed={("send", 8_192): 4},
-        beside={**NORM, ("recv", 8_192): 4},
+        extra={**NORM, ("recv", 8_192): 4},
     ),
     # Each of two tensor ranks sends half, and the halves are joined behind the hop: on rank 0 those of the
     # gradients.
@@ -140,7 +140,7 @@ CASES = {
             ("all_gather", 8_192): 4,
             ("all_reduce", 8_192): 4 * (2 * 4 + 1),
         },
-        beside={**NORM, ("recv", 4_096): 4},
+        extra={**NORM, ("recv", 4_096): 4},
     ),
 }
 
@@ -148,16 +148,16 @@ QUARTERS = {("all_to_all", 2_048): 1_536, ("all_to_all", 1_024): 1_536}
 """Queries and outputs are larger than keys and values; the cost model charges four of their average."""
 
 
-def step_of(report: Report, plan: Plan) -> Counter[Collective]:
+def step_of(report: Report, plan: Plan) -> Counter[CollectiveRecord]:
     """The collectives of a rank's second step (the first makes what is made once)."""
     job = parallelize(whole_module(plan.model, 0), plan)
     job.step(batches(plan, 0).batch(0))
-    with recorded() as record:
+    with record_collectives() as record:
         job.step(batches(plan, 0).batch(1))
     return record.counts
 
 
-def times_of(counts: Counter[Collective]) -> Times:
+def times_of(counts: Counter[CollectiveRecord]) -> Times:
     return {(collective.kind, collective.nbytes): times for collective, times in counts.items()}
 
 
@@ -169,27 +169,27 @@ def total(*parts: Times) -> Times:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_has_the_collectives_that_are_charged(team: Team, name: str) -> None:
+def test_a_step_has_the_collectives_that_are_predicted(team: WorkerPool, name: str) -> None:
     case = CASES[name]
     plan = make_plan(case.text, model=case.model)
     found = times_of(team.run(plan.cluster.devices, step_of, plan)[0])
-    assert found == total(case.obeyed, case.summed, case.beside)
-    priced = charged(plan)
+    assert found == total(case.obeyed, case.summed, case.extra)
+    estimated = predicted(plan)
     for kind, nbytes in case.obeyed:
-        assert (KINDS[GLOO.does(kind)], QUARTERS.get((kind, nbytes), nbytes)) in priced
+        assert (KINDS[GLOO.substitute(kind)], QUARTERS.get((kind, nbytes), nbytes)) in estimated
     for kind in {kind for kind, _ in case.summed}:
         together = sum(nbytes * times for (other, nbytes), times in case.summed.items() if other == kind)
-        assert (KINDS[GLOO.does(kind)], together) in priced
+        assert (KINDS[GLOO.substitute(kind)], together) in estimated
 
 
-def test_a_ring_passes_keys_and_values_once_around(team: Team) -> None:
+def test_a_ring_passes_keys_and_values_once_around(team: WorkerPool) -> None:
     """Of two ranks' keys and values (4,096 bytes, charged once forward and twice backward) each sends its
     half: forward keys and values of 1,024 bytes, backward these, and their gradients twice, the second time
     home; of those the cost model charges one. 8 microbatches of 4 layers."""
     plan = make_plan("cp=2")
     found = times_of(team.run(2, step_of, plan)[0])
     assert found[("send", 1_024)] == found[("recv", 1_024)] == 8 * 4 * (2 + 2 + 2 * 2)
-    assert ("pass", 2 * 2_048) in charged(plan)
+    assert ("pass", 2 * 2_048) in predicted(plan)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_ring_passes_keys_and_values_once_around(team: Team) -> None:
         ("tp=2,ep=2,sequence_parallel=false", 4_096),
     ],
 )
-def test_tokens_go_to_their_experts_and_back(team: Team, text: str, row_bytes: int) -> None:
+def test_tokens_go_to_their_experts_and_back(team: WorkerPool, text: str, row_bytes: int) -> None:
     """Forward and backward, there and back, in each of 4 layers and of a replica's microbatches. What a rank
     sends back depends on the routing; together they send what came. The cost model charges the load of the
     busiest, 1.1 by default. Counts (8 bytes for each expert) and probabilities (4 bytes a row) are beside it.
@@ -218,22 +218,22 @@ def test_tokens_go_to_their_experts_and_back(team: Team, text: str, row_bytes: i
     calls = 2 * microbatches * 4 * 4  # on two ranks
     assert sum(times for _, times in sent) == calls
     assert sum(nbytes * times for nbytes, times in sent) == calls * row_bytes
-    assert ("all_to_all", round(1.1 * row_bytes, 3)) in charged(plan)
+    assert ("all_to_all", round(1.1 * row_bytes, 3)) in predicted(plan)
     assert all(rank[("all_to_all", 4 * 8)] == microbatches * 4 for rank in ranks)
     if plan.best.strategy.tp > 1:  # all tokens again, from halves
         assert all(rank[("all_gather", 4_096)] == 2 * microbatches * 4 for rank in ranks)
-        assert ("pass", 4_096) in charged(plan)
+        assert ("pass", 4_096) in predicted(plan)
 
 
-def test_parts_of_experts_are_gathered_and_added_up(team: Team) -> None:
+def test_parts_of_experts_are_gathered_and_added_up(team: WorkerPool) -> None:
     """64 rows of 128 bytes, half from each of two ranks; forward and backward, 8 microbatches of 4 layers."""
     plan = make_plan("tp=2,etp=2,sequence_parallel=true", model="mixtral")
     found = times_of(team.run(2, step_of, plan)[0])
     assert found[("all_gather", 8_192)] == found[("reduce_scatter", 8_192)] == 2 * 8 * 4
-    assert {("pass", round(1.1 * 8_192, 3)), ("all_reduce", round(1.1 * 8_192, 3))} <= charged(plan)
+    assert {("pass", round(1.1 * 8_192, 3)), ("all_reduce", round(1.1 * 8_192, 3))} <= predicted(plan)
 
 
-def test_latents_are_joined_in_place_of_hidden_states(team: Team) -> None:
+def test_latents_are_joined_in_place_of_hidden_states(team: WorkerPool) -> None:
     """Of a token 36 elements: 20 that queries come from, 12 that keys and values come from, 4 that turn. So
     32 * 36 * 4 = 4,608 bytes in one message a layer and microbatch each way, for which a hidden state (4,096)
     is charged. Each of 8 microbatches joins hidden states before 4 MLPs (one of them of all tokens, three
@@ -247,35 +247,35 @@ def test_latents_are_joined_in_place_of_hidden_states(team: Team) -> None:
     for kind in ("all_gather", "reduce_scatter"):
         assert found[kind, 4_608] == 8 * 4
         assert found[kind, 4_096] == 8 * (4 + 1 + 9)
-    priced = charged(plan)
-    assert {("pass", 4_096), ("scatter", 4_096)} <= priced
+    estimated = predicted(plan)
+    assert {("pass", 4_096), ("scatter", 4_096)} <= estimated
     whole = {4 * 32: 9, 4 * 20: 4, 4 * 12: 4, 4 * 32 * 20: 4, 4 * 32 * 16: 4, 4 * 8 * 32: 3}
     loss = {4 * 32: 8}
     for nbytes, times in whole.items():
         assert found["all_reduce", nbytes] == times + loss.get(nbytes, 0)
-    assert ("all_reduce", sum(nbytes * times for nbytes, times in whole.items()) - 4 * 32) in priced
+    assert ("all_reduce", sum(nbytes * times for nbytes, times in whole.items()) - 4 * 32) in estimated
 
 
 def begun_before_the_end(report: Report, plan: Plan) -> tuple[int, int]:
     """Of the blocks of this rank's gradients, how many were being reduced when a step's backward passes were
     done; and how many there are."""
     job = parallelize(whole_module(plan.model, 0), plan)
-    assert isinstance(job, Job)
+    assert isinstance(job, TrainingJob)
     (replicas,) = [stage.replicas for _, stage in job.stages if stage.replicas is not None]
     begun = []
     reduce = replicas.reduce
 
-    def told() -> None:
+    def reported() -> None:
         begun.append(len(replicas._works))
         reduce()
 
-    with patch.object(replicas, "reduce", told):
+    with patch.object(replicas, "reduce", reported):
         job.step(batches(plan, 0).batch(0))
     return begun[0], len(replicas.memory)
 
 
 @pytest.mark.parametrize(
-    ("text", "is_beside"),
+    ("text", "is_overlapped"),
     [
         ("dp=2", True),
         ("pp=2,dp=2,schedule=1f1b", True),
@@ -285,10 +285,12 @@ def begun_before_the_end(report: Report, plan: Plan) -> tuple[int, int]:
         ("pp=2,dp=2,schedule=zb_h1", False),
     ],
 )
-def test_gradients_are_summed_beside_the_last_backward_pass(team: Team, text: str, is_beside: bool) -> None:
+def test_gradients_are_reduced_during_the_last_backward_pass(
+    team: WorkerPool, text: str, is_overlapped: bool
+) -> None:
     plan = make_plan(text)
     for begun, blocks in team.run(plan.cluster.devices, begun_before_the_end, plan):
-        assert begun == (blocks if is_beside else 0) and blocks > 1
+        assert begun == (blocks if is_overlapped else 0) and blocks > 1
 
 
 def names_of(report: Report, collective: str) -> list[str]:
@@ -307,5 +309,5 @@ def names_of(report: Report, collective: str) -> list[str]:
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
-def test_gloo_does_what_its_file_says(team: Team, collective: str) -> None:
-    assert team.run(2, names_of, collective) == [[GLOO.does(collective)]] * 2
+def test_gloo_does_what_its_file_says(team: WorkerPool, collective: str) -> None:
+    assert team.run(2, names_of, collective) == [[GLOO.substitute(collective)]] * 2

@@ -25,23 +25,23 @@ from torch.distributed.tensor._redistribute import _gen_transform_infos
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from shardwise.runtime import Report, Team
+from shardwise.runtime import Report, WorkerPool
 from shardwise.runtime.private import (
     COLLECTIVE_OPERATORS,
-    Boxes,
-    LoadsBoxes,
+    ChunkLoadPlanner,
+    ChunkSavePlanner,
     LocalAdamW,
-    SavesBoxes,
+    TensorChunks,
     chunk_of,
     destroy_groups,
     forget_meshes,
-    hosted_shards,
     is_profiled,
-    laid_like,
     multiply_all,
+    offloaded_shards,
     process_groups,
     profiled_events,
     saving_hooks,
+    with_layout_of,
 )
 from shardwise.schedule import NAMES, generate, lower, to_text
 
@@ -63,7 +63,7 @@ def test_the_runtime_takes_actions_with_communication() -> None:
     assert "self.unsharded_stages = set()" in source
 
 
-def test_all_are_multiplied_where_they_lie() -> None:
+def test_all_are_multiplied_in_place() -> None:
     tensors = [torch.ones(2), torch.full((2, 2), 3.0)]
     places = [tensor.data_ptr() for tensor in tensors]
     multiply_all(tensors, 0.5)
@@ -72,7 +72,7 @@ def test_all_are_multiplied_where_they_lie() -> None:
     assert tensors[0].tolist() == [0.5, 0.5] and tensors[1].tolist() == [[1.5, 1.5]] * 2
 
 
-def test_collectives_have_the_operands_that_their_bytes_are_told_by() -> None:
+def test_collectives_have_the_operands_that_their_bytes_are_counted_by() -> None:
     """What is filled comes first and what is given second, or what is given comes first."""
     given_second = {"all_gather": "input", "reduce_scatter": "input", "all_to_all": "input"}
     names = {}
@@ -88,7 +88,7 @@ def test_collectives_have_the_operands_that_their_bytes_are_told_by() -> None:
     assert len(names) == len(COLLECTIVE_OPERATORS)
 
 
-def test_a_profile_tells_when_it_started() -> None:
+def test_a_profile_has_the_time_when_it_started() -> None:
     """Events are told in microseconds since a start that is on the machine's clock in nanoseconds."""
     before = time.time()
     with profile(activities=[ProfilerActivity.CPU]) as profiler, record_function("something"):
@@ -138,13 +138,13 @@ def test_the_stage_asks_for_transfers_and_takes_what_came() -> None:
     }  # fmt: skip
     for name, chunk in names.items():
         assert list(inspect.signature(getattr(PipelineStage, name)).parameters) == ["self", chunk]
-    for name, kept in (
+    for name, expected_text in (
         ("get_fwd_recv_ops", "self.args_recv_info[fwd_chunk_id]"),
         ("get_bwd_recv_ops", "self.grad_recv_info[bwd_chunk_id]"),
         ("get_fwd_send_ops", "self.fwd_cache[fwd_chunk_id]"),
         ("get_bwd_send_ops", "self.bwd_cache.pop(bwd_chunk_id)"),
     ):
-        assert kept in inspect.getsource(getattr(PipelineStage, name))
+        assert expected_text in inspect.getsource(getattr(PipelineStage, name))
     votes = inspect.getsource(_PipelineScheduleRuntime._warmup_p2p)
     assert "_warmup_forward_vote" in votes and "_warmup_backward_result" in votes
     assert "if result.item() == 1" in votes
@@ -161,7 +161,7 @@ def third_of_four() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("third_of_four")
-def test_a_part_of_a_tensor_is_told_by_where_it_starts() -> None:
+def test_a_chunk_of_a_tensor_is_known_by_where_it_starts() -> None:
     # 10 rows in four parts: 3, 3, 3 and 1; the third starts at row 6.
     mesh = init_device_mesh("cpu", (4,))
     divided = DTensor.from_local(
@@ -171,7 +171,7 @@ def test_a_part_of_a_tensor_is_told_by_where_it_starts() -> None:
     assert chunk_of(torch.zeros(2, 3)) == ((0, 0), (2, 3))
 
 
-def stepped(_report: Report, twin: str | None) -> tuple[float, list[bool]]:
+def stepped(_report: Report, mutant: str | None) -> tuple[float, list[bool]]:
     """Three steps over a divided, a replicated and a plain tensor: how far they end from those of PyTorch's
     own AdamW over whole ones, and whether states are laid out as their parameters.
 
@@ -189,7 +189,7 @@ def stepped(_report: Report, twin: str | None) -> tuple[float, list[bool]]:
     own = [each.requires_grad_() for each in (*own, whole[2].detach().clone())]
     plain = torch.optim.AdamW(whole, lr=0.1, fused=True)
     local = LocalAdamW(own, lr=0.1, fused=True)
-    with patch(*(twin, lambda grad, _: grad)) if twin else nullcontext():
+    with patch(*(mutant, lambda grad, _: grad)) if mutant else nullcontext():
         for _ in range(3):
             for each in whole:
                 each.grad = torch.randn((4, 3), generator=generator)
@@ -206,13 +206,13 @@ def stepped(_report: Report, twin: str | None) -> tuple[float, list[bool]]:
     )
 
 
-def test_steps_over_local_parts_are_those_over_whole_tensors(team: Team) -> None:
+def test_steps_over_local_parts_are_those_over_whole_tensors(team: WorkerPool) -> None:
     for error, is_laid_out in team.run(2, stepped, None):
         assert error == 0.0 and all(is_laid_out)
 
 
-def test_a_step_that_sums_nothing_up_is_caught(team: Team) -> None:
-    for error, _ in team.run(2, stepped, "shardwise.runtime.private._laid_out_as"):
+def test_a_step_that_sums_nothing_up_is_caught(team: WorkerPool) -> None:
+    for error, _ in team.run(2, stepped, "shardwise.runtime.private._redistributed_like"):
         assert error > 0.01
 
 
@@ -221,13 +221,13 @@ def test_boxes_of_a_tensor_are_saved_and_filled(tmp_path: Path) -> None:
     """4 x 2 elements, saved in two boxes of two rows and read in one of the last three; beside it a plain
     tensor."""
     whole = torch.arange(8.0).reshape(4, 2)
-    saved = Boxes((4, 2), {(0, 0): whole[:2].clone(), (2, 0): whole[2:].clone()})
+    saved = TensorChunks((4, 2), {(0, 0): whole[:2].clone(), (2, 0): whole[2:].clone()})
     checkpoint.save(
-        {"x": saved, "y": torch.ones(3)}, checkpoint_id=tmp_path, planner=SavesBoxes(), no_dist=True
+        {"x": saved, "y": torch.ones(3)}, checkpoint_id=tmp_path, planner=ChunkSavePlanner(), no_dist=True
     )
     rows, plain = torch.zeros(3, 2), torch.zeros(3)
-    wanted = {"x": Boxes((4, 2), {(1, 0): rows}), "y": plain}
-    checkpoint.load(wanted, checkpoint_id=tmp_path, planner=LoadsBoxes(), no_dist=True)
+    required = {"x": TensorChunks((4, 2), {(1, 0): rows}), "y": plain}
+    checkpoint.load(required, checkpoint_id=tmp_path, planner=ChunkLoadPlanner(), no_dist=True)
     assert torch.equal(rows, whole[1:]) and torch.equal(plain, torch.ones(3))
 
 
@@ -249,18 +249,18 @@ def test_a_weight_that_left_the_device_is_gathered_from_the_host(keeps: bool) ->
     right = torch.randn(4, 8)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     fully_shard(stage, mesh=init_device_mesh("cpu", (1,)), mp_policy=policy)
-    ((parameter, shard),) = hosted_shards(stage).items()
-    shard.leave(right.bfloat16(), keeps=keeps)
+    ((parameter, shard),) = offloaded_shards(stage).items()
+    shard.offload(right.bfloat16(), keeps=keeps)
     empty = parameter.detach().to_local()
     assert empty.untyped_storage().nbytes() == 4  # of one element
     with pytest.raises(RuntimeError, match="single memory location"):
         empty.mul_(2.0)
     x = torch.randn(2, 8)
     for scale in (1.0, 3.0):
-        shard.room().copy_(scale * right.bfloat16().flatten())
+        shard.device_buffer().copy_(scale * right.bfloat16().flatten())
         out = stage(x)
         assert torch.equal(out, nn.functional.linear(x.bfloat16(), scale * right.bfloat16()))
-        assert (shard.given is not None) == keeps
+        assert (shard.device_part is not None) == keeps
         out.float().sum().backward()
         assert parameter.grad is not None and parameter.grad.shape == (4, 8)
         assert parameter.grad.dtype == torch.float32
@@ -270,12 +270,12 @@ def test_a_weight_that_left_the_device_is_gathered_from_the_host(keeps: bool) ->
 
 
 @pytest.mark.usefixtures("third_of_four")
-def test_a_part_laid_out_as_another_may_lie_elsewhere() -> None:
+def test_a_part_with_the_layout_of_another_may_be_on_another_device() -> None:
     whole = distribute_tensor(torch.zeros(8, 3), init_device_mesh("cpu", (4,)), [Shard(0)])
-    part = laid_like(torch.ones(2, 3), whole)
+    part = with_layout_of(torch.ones(2, 3), whole)
     assert isinstance(part, DTensor) and part.placements == whole.placements and part.shape == (8, 3)
     assert chunk_of(part) == chunk_of(whole)
-    assert laid_like(torch.ones(2), torch.zeros(2)).tolist() == [1.0, 1.0]
+    assert with_layout_of(torch.ones(2), torch.zeros(2)).tolist() == [1.0, 1.0]
 
 
 @pytest.mark.usefixtures("third_of_four")
@@ -303,7 +303,7 @@ def live_meshes(report: Report) -> int:
 @pytest.mark.parametrize(
     "text", ["tp=2,sequence_parallel=true", "tp=2,dp=2", "dp=2,zero_stage=3", "pp=2,dp=2,zero_stage=1"]
 )
-def test_a_run_leaves_no_groups(team: Team, text: str) -> None:
+def test_a_run_leaves_no_groups(team: WorkerPool, text: str) -> None:
     """Each holds three threads, one of which never sleeps long: a hundred runs would keep a machine busy."""
     plan, whole = make_plan(text), make_plan("tp=1")
     team.run(plan.cluster.devices, divided, plan, single_process(whole, seed=3, steps=1), 3, None)

@@ -21,18 +21,18 @@ from shardwise.app.cli import training
 from shardwise.app.cli.launched import COMMAND_VARIABLE, TORCHRUN_VARIABLE
 from shardwise.app.cli.main import main
 from shardwise.app.cli.output import Output
-from shardwise.app.cli.resuming import going_on, words_again
-from shardwise.app.cli.training_run import Asked, Run, kept_bytes
+from shardwise.app.cli.resuming import resume_arguments, resume_lines
+from shardwise.app.cli.training_run import TrainArguments, TrainingRun, resumed_log_bytes
 from shardwise.errors import ConfigError
 from shardwise.runtime import StepRecord, TrainOptions, team
 
 
-def asked_by(arguments: list[str]) -> Asked:
+def arguments_of(arguments: list[str]) -> TrainArguments:
     """What `train` reads from these arguments."""
-    found: list[Asked] = []
+    found: list[TrainArguments] = []
 
-    def trained(asked: Asked) -> Output:
-        found.append(asked)
+    def trained(arguments: TrainArguments) -> Output:
+        found.append(arguments)
         return Output()
 
     with patch.object(training, "trained", trained):
@@ -43,15 +43,15 @@ def asked_by(arguments: list[str]) -> Asked:
 @pytest.mark.parametrize("lr", ["3e-5", "1E-3", "1e-12", "0.00003", "1.234567890123456e-4", "2.5e+0", ".5"])
 @pytest.mark.parametrize("is_saved", [False, True])
 def test_the_command_that_goes_on_is_one_that_we_take(lr: str, is_saved: bool) -> None:
-    asked = asked_by(
+    arguments = arguments_of(
         ["p.yaml", "--lr", lr, "--steps", "7", "--seed", "3", "--checkpoint", "a folder",
          "--log", "l.jsonl", "--trace", "t.json", "--export", "e", "--restarts", "1",
          "--checkpoint-every", "5", "--data", "d.bin"]
     )  # fmt: skip
-    assert asked.lr == float(lr)
-    options = TrainOptions(steps=7, seed=3, lr=asked.lr, checkpoint="a folder")
-    again = asked_by(["p.yaml", *words_again(asked, options, is_saved=is_saved)])
-    kept = (
+    assert arguments.lr == float(lr)
+    options = TrainOptions(steps=7, seed=3, lr=arguments.lr, checkpoint="a folder")
+    again = arguments_of(["p.yaml", *resume_arguments(arguments, options, is_saved=is_saved)])
+    unchanged = (
         "path",
         "lr",
         "steps",
@@ -63,36 +63,36 @@ def test_the_command_that_goes_on_is_one_that_we_take(lr: str, is_saved: bool) -
         "checkpoint_every",
         "data",
     )
-    assert all(getattr(again, name) == getattr(asked, name) for name in kept)
+    assert all(getattr(again, name) == getattr(arguments, name) for name in unchanged)
     assert again.resume is is_saved and (is_saved or again.seed == 3)
 
 
-def run_in(root: Path, **changes: object) -> tuple[Run, TrainOptions]:
-    asked = Asked(path="p.yaml", steps=4, lr=3e-5, seed=0, checkpoint=str(root), **changes)  # type: ignore[arg-type]
+def run_in(root: Path, **changes: object) -> tuple[TrainingRun, TrainOptions]:
+    arguments = TrainArguments(path="p.yaml", steps=4, lr=3e-5, seed=0, checkpoint=str(root), **changes)  # type: ignore[arg-type]
     plan = make_plan("dp=2")
-    return Run(asked=asked, plan=plan), TrainOptions(steps=4, lr=3e-5, checkpoint=str(root))
+    return TrainingRun(arguments=arguments, plan=plan), TrainOptions(steps=4, lr=3e-5, checkpoint=str(root))
 
 
 def test_the_command_is_the_launchers_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, options = run_in(tmp_path)
     monkeypatch.delenv(COMMAND_VARIABLE, raising=False)
     monkeypatch.delenv(TORCHRUN_VARIABLE, raising=False)
-    (line,) = going_on(run, options)
+    (line,) = resume_lines(run, options)
     assert line.startswith("  to go on from the beginning: shardwise train p.yaml --data synthetic")
     committed(tmp_path, 2, run.plan)  # type: ignore[arg-type]
     monkeypatch.setenv(TORCHRUN_VARIABLE, "x")
-    (line,) = going_on(run, options)
+    (line,) = resume_lines(run, options)
     assert line.startswith(
         "  to go on from the last checkpoint, under the same launcher: shardwise train p.yaml"
     )
     monkeypatch.setenv(COMMAND_VARIABLE, "shardwise launch p.yaml --with torchrun")
-    (line,) = going_on(run, options)
+    (line,) = resume_lines(run, options)
     command = line.removeprefix("  to go on from the last checkpoint: ")
     assert command.startswith("shardwise launch p.yaml --with torchrun -- --data ")
-    assert asked_by(["p.yaml", *shlex.split(command)[6:]]).resume
+    assert arguments_of(["p.yaml", *shlex.split(command)[6:]]).resume
     monkeypatch.setenv(COMMAND_VARIABLE, "")
     committed(tmp_path, 3, make_plan("dp=2", model="gpt"))
-    (line,) = going_on(run, options)
+    (line,) = resume_lines(run, options)
     assert line.startswith("  it cannot go on: ") and "model: is not the plan's" in line
 
 
@@ -102,15 +102,15 @@ def step_line(step: int) -> str:
 
 def test_a_log_keeps_the_steps_up_to_the_checkpoint(tmp_path: Path) -> None:
     log = tmp_path / "l.jsonl"
-    assert kept_bytes(str(log), 3) == 0
+    assert resumed_log_bytes(str(log), 3) == 0
     log.write_text("".join(map(step_line, (1, 2, 3, 4, 5))))
-    assert kept_bytes(str(log), 3) == 3 * len(step_line(1))
+    assert resumed_log_bytes(str(log), 3) == 3 * len(step_line(1))
     log.write_text(step_line(1) + step_line(2)[:-5])  # ended while it wrote
-    assert kept_bytes(str(log), 3) == len(step_line(1))
+    assert resumed_log_bytes(str(log), 3) == len(step_line(1))
     for other in ("no log\n", "[1]\n", '{"loss": 1.0}\n', '{"step": "1"}\n'):
         log.write_text(step_line(1) + other)
         with pytest.raises(ConfigError, match=r"is no log of train.*line 2 without a step"):
-            kept_bytes(str(log), 3)
+            resumed_log_bytes(str(log), 3)
 
 
 def test_a_resumed_run_writes_its_log_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +172,7 @@ def test_sigterm_ends_a_run_as_the_keyboard_does(tmp_path: Path) -> None:
         assert list(Path(temporary).iterdir()) == []
 
 
-@pytest.mark.parametrize("length", [team.TEMPORARY_BYTES, team.TEMPORARY_BYTES + 1])
+@pytest.mark.parametrize("length", [team.MAX_TEMPDIR_BYTES, team.MAX_TEMPDIR_BYTES + 1])
 def test_the_folder_of_temporary_files_may_have_a_long_name(tmp_path: Path, length: int) -> None:
     """A socket's name has an end: at the last length that a fork server can take, and one byte behind it."""
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
@@ -192,7 +192,7 @@ def record(step: int) -> StepRecord:
     )
 
 
-def test_an_error_on_the_way_says_how_to_go_on(tmp_path: Path) -> None:
+def test_an_error_on_the_way_reports_how_to_resume(tmp_path: Path) -> None:
     run, options = run_in(tmp_path)
     error = ConfigError("cannot be written: no space left on device", file="x")
     assert len(training.refused(error, run, options)) == 1

@@ -21,7 +21,7 @@ import shardwise
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.plan import write_plan
-from shardwise.runtime import RankLost, Report, Team, TrainOptions, parallelize, reference_module, train
+from shardwise.runtime import RankLost, Report, TrainOptions, WorkerPool, parallelize, reference_module, train
 from shardwise.runtime.team import HOST, process_group
 from shardwise.sim import COMMUNICATION, COMPUTE
 
@@ -121,7 +121,7 @@ def _refused(report: Report, plan: Any, model: Any) -> str:
     return ""
 
 
-def test_another_model_and_another_number_of_processes_are_refused(team: Team) -> None:
+def test_another_model_and_another_number_of_processes_are_refused(team: WorkerPool) -> None:
     plan, other = make_plan("dp=2"), make_plan("dp=2", model="gpt")
     assert "is not the plan's model" in team.run(2, _refused, plan, other.model)[0]
     assert "another number of processes" in team.run(4, _refused, plan, plan.model)[3]
@@ -141,7 +141,7 @@ def test_the_package_offers_parallelize() -> None:
 @pytest.mark.parametrize(
     "text", ["pp=2,schedule=interleaved_1f1b,vpp=2,micro_batch_size=2", "dp=2,micro_batch_size=2"]
 )
-def test_a_trace_shows_the_actions_of_the_plan_in_its_order(team: Team, text: str) -> None:
+def test_a_trace_shows_the_actions_of_the_plan_in_its_order(team: WorkerPool, text: str) -> None:
     plan = make_plan(text)
     options = TrainOptions(steps=2, is_traced=True)
     for rank, spans in enumerate(team.run(2, train, plan, options)):
@@ -209,7 +209,7 @@ def _started_by(report: Report) -> int:
     return os.getppid()
 
 
-def test_ranks_are_copies_of_one_process(team: Team) -> None:
+def test_ranks_are_copies_of_one_process(team: WorkerPool) -> None:
     """Of another than this, which has imported what they need; on other systems than Linux they are started
     by this one, and import it again."""
     (server,) = set(team.run(2, _started_by))
@@ -219,7 +219,7 @@ def test_ranks_are_copies_of_one_process(team: Team) -> None:
 
 
 def test_a_rank_that_dies_ends_all_and_is_named() -> None:
-    with Team(2) as team:
+    with WorkerPool(2) as team:
         assert team.run(2, _answer, 5) == [5, 6]
         pids = team.pids
         with pytest.raises(RankLost, match="rank 1 was ended by signal 9"):

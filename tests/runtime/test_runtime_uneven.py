@@ -13,8 +13,8 @@ import pytest
 import torch
 from tests.runtime.equality import Difference, Trajectory, batches, single_process, whole_module
 from tests.runtime.plans import make_plan, tiny
-from tests.runtime.twin import broken_twin
-from tests.runtime.uneven_broken import HALF_TWINS, TWINS
+from tests.runtime.twin import with_mutant
+from tests.runtime.uneven_broken import HALF_MUTANTS, MUTANTS
 from tests.runtime.uneven_equality import divided_unevenly
 from tests.runtime.uneven_plans import make_uneven
 from tests.sampling import sample_of
@@ -30,10 +30,10 @@ from shardwise.plan import (
     read_uneven_plan,
     write_uneven_plan,
 )
-from shardwise.runtime import Report, Team, TrainOptions, parallelize, reference_module, train
-from shardwise.runtime.collectives import Collective, recorded
+from shardwise.runtime import Report, TrainOptions, WorkerPool, parallelize, reference_module, train
+from shardwise.runtime.collectives import CollectiveRecord, record_collectives
 from shardwise.runtime.gradients import local
-from shardwise.runtime.holdings import Part, region_of
+from shardwise.runtime.holdings import LocalRegion, region_of
 from shardwise.schedule import generate
 from shardwise.sim import COMPUTE
 
@@ -72,7 +72,7 @@ def expected(model: str, optimizer: str, seed: int, steps: int) -> Trajectory:
 
 
 def run(
-    team: Team, plan: UnevenFile, seed: int = 0, broken: str | None = None, steps: int = STEPS
+    team: WorkerPool, plan: UnevenFile, seed: int = 0, broken: str | None = None, steps: int = STEPS
 ) -> list[Difference]:
     right = expected(plan.model.name, plan.job.optimizer, seed, steps)
     return team.run(plan.cluster.devices, divided_unevenly, plan, right, seed, broken)
@@ -83,7 +83,7 @@ OFTEN = [case for case in MATRIX if case not in (MATRIX[5], MATRIX[11])]
 
 
 @pytest.mark.parametrize(("text", "model", "size"), sample_of(MATRIX, OFTEN))
-def test_an_uneven_run_equals_one_process(team: Team, text: str, model: str, size: int) -> None:
+def test_an_uneven_run_equals_one_process(team: WorkerPool, text: str, model: str, size: int) -> None:
     plan = make_uneven(text, model=model, micro_batch_size=size)
     found = run(team, plan, steps=MORE_STEPS)
     assert max(rank.largest for rank in found) < TOLERANCE
@@ -104,7 +104,7 @@ def check_tables(plan: UnevenFile, found: list[Difference]) -> None:
                 assert ran == list(map(str, row))
 
 
-def test_sgd_another_seed_and_an_idle_rank(team: Team) -> None:
+def test_sgd_another_seed_and_an_idle_rank(team: WorkerPool) -> None:
     plan = make_uneven("5 tp2l4 + 3 l4", optimizer="sgd", devices=4)
     found = run(team, plan, seed=7, steps=MORE_STEPS)
     assert max(rank.largest for rank in found) < TOLERANCE
@@ -116,7 +116,7 @@ HALF_TOLERANCE = 2e-2
 
 
 @pytest.mark.parametrize(("text", "model"), [("6 l4 + 2 l4", "llama"), ("3 l1 tp2l2 l1 + 5 tp2l4", "gpt")])
-def test_bf16_with_fp32_reduction_stays_close(team: Team, text: str, model: str) -> None:
+def test_bf16_with_fp32_reduction_stays_close(team: WorkerPool, text: str, model: str) -> None:
     found = run(team, make_uneven(text, model=model, dtype="bf16"))
     assert 1e-6 < max(rank.loss for rank in found) < HALF_TOLERANCE  # not fp32 under another name
     assert max(rank.norm for rank in found) < HALF_TOLERANCE
@@ -125,7 +125,7 @@ def test_bf16_with_fp32_reduction_stays_close(team: Team, text: str, model: str)
 def _precision(report: Report, plan: UnevenFile, broken: str | None) -> tuple[bool, bool, bool]:
     """Whether the weights compute in bf16 and are what the owned ones round to; whether those are more than
     bf16 can tell before the first step; and whether so are the sums of gradients."""
-    with broken_twin(HALF_TWINS, broken):
+    with with_mutant(HALF_MUTANTS, broken):
         return _precision_of(plan)
 
 
@@ -136,11 +136,11 @@ def _precision_of(plan: UnevenFile) -> tuple[bool, bool, bool]:
         return any(bool((share != share.bfloat16().float()).any()) for share in shares)
 
     def is_rounded() -> bool:
-        owned = job.owned.joined([own for own, _ in job.owned.parameters])
+        owned = job.owned.gathered_regions([own for own, _ in job.owned.parameters])
         return all(
             weight.dtype == torch.bfloat16
             and torch.equal(
-                Part(region_of(weight), {"": local(weight.detach())}).view("", region).flatten(),
+                LocalRegion(region_of(weight), {"": local(weight.detach())}).view("", region).flatten(),
                 values.bfloat16(),
             )
             for (weight, region, _), values in zip(job.owned.regions, owned, strict=True)
@@ -154,23 +154,25 @@ def _precision_of(plan: UnevenFile) -> tuple[bool, bool, bool]:
 
 
 @pytest.mark.parametrize("text", ["3 l1 tp2l3 + 5 l4", "8 l4"])
-def test_in_bf16_weights_and_sums_are_kept_in_fp32(team: Team, text: str) -> None:
+def test_in_bf16_weights_and_sums_are_stored_in_fp32(team: WorkerPool, text: str) -> None:
     plan = make_uneven(text, dtype="bf16")
     devices = plan.cluster.devices
     assert team.run(devices, _precision, plan, None) == [(True, True, True)] * devices
 
 
 @pytest.mark.parametrize(
-    ("twin", "found"),
+    ("mutant", "found"),
     [
         ("gradients are added up in bf16", (True, True, False)),
         ("weights are owned in bf16", (True, False, True)),
         ("weights compute in fp32", (False, True, True)),
     ],
 )
-def test_a_twin_of_other_precision_is_seen(team: Team, twin: str, found: tuple[bool, bool, bool]) -> None:
+def test_a_mutant_of_other_precision_is_seen(
+    team: WorkerPool, mutant: str, found: tuple[bool, bool, bool]
+) -> None:
     """On one rank no weight has two owners, whose sum would hide what is rounded."""
-    assert team.run(1, _precision, make_uneven("8 l4", dtype="bf16"), twin) == [found]
+    assert team.run(1, _precision, make_uneven("8 l4", dtype="bf16"), mutant) == [found]
 
 
 BROKEN = [
@@ -188,24 +190,24 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("twin", "text", "model", "size"), BROKEN)
-def test_a_broken_twin_is_caught(team: Team, twin: str, text: str, model: str, size: int) -> None:
-    found = run(team, make_uneven(text, model=model, micro_batch_size=size), broken=twin)
+@pytest.mark.parametrize(("mutant", "text", "model", "size"), BROKEN)
+def test_a_broken_mutant_is_caught(team: WorkerPool, mutant: str, text: str, model: str, size: int) -> None:
+    found = run(team, make_uneven(text, model=model, micro_batch_size=size), broken=mutant)
     assert max(rank.largest for rank in found) > 100 * TOLERANCE
 
 
-def test_every_twin_is_tried() -> None:
-    assert {twin for twin, *_ in BROKEN} == set(TWINS)
+def test_every_mutant_is_tried() -> None:
+    assert {mutant for mutant, *_ in BROKEN} == set(MUTANTS)
 
 
-def _recorded(report: Report, plan: UnevenFile) -> Counter[Collective]:
+def _recorded(report: Report, plan: UnevenFile) -> Counter[CollectiveRecord]:
     job = parallelize(whole_module(plan.model, 0), plan)
-    with recorded() as record:
+    with record_collectives() as record:
         job.step(batches(plan, 0).batch(0))
     return record.counts
 
 
-def test_each_pair_of_ranks_exchanges_what_both_hold(team: Team) -> None:
+def test_each_pair_of_ranks_reduces_what_both_hold(team: WorkerPool) -> None:
     """A layer of the tiny llama has 32 x 32 (q, out) twice, 32 x 16 (k, v) twice and 3 x 32 x 48 in its MLP:
     7,680 elements that two tensor ranks divide, and 2 norms of 32. With 4 layers, two tables of 96 x 32 and
     the last norm: 36,864 divided, 288 on every rank."""
@@ -221,11 +223,11 @@ def test_each_pair_of_ranks_exchanges_what_both_hold(team: Team) -> None:
         assert wide == [{half: 1, norms: 1}, {half: 1, norms: 1}, {half: 2, norms: 1}]
 
 
-def sizes_of(counts: Counter[Collective]) -> dict[tuple[str, int], int]:
+def sizes_of(counts: Counter[CollectiveRecord]) -> dict[tuple[str, int], int]:
     return {(one.kind, one.nbytes): many for one, many in counts.items()}
 
 
-def test_stages_hand_over_every_element_once(team: Team) -> None:
+def test_stages_send_every_element_once(team: WorkerPool) -> None:
     """A microbatch's hidden states are 32 tokens of 32 elements in fp32: 4,096 bytes, of which two tensor
     ranks have 2,048 each; 8 of them go forth and come back."""
     first, second, last = map(sizes_of, team.run(3, _recorded, make_uneven("8 tp2l1 l3")))
@@ -240,12 +242,12 @@ def _ways(report: Report, plan: UnevenFile) -> list[str]:
     return [layer.recompute for layer in job.stage.layers.values()]
 
 
-def test_every_stage_recomputes_as_planned(team: Team) -> None:
+def test_every_stage_recomputes_as_planned(team: WorkerPool) -> None:
     plan = make_uneven("4 l1full l3 + 4 l4selective")
     assert team.run(3, _ways, plan) == [["full"], ["none"] * 3, ["selective"] * 4]
 
 
-def test_a_trace_shows_every_pipelines_own_actions(team: Team) -> None:
+def test_a_trace_shows_every_pipelines_own_actions(team: WorkerPool) -> None:
     plan = make_uneven("5 l4 + 3 l4")
     for spans, share in zip(
         team.run(2, train, plan, TrainOptions(steps=1, is_traced=True)), (5, 3), strict=True
@@ -354,7 +356,7 @@ def _refused(report: Report, path: str, model: str) -> str:
     return ""
 
 
-def test_another_model_and_another_number_of_processes_are_refused(team: Team, tmp_path: Path) -> None:
+def test_another_model_and_another_number_of_processes_are_refused(team: WorkerPool, tmp_path: Path) -> None:
     path = saved(tmp_path, PLAN)
     assert "is not the plan's model" in team.run(2, _refused, path, "gpt")[0]
     assert "another number of processes" in team.run(3, _refused, path, "llama")[2]

@@ -16,12 +16,21 @@ from torch import Tensor
 
 from shardwise.errors import ConfigError
 from shardwise.plan import Plan, UnevenFile
-from shardwise.runtime import Job, Report, Team, devices, initialise, parallelize, reference_module, values
+from shardwise.runtime import (
+    Report,
+    TrainingJob,
+    WorkerPool,
+    devices,
+    initialise,
+    parallelize,
+    reference_module,
+    values,
+)
 from shardwise.runtime.gradients import local
 from shardwise.runtime.initial import initial_value
 from shardwise.runtime.parallelize import divided
 from shardwise.runtime.transfers import Region
-from shardwise.runtime.uneven import UnevenJob
+from shardwise.runtime.uneven import UnevenTrainingJob
 
 SEED = 3
 
@@ -32,9 +41,9 @@ def first_corner(value: Tensor, region: Region) -> Tensor:
     return value[places]
 
 
-def held(job: Job | UnevenJob) -> list[Tensor]:
+def local_tensors(job: TrainingJob | UnevenTrainingJob) -> list[Tensor]:
     """All values of a rank: its weights, and what it owns of them."""
-    owned = [own for own, _ in job.owned.parameters] if isinstance(job, UnevenJob) else []
+    owned = [own for own, _ in job.owned.parameters] if isinstance(job, UnevenTrainingJob) else []
     return [local(parameter).detach() for parameter in (*job.parameters, *owned)]
 
 
@@ -52,14 +61,14 @@ def filled(
 
     whole = reference_module(plan.model)
     initialise(whole, seed=SEED, layers=plan.model.layers)
-    expected = held(parallelize(whole, plan))
+    expected = local_tensors(parallelize(whole, plan))
     with torch.device("meta"):
         module = reference_module(plan.model)
     with patch.object(devices, "_placed", placed):
         job = divided(module, plan)
     with patch.object(values, "_part", part or values._part):
-        values.fill(job, partial(initial_value, seed=SEED, layers=plan.model.layers))
-    found = held(job)
+        values.fill_parameters(job, partial(initial_value, seed=SEED, layers=plan.model.layers))
+    found = local_tensors(job)
     is_same = len(found) == len(expected) and all(map(torch.equal, found, expected))
     return is_same, sum(local(parameter).numel() for parameter in job.parameters), sum(made)
 
@@ -76,7 +85,9 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("text", "model", "ranks"), WAYS)
-def test_a_divided_model_is_filled_as_a_whole_one(team: Team, text: str, model: str, ranks: int) -> None:
+def test_a_divided_model_is_filled_as_a_whole_one(
+    team: WorkerPool, text: str, model: str, ranks: int
+) -> None:
     plan = make_plan(text, model=model)
     whole = sum(prod(parameter.shape) for parameter in reference_module(plan.model).parameters())
     strategy = plan.best.strategy
@@ -87,13 +98,15 @@ def test_a_divided_model_is_filled_as_a_whole_one(team: Team, text: str, model: 
 
 
 @pytest.mark.parametrize("text", ["5 tp2l4 + 3 l4", "8 tp2l1 l3"])
-def test_an_uneven_model_is_filled_too(team: Team, text: str) -> None:
+def test_an_uneven_model_is_filled_too(team: WorkerPool, text: str) -> None:
     for is_same, elements, made in team.run(3, filled, make_uneven(text), None):
         assert is_same and made == elements
 
 
 @pytest.mark.parametrize("plan", [make_plan(WAYS[2][0], model="gpt"), make_uneven("5 tp2l4 + 3 l4")])
-def test_a_twin_that_forgets_where_a_part_begins_is_caught(team: Team, plan: Plan | UnevenFile) -> None:
+def test_a_mutant_that_forgets_where_a_part_begins_is_caught(
+    team: WorkerPool, plan: Plan | UnevenFile
+) -> None:
     found = team.run(plan.cluster.devices, filled, plan, first_corner)
     assert not all(is_same for is_same, _, _ in found)
 
@@ -106,6 +119,6 @@ def _refused(report: Report, plan: Plan) -> str:
     return str(refused.value)
 
 
-def test_a_module_without_values_is_no_model_to_train(team: Team) -> None:
-    (told,) = set(team.run(2, _refused, make_plan("dp=2", model="gpt")))
-    assert told == "module: has no values yet; found parameters on the meta device; allowed: others"
+def test_a_module_without_values_is_no_model_to_train(team: WorkerPool) -> None:
+    (reported,) = set(team.run(2, _refused, make_plan("dp=2", model="gpt")))
+    assert reported == "module: has no values yet; found parameters on the meta device; allowed: others"

@@ -10,7 +10,7 @@ import pytest
 from shardwise.runtime.waiting import Stopwatch, thread_busy_s
 
 
-def told(*seconds: float | None) -> Iterator[float | None]:
+def reported(*seconds: float | None) -> Iterator[float | None]:
     return iter(seconds)
 
 
@@ -27,8 +27,8 @@ def told(*seconds: float | None) -> Iterator[float | None]:
 def test_what_is_left_of_the_clock_is_waiting(
     busy: tuple[float | None, float | None], exposed_s: float | None
 ) -> None:
-    clock, at_work = iter((10.0, 12.0)), told(*busy)
-    stopwatch = Stopwatch.begun(now=lambda: next(clock), busy=lambda: next(at_work))
+    clock, at_work = iter((10.0, 12.0)), reported(*busy)
+    stopwatch = Stopwatch.started(now=lambda: next(clock), busy=lambda: next(at_work))
     assert stopwatch.read() == (2.0, exposed_s)
 
 
@@ -43,7 +43,7 @@ def test_a_thread_that_waits_for_another_is_not_busy() -> None:
         others_s.append(None if begun_s is None or ended_s is None else ended_s - begun_s)
         done.set()
 
-    before_s, stopwatch = thread_busy_s(), Stopwatch.begun()
+    before_s, stopwatch = thread_busy_s(), Stopwatch.started()
     threading.Thread(target=work).start()
     done.wait()
     _, exposed_s = stopwatch.read()

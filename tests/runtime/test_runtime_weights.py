@@ -17,7 +17,7 @@ from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.model import Model, model_from_config
 from shardwise.plan import write_plan
-from shardwise.runtime import Stage, initialise, load_weights, reference_module, save_weights
+from shardwise.runtime import ModelStage, initialise, load_weights, reference_module, save_weights
 from shardwise.runtime.weights import weights_in
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 96, "n_positions": 32}
@@ -31,19 +31,19 @@ CASES: Mapping[str, Mapping[str, object]] = {
 }
 
 
-def built(name: str, seed: int) -> tuple[Model, Stage]:
+def built(name: str, seed: int) -> tuple[Model, ModelStage]:
     model = model_from_config(CASES[name], name=name)
     return model, whole_module(model, seed)
 
 
-def state_of(module: Stage) -> dict[str, torch.Tensor]:
+def state_of(module: ModelStage) -> dict[str, torch.Tensor]:
     return {name: parameter.detach() for name, parameter in module.named_parameters()}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_written_is_read_back(tmp_path: Path, name: str) -> None:
     model, module = built(name, 3)
-    save_weights(model, state_of(module), str(tmp_path), largest_bytes=20_000)
+    save_weights(model, state_of(module), str(tmp_path), max_file_bytes=20_000)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     files = set(index["weight_map"].values())
     assert len(files) > 2 and files == {path.name for path in tmp_path.glob("*.safetensors")}
@@ -177,5 +177,5 @@ def test_train_starts_from_weights_and_exports_them(
     assert main([*question, "--checkpoint", str(tmp_path / "runs")]) == 0
     before, after = (load_file(folder / "model.safetensors") for folder in (first, last))
     assert before.keys() == after.keys()
-    moved = max(float((before[name] - after[name]).abs().max()) for name in before)
-    assert 1e-3 < moved < 4e-3  # two steps of AdamW at 1e-3, and decay
+    change = max(float((before[name] - after[name]).abs().max()) for name in before)
+    assert 1e-3 < change < 4e-3  # two steps of AdamW at 1e-3, and decay

@@ -20,35 +20,37 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from shardwise.plan import Plan
 from shardwise.runtime import host, host_activations, host_states, parallelize, reference_module
 from shardwise.runtime.gradients import local
-from shardwise.runtime.job import Job
+from shardwise.runtime.job import TrainingJob
 
 
 class Host:
     """Memory of the host, which is not the device's: here both are of one kind."""
 
     def __init__(self) -> None:
-        self._held: dict[int, weakref.ref[Any]] = {}
+        self._references: dict[int, weakref.ref[Any]] = {}
         self._is_making = False
 
-    def room_like(self, tensor: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def host_buffer_like(
+        self, tensor: torch.Tensor, shape: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
         """In the place of the runtime's own."""
         self._is_making = True
-        room = host.room_like(tensor, shape, dtype)
+        buffer = host.host_buffer_like(tensor, shape, dtype)
         self._is_making = False
-        self.take(room)
-        return room
+        self.take(buffer)
+        return buffer
 
     def take(self, tensor: torch.Tensor) -> None:
         """This one lies there too."""
         storage = local(tensor).untyped_storage()
-        self._held[id(storage)] = weakref.ref(storage)
+        self._references[id(storage)] = weakref.ref(storage)
 
     def holds(self, tensor: torch.Tensor | None) -> bool:
         if tensor is None:
             return False
         storage = local(tensor).untyped_storage()
-        held = self._held.get(id(storage))
-        return self._is_making or (held is not None and held() is storage)
+        reference = self._references.get(id(storage))
+        return self._is_making or (reference is not None and reference() is storage)
 
 
 class Tracker(MemTracker):
@@ -90,8 +92,8 @@ def allocated_bytes(plan: Plan, rank: int) -> dict[str, int]:
     fake, there = FakeTensorMode(allow_non_fake_inputs=True), Host()
     with (
         fake_ranks(rank, plan.cluster.devices),
-        patch.object(host_states, "room_like", there.room_like),
-        patch.object(host_activations, "room_like", there.room_like),
+        patch.object(host_states, "host_buffer_like", there.host_buffer_like),
+        patch.object(host_activations, "host_buffer_like", there.host_buffer_like),
     ):
         with fake:
             module = reference_module(plan.model)
@@ -108,14 +110,14 @@ def allocated_bytes(plan: Plan, rank: int) -> dict[str, int]:
             batch = torch.zeros((plan.job.global_batch_size, plan.job.seq_len + 1), dtype=torch.long)
             job.step(batch)
             tracker = Tracker(there)
-            tracker.track_external(*(stage for _, stage in job.stages), *_beside(job, there))
+            tracker.track_external(*(stage for _, stage in job.stages), *_tracking(job, there))
             with tracker:
                 job.step(batch)
             found = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
     return {getattr(kind, "value", kind): nbytes for kind, nbytes in found.items()}
 
 
-def _beside(job: Job, there: Host) -> Iterator[Any]:
+def _tracking(job: TrainingJob, there: Host) -> Iterator[Any]:
     """What the device has from step to step beside parameters."""
     for _, stage in job.stages:
         if stage.replicas is not None:

@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 
 @contextmanager
-def broken_twin(twins: Mapping[str, tuple[str, Any]], name: str | None) -> Iterator[None]:
-    """Under it what `twins` says of `name` (a dotted name) is replaced; nothing where `name` is None."""
+def with_mutant(mutants: Mapping[str, tuple[str, Any]], name: str | None) -> Iterator[None]:
+    """Under it what `mutants` says of `name` (a dotted name) is replaced; nothing where `name` is None."""
     if name is None:
         yield
         return
-    with patch(*twins[name]):
+    with patch(*mutants[name]):
         yield

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 from tests.runtime.equality import LR, MAX_NORM, Difference, Gradients, Trajectory, difference, whole_module
-from tests.runtime.twin import broken_twin
-from tests.runtime.uneven_broken import TWINS
+from tests.runtime.twin import with_mutant
+from tests.runtime.uneven_broken import MUTANTS
 
 from shardwise.plan import UnevenFile
 from shardwise.runtime import Report, parallelize
@@ -19,7 +19,7 @@ def divided_unevenly(
 ) -> Difference:
     """On every rank: the run under `plan`, and how far it is from `expected`. `broken` names a twin with one
     mechanism taken out."""
-    with broken_twin(TWINS, broken):
+    with with_mutant(MUTANTS, broken):
         job = parallelize(whole_module(plan.model, seed), plan, lr=LR, max_norm=MAX_NORM)
         return difference(job, expected, seed, _gradient_error, [own for own, _ in job.owned.parameters])
 
@@ -29,12 +29,14 @@ def _gradient_error(job: Any, expected: Gradients) -> float:
     floor = 1e-3 * max(float(np.abs(gradient).max()) for gradient in expected.values())
     names = {} if job.stage is None else {id(p): name for name, p in job.stage.named_parameters()}
     worst, elements = 0.0, 0
-    gradients = job.owned.joined([own.grad for own, _ in job.owned.parameters])
+    gradients = job.owned.gathered_regions([own.grad for own, _ in job.owned.parameters])
     for (parameter, region, _), values in zip(job.owned.regions, gradients, strict=True):
         whole = expected.get(names[id(parameter)], expected[TABLE])
         right = whole[tuple(slice(*ends) for ends in region[: whole.ndim])]
         error = np.abs(values.numpy() - right.flatten()).max() / max(float(np.abs(whole).max()), floor)
         worst = max(worst, float(np.nan_to_num(error, nan=np.inf)))
         elements += values.numel()
-    held = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in job.parameters)
-    return worst if elements == held else float("inf")
+    local_elements = sum(
+        p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in job.parameters
+    )
+    return worst if elements == local_elements else float("inf")

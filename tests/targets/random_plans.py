@@ -9,7 +9,7 @@ from typing import Any
 
 from shardwise import search
 from shardwise.cluster import load_cluster
-from shardwise.cost import bind, price_everywhere
+from shardwise.cost import bind, costs_of_all_stages
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import Model, load_model, model_from_config
 from shardwise.plan import Plan
@@ -191,7 +191,7 @@ def parameters_by_stage(plan: Plan) -> list[int]:
     """Elements of the parameters on the first rank of each pipeline stage, as the cost model counts them."""
     strategy = plan.best.strategy
     problem = bind(plan.model, plan.cluster, plan.job)
-    price = price_everywhere(problem, StrategyTable.of([strategy]))
+    price = costs_of_all_stages(problem, StrategyTable.of([strategy]))
     nbytes = price.shards.parameter_bytes[: strategy.pp, price.of_shards[0]]
     return [round(float(of_rank) / problem.recipe.weight_bytes) for of_rank in nbytes]
 

@@ -25,24 +25,24 @@ LAYERS = 7
 
 def answered(**more: Any) -> Plan:
     dimensions = {"layers": LAYERS, "hidden": 512, "ffn": 2048, "heads": 8, "vocab": 4096, "seq_len": 512}
-    asked = Question(
+    question = Question(
         model=model_from_config(dimensions, name="small"),
         cluster=load_cluster("1x8xA100-40G"),
         job=Job(seq_len=512, global_batch_size=16, dtype="bf16"),
         **more,
     )
-    return plan_of_strategy(asked.model, asked.cluster, asked.job, plan(asked).best.strategy)
+    return plan_of_strategy(question.model, question.cluster, question.job, plan(question).best.strategy)
 
 
-def test_every_field_is_told() -> None:
+def test_every_field_is_documented() -> None:
     rows = [line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `")]
-    told = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
-    assert sorted(told) == sorted(field.name for field in dataclasses.fields(Strategy))
+    documented_names = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(documented_names) == sorted(field.name for field in dataclasses.fields(Strategy))
 
 
 def test_its_spaces_are_there() -> None:
-    told = set(re.findall(r"examples/spaces/([\w-]+\.yaml)", PAGE))
-    assert told and told == {path.name for path in SPACES}
+    documented_names = set(re.findall(r"examples/spaces/([\w-]+\.yaml)", PAGE))
+    assert documented_names and documented_names == {path.name for path in SPACES}
 
 
 @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)

@@ -52,7 +52,7 @@ def test_the_examples_are_read(tmp_path: Path) -> None:
     assert load_cluster(str(cluster)).devices == 2 * 8 + 4 * 8
 
 
-def test_every_key_of_dimensions_is_told_and_taken(tmp_path: Path) -> None:
+def test_every_key_of_dimensions_is_documented_and_read(tmp_path: Path) -> None:
     keys = documented("A model in plain dimensions")
     # The factor is read for configs too, elsewhere; the name where a model is made.
     assert keys_read(dimensions) | {"name", "expert_capacity_factor"} == set(keys)
@@ -65,7 +65,7 @@ def test_every_key_of_dimensions_is_told_and_taken(tmp_path: Path) -> None:
         load_model(str(path))
 
 
-def test_every_key_of_a_cluster_file_is_told() -> None:
+def test_every_key_of_a_cluster_file_is_documented() -> None:
     """Of the file, its nodes and its tiers; those of links are in one line of words."""
     within_links = {"from", "to", "one_way"}
     assert keys_read(file) - within_links == set(documented("A cluster file"))

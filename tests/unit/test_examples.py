@@ -58,5 +58,5 @@ def test_a_random_search_draws_others(is_in_ci: bool) -> None:
     assert drawn_by(FIXED, RANDOM, is_in_ci=is_in_ci) != drawn_by(FIXED, RANDOM, is_in_ci=is_in_ci)
 
 
-def test_a_broken_twin_that_draws_constants_of_loaded_modules_is_noticed() -> None:
+def test_a_mutant_that_draws_constants_of_loaded_modules_is_noticed() -> None:
     assert drawn_by(FIXED, CONSTANTS) != drawn_by(FIXED)

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from shardwise.errors import InternalError
-from shardwise.numbers import Number, chosen, nested, numbers_of, numbers_record
+from shardwise.numbers import Number, most_specific, nested, numbers_of, numbers_record
 
 
 def number(value: float, *of: str, field: str = "memory.fraction", source: str = "fitted") -> Number:
@@ -15,7 +15,7 @@ def number(value: float, *of: str, field: str = "memory.fraction", source: str =
 
 
 def values(numbers: list[Number], *names: str) -> dict[str, float]:
-    return {field: found.value for field, found in chosen(numbers, names).items()}
+    return {field: found.value for field, found in most_specific(numbers, names).items()}
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_two_numbers_for_the_same_are_refused(of: str) -> None:
     numbers = [number(1.0, of), number(2.0, of, "else")]
     message = f"two numbers for memory.fraction of {of}"
     with pytest.raises(InternalError, match=re.escape(message)):
-        chosen(numbers, ["ampere", "A100"])
+        most_specific(numbers, ["ampere", "A100"])
 
 
 def test_two_numbers_below_a_more_particular_one_still_clash_only_where_they_meet() -> None:
     numbers = [number(1.0, "ada"), number(2.0, "ada"), number(3.0, "ampere")]
     assert values(numbers, "ampere") == {"memory.fraction": 3.0}
     with pytest.raises(InternalError, match="ada"):
-        chosen(numbers, ["ada"])
+        most_specific(numbers, ["ada"])
 
 
 def test_records_come_back() -> None:

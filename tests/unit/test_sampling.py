@@ -22,10 +22,10 @@ def test_names(name):
     assert name
 """
 SAMPLE = {"test_pairs[3-4]", "test_names[two]"}
-REST = {"test_pairs[1-2]", "test_pairs[5-6]", "test_names[one]"}
+OTHERS = {"test_pairs[1-2]", "test_pairs[5-6]", "test_names[one]"}
 
 
-@pytest.mark.parametrize(("options", "expected"), [((), SAMPLE), (("--full",), SAMPLE | REST)])
+@pytest.mark.parametrize(("options", "expected"), [((), SAMPLE), (("--full",), SAMPLE | OTHERS)])
 def test_a_sample_is_run_and_in_full_the_rest(
     tmp_path: Path, options: tuple[str, ...], expected: set[str]
 ) -> None:

@@ -64,7 +64,7 @@ def test_all_are_put_in_order() -> None:
     assert least_first([]) == []
 
 
-def test_the_twin_without_tolerance_is_noticed() -> None:
+def test_a_mutant_without_tolerance_is_noticed() -> None:
     """What numpy and Python say, which is what rounding says."""
     values = [BELOW, 1.0]
     assert int(np.argmax(values)) == max(range(2), key=values.__getitem__) == 1

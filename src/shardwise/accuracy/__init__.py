@@ -5,7 +5,6 @@ from shardwise.accuracy.calibration import (
     UNSHARDED,
     AcceleratorPlans,
     AttentionSample,
-    BesideSample,
     Collective,
     KernelCurves,
     LinkCurve,
@@ -14,6 +13,7 @@ from shardwise.accuracy.calibration import (
     MeasuredStep,
     MemorySample,
     NcclTable,
+    OverlapSample,
     TierCurve,
     accelerator_plans,
     attention_curve,
@@ -28,30 +28,30 @@ from shardwise.accuracy.calibration import (
     logged_times,
     mean_error,
     nccl_tables,
-    priced_s,
+    predicted_step_s,
     queued_costs,
     software_costs,
     table_samples,
     tiles_of,
     with_accelerated_kernels,
+    with_bidirectional,
     with_dispatch,
-    with_exchanges,
     with_kernels,
+    with_link_fractions,
     with_links,
-    with_reached,
     with_speed,
     with_tables,
 )
-from shardwise.accuracy.compare import Comparison, compare, place_name
+from shardwise.accuracy.compare import Comparison, compare, stage_label
 from shardwise.accuracy.compare_graph import GraphComparison, OperatorTimes, compare_graph
 from shardwise.accuracy.devices import device_named
 from shardwise.accuracy.graph_parts import PARTS
-from shardwise.accuracy.judge import Judged
+from shardwise.accuracy.judge import JudgedRow
 from shardwise.accuracy.metrics import Errors, kendall_tau
-from shardwise.accuracy.record import Fitted, bands_of, fit_document, fit_rows
+from shardwise.accuracy.record import FitResult, bands_of, fit_document, fit_rows
 from shardwise.accuracy.rows import LEVELS, SHIPPED, Fault, Row, read_rows
 from shardwise.accuracy.skipped import Skipped, skipped_by_reason
-from shardwise.accuracy.stage_times import StageTimes
+from shardwise.accuracy.stage_times import StageBreakdown
 from shardwise.accuracy.validate import GROUPINGS, Group, Validation, validate
 from shardwise.accuracy.workloads import LEAST_PLANS, Workload
 
@@ -65,15 +65,14 @@ __all__ = [
     "UNSHARDED",
     "AcceleratorPlans",
     "AttentionSample",
-    "BesideSample",
     "Collective",
     "Comparison",
     "Errors",
     "Fault",
-    "Fitted",
+    "FitResult",
     "GraphComparison",
     "Group",
-    "Judged",
+    "JudgedRow",
     "KernelCurves",
     "LinkCurve",
     "LinkSample",
@@ -82,9 +81,10 @@ __all__ = [
     "MemorySample",
     "NcclTable",
     "OperatorTimes",
+    "OverlapSample",
     "Row",
     "Skipped",
-    "StageTimes",
+    "StageBreakdown",
     "TierCurve",
     "Validation",
     "Workload",
@@ -108,21 +108,21 @@ __all__ = [
     "logged_times",
     "mean_error",
     "nccl_tables",
-    "place_name",
-    "priced_s",
+    "predicted_step_s",
     "queued_costs",
     "read_rows",
     "skipped_by_reason",
     "software_costs",
+    "stage_label",
     "table_samples",
     "tiles_of",
     "validate",
     "with_accelerated_kernels",
+    "with_bidirectional",
     "with_dispatch",
-    "with_exchanges",
     "with_kernels",
+    "with_link_fractions",
     "with_links",
-    "with_reached",
     "with_speed",
     "with_tables",
 ]

@@ -23,7 +23,7 @@ from shardwise.accuracy.sizes import SIZES, model_of
 from shardwise.cluster import Cluster, Device, load_cluster
 from shardwise.cost import Problem, bind
 from shardwise.errors import ConfigError
-from shardwise.inputs import shown
+from shardwise.inputs import short_repr
 from shardwise.model import Model
 from shardwise.search import default_job
 from shardwise.strategy import PROFILES, Job, Optimizer, Profile, StrategyTable
@@ -36,7 +36,7 @@ IMBALANCE: Final = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mixed:
+class MixedDevices:
     """A run on unequal devices: for each kind the problem in which all nodes are of it, and of every node, in
     the order of ranks, which kind it is."""
 
@@ -56,14 +56,14 @@ class Case:
     problem: Problem
     strategies: StrategyTable
     assumed: tuple[str, ...]
-    mixed: Mixed | None = None
+    mixed: MixedDevices | None = None
 
 
 Assumed = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Cases:
+class CaseBuilder:
     """Makes rows ready; what several rows have in common is made once."""
 
     _made: dict[Hashable, Any] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Cases:
         _refuse(row)
         kinds = counted_devices(row.gpu)
         if kinds:
-            return self._on_unequal(row, kinds)
+            return self._mixed_case(row, kinds)
         profile, of_profile = _profile(row)
         device, of_device = self._once(("device", row.gpu), lambda: device_named(row.gpu))
         sizes = tuple(getattr(row, name) for name in SIZES)
@@ -87,15 +87,16 @@ class Cases:
         assumed = (*of_profile, *of_device, *of_model, *of_cluster, *of_job, *of_strategy)
         return Case(row=row, problem=problem, strategies=strategies, assumed=assumed)
 
-    def _on_unequal(self, row: Row, kinds: tuple[tuple[str, int], ...]) -> Case:
+    def _mixed_case(self, row: Row, kinds: tuple[tuple[str, int], ...]) -> Case:
         """The case of a row with several kinds of devices: nodes in the order in which the row names their
         kinds, all that leaves a node at the pace of the worst connected."""
         nodes = _nodes_of(row, kinds)
         names = [name for name, _ in kinds]
         rates = bytes_per_s_of_nodes(row.interconnect, names)
-        told = [row.interconnect] * len(kinds) if rates is None else _at_one_pace(names, rates)
+        interconnects = [row.interconnect] * len(kinds) if rates is None else _at_one_pace(names, rates)
         cases = [
-            self.of(replace(row, gpu=name, interconnect=link)) for name, link in zip(names, told, strict=True)
+            self.of(replace(row, gpu=name, interconnect=link))
+            for name, link in zip(names, interconnects, strict=True)
         ]
         problems = tuple(case.problem for case in cases)
         if len({problem.job.dtype for problem in problems}) > 1:
@@ -108,7 +109,7 @@ class Cases:
             problem=problems[0],
             strategies=cases[0].strategies,
             assumed=(*assumed, "ranks fill the nodes in the order of gpu"),
-            mixed=Mixed(problems=problems, nodes=nodes),
+            mixed=MixedDevices(problems=problems, nodes=nodes),
         )
 
     def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
@@ -126,7 +127,7 @@ class Cases:
 
 def cases_of(rows: Iterable[Row]) -> tuple[list[Case], list[Fault]]:
     """The cases of all rows that can be used, and why the others cannot."""
-    ready = Cases()
+    ready = CaseBuilder()
     cases: list[Case] = []
     faults: list[Fault] = []
     for row in rows:
@@ -186,7 +187,7 @@ def _profile(row: Row) -> tuple[Profile, Assumed]:
         raise ConfigError(
             "is not a known framework",
             key="framework",
-            found=shown(row.framework),
+            found=short_repr(row.framework),
             allowed=", ".join(PROFILES),
         )
     profile = PROFILES[name]
@@ -219,7 +220,7 @@ def _cluster(row: Row, device: Device) -> tuple[Cluster, Assumed]:
 def _job(row: Row, model: Model, cluster: Cluster, profile: Profile) -> tuple[Job, Assumed]:
     dtype = dtype_named(row.dtype)
     if dtype is None and row.dtype:
-        raise ConfigError("is not a known dtype", key="dtype", found=shown(row.dtype))
+        raise ConfigError("is not a known dtype", key="dtype", found=short_repr(row.dtype))
     assumed = []
     imbalance = 1.0 if "balanced" in row.notes.casefold() else IMBALANCE
     if model.experts is not None and imbalance > 1.0:

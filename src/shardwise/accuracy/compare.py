@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from statistics import fmean
 
 from shardwise import search
-from shardwise.accuracy.stage_times import StageTimes, action_spans, stage_times
+from shardwise.accuracy.stage_times import StageBreakdown, action_spans, stage_breakdown
 from shardwise.errors import ConfigError
 from shardwise.plan import AnyPlan, Plan, UnevenFile, plan_hash
 from shardwise.schedule import Schedule, generate
@@ -18,7 +18,7 @@ COLLECTIVES = ("tensor_communication", "context_communication", "expert_communic
 """Parts of a plan's breakdown in which the device waits for a collective."""
 
 
-Place = tuple[int, int]
+StageKey = tuple[int, int]
 """A pipeline of a plan, and a stage of it."""
 
 
@@ -27,20 +27,20 @@ class Comparison:
     """A plan's step and a measured one. Of each of the `places`, a stage of a pipeline: what was predicted,
     and the mean of its ranks.
 
-    `disorder` says where the first rank left the order of the schedule, None where all kept it.
+    `order_violation` says where the first rank left the order of the schedule, None where all kept it.
     `predicted_collectives_s`, `predicted_copies_s` and `predicted_optimizer_s` are of the busiest stage; None
     of an uneven plan, whose stages are not told apart so.
     """
 
     predicted_s: float
     measured_s: float
-    places: tuple[Place, ...]
-    predicted: tuple[StageTimes, ...]
-    measured: tuple[StageTimes, ...]
+    places: tuple[StageKey, ...]
+    predicted: tuple[StageBreakdown, ...]
+    measured: tuple[StageBreakdown, ...]
     predicted_collectives_s: float | None
     predicted_copies_s: float | None
     predicted_optimizer_s: float | None
-    disorder: str | None
+    order_violation: str | None
     both: Trace
 
     @property
@@ -57,10 +57,10 @@ class PredictedPipeline:
     timeline: Trace
     ranks: tuple[tuple[int, ...], ...]
 
-    def times(self, stage: int, step_s: float) -> StageTimes:
+    def times(self, stage: int, step_s: float) -> StageBreakdown:
         """What the plan's timeline says of a stage, to the end of the step of `step_s` behind it."""
         spans = [span for span in self.timeline.spans if span.rank == stage]
-        times = stage_times(spans, start_s=0.0, finish_s=step_s)
+        times = stage_breakdown(spans, start_s=0.0, finish_s=step_s)
         return replace(times, collectives_s=None, copies_s=None, optimizer_s=None)  # in actions, and behind
 
 
@@ -83,7 +83,7 @@ def compare(plan: Plan | UnevenFile, measured: Trace) -> Comparison:
         predicted_collectives_s=None if parts is None else sum(parts[part] for part in COLLECTIVES),
         predicted_copies_s=None if parts is None else parts["offload"],
         predicted_optimizer_s=None if parts is None else parts["optimizer"],
-        disorder=steps.disorder,
+        order_violation=steps.order_violation,
         both=steps.both,
     )
 
@@ -91,15 +91,15 @@ def compare(plan: Plan | UnevenFile, measured: Trace) -> Comparison:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSteps:
     """A measured step of all ranks that have a stage, by rank; of each of the `places` the mean `times` of
-    its ranks. Where a rank left the order of the schedule first (`disorder`), and `both` timelines."""
+    its ranks. Where a rank left the order of the schedule first (`order_violation`), and `both` timelines."""
 
     by_rank: Mapping[int, Sequence[Span]]
-    place_of: Mapping[int, Place]
+    place_of: Mapping[int, StageKey]
     start_s: float
     finish_s: float
-    places: tuple[Place, ...]
-    times: tuple[StageTimes, ...]
-    disorder: str | None
+    places: tuple[StageKey, ...]
+    times: tuple[StageBreakdown, ...]
+    order_violation: str | None
     both: Trace
 
 
@@ -126,10 +126,12 @@ def measured_steps(
         for rank in ranks
     }
     by_rank = _spans_of_ranks(measured, place_of, devices=devices)
-    disorder = _disorder(pipelines, by_rank, place_of)
+    order_violation = _disorder(pipelines, by_rank, place_of)
     start_s = min(span.start_s for spans in by_rank.values() for span in spans)
     finish_s = max(span.finish_s for spans in by_rank.values() for span in spans)
-    times = {rank: stage_times(spans, start_s=start_s, finish_s=finish_s) for rank, spans in by_rank.items()}
+    times = {
+        rank: stage_breakdown(spans, start_s=start_s, finish_s=finish_s) for rank, spans in by_rank.items()
+    }
     places = tuple(sorted(set(place_of.values())))
     return MeasuredSteps(
         by_rank=by_rank,
@@ -140,7 +142,7 @@ def measured_steps(
         times=tuple(
             _mean([times[rank] for rank in sorted(times) if place_of[rank] == place]) for place in places
         ),
-        disorder=disorder,
+        order_violation=order_violation,
         both=_both(pipelines, by_rank, place_of, start_s),
     )
 
@@ -159,7 +161,7 @@ def _only_pipeline(plan: Plan) -> PredictedPipeline:
 
 def _uneven_pipelines(plan: UnevenFile) -> list[PredictedPipeline]:
     best = plan.best
-    found = search.priced_again(plan.model, plan.cluster, plan.job, best)
+    found = search.predict_record(plan.model, plan.cluster, plan.job, best)
     if found.faults:
         raise ConfigError("is not a plan of its cluster", key="best", found=found.faults[0])
     return [
@@ -181,7 +183,9 @@ def _pipeline(
     return PredictedPipeline(schedule, timeline, tuple(ranks))
 
 
-def _spans_of_ranks(measured: Trace, place_of: Mapping[int, Place], *, devices: int) -> dict[int, list[Span]]:
+def _spans_of_ranks(
+    measured: Trace, place_of: Mapping[int, StageKey], *, devices: int
+) -> dict[int, list[Span]]:
     """The spans of each rank that has a stage. ConfigError where one of them has none, or another rank has
     actions or is no device of the plan."""
     by_rank: dict[int, list[Span]] = {}
@@ -203,34 +207,38 @@ def _spans_of_ranks(measured: Trace, place_of: Mapping[int, Place], *, devices: 
 def _disorder(
     pipelines: Sequence[PredictedPipeline],
     by_rank: Mapping[int, Sequence[Span]],
-    place_of: Mapping[int, Place],
+    place_of: Mapping[int, StageKey],
 ) -> str | None:
     """Where a rank first left the order of its row; ConfigError where it ran other actions."""
     found = None
     for rank in sorted(by_rank):
         ran = [span.name for span in action_spans(by_rank[rank])]
         number, stage = place_of[rank]
-        asked = [str(action) for action in pipelines[number].schedule.ranks[stage]]
-        if sorted(ran) != sorted(asked):
-            other = sorted(set(ran) ^ set(asked)) or ["an action twice"]
+        expected = [str(action) for action in pipelines[number].schedule.ranks[stage]]
+        if sorted(ran) != sorted(expected):
+            other = sorted(set(ran) ^ set(expected)) or ["an action twice"]
             raise ConfigError(
                 "is not of this plan: a rank ran other actions", key="traceEvents",
                 found=f"rank {rank}: {', '.join(other[:4])}", allowed="the actions of the plan's schedule",
             )  # fmt: skip
-        if found is None and ran != asked:
-            place = next(index for index, pair in enumerate(zip(ran, asked, strict=True)) if len({*pair}) > 1)
-            found = f"rank {rank} ran {ran[place]} as action {place + 1}, where the plan has {asked[place]}"
+        if found is None and ran != expected:
+            place = next(
+                index for index, pair in enumerate(zip(ran, expected, strict=True)) if len({*pair}) > 1
+            )
+            found = (
+                f"rank {rank} ran {ran[place]} as action {place + 1}, where the plan has {expected[place]}"
+            )
     return found
 
 
-def _mean(times: Sequence[StageTimes]) -> StageTimes:
+def _mean(times: Sequence[StageBreakdown]) -> StageBreakdown:
     def mean(name: str) -> float:
         return fmean(float(getattr(each, name)) for each in times)
 
-    return StageTimes(**{field.name: mean(field.name) for field in fields(StageTimes)})
+    return StageBreakdown(**{field.name: mean(field.name) for field in fields(StageBreakdown)})
 
 
-def place_name(place: Place, places: Sequence[Place]) -> str:
+def stage_label(place: StageKey, places: Sequence[StageKey]) -> str:
     """What a stage is called among all `places` of its plan."""
     pipeline, stage = place
     return f"pipeline {pipeline}, stage {stage}" if any(one for one, _ in places) else f"stage {stage}"
@@ -239,15 +247,15 @@ def place_name(place: Place, places: Sequence[Place]) -> str:
 def _both(
     pipelines: Sequence[PredictedPipeline],
     by_rank: Mapping[int, Sequence[Span]],
-    place_of: Mapping[int, Place],
+    place_of: Mapping[int, StageKey],
     start_s: float,
 ) -> Trace:
     """One trace: each predicted stage, and below it its measured ranks, all from instant 0."""
-    row_of: dict[Place | int, int] = {}
+    row_of: dict[StageKey | int, int] = {}
     names: dict[int, str] = {}
     places = sorted(set(place_of.values()))
     for place in places:
-        names[len(row_of)] = f"predicted: {place_name(place, places)}"
+        names[len(row_of)] = f"predicted: {stage_label(place, places)}"
         row_of[place] = len(row_of)
         for rank in sorted(rank for rank in place_of if place_of[rank] == place):
             names[len(row_of)] = f"measured: rank {rank}"

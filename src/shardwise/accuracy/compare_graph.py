@@ -37,7 +37,7 @@ class OperatorTimes:
     measured_s: float
 
     @property
-    def apart_s(self) -> float:
+    def difference_s(self) -> float:
         """How far predicted and measured are apart."""
         return abs(self.predicted_s - self.measured_s)
 
@@ -70,34 +70,36 @@ def compare_graph(plan: GraphPlan, measured: Trace) -> GraphComparison:
         tuple(tuple(range(stage * devices, (stage + 1) * devices)) for stage in range(plan.stages)),
     )
     steps = measured_steps(plan, [pipeline], measured, devices=plan.devices)
-    told = [predicted_parts(price, plan.step_time_s) for price in found.stages]
-    seen = [_mean([_parts_of(steps, rank) for rank in ranks]) for ranks in pipeline.ranks]
+    predictions = [predicted_parts(estimate, plan.step_time_s) for estimate in found.stages]
+    measurements = [_mean_parts([_parts_of(steps, rank) for rank in ranks]) for ranks in pipeline.ranks]
     operators: list[OperatorTimes] = []
-    for stage, (price, ranks) in enumerate(zip(found.stages, pipeline.ranks, strict=True)):
+    for stage, (estimate, ranks) in enumerate(zip(found.stages, pipeline.ranks, strict=True)):
         passes = [measured_passes(steps.by_rank[rank]) for rank in ranks]
-        operators += _operators(plan, stage, predicted_passes(plan.graph, price, plan.microbatches), passes)
-    operators.sort(key=lambda each: -each.apart_s)
-    worked = int(first_largest([price.time_s for price in found.stages]))
+        operators += _operators(
+            plan, stage, predicted_passes(plan.graph, estimate, plan.microbatches), passes
+        )
+    operators.sort(key=lambda each: -each.difference_s)
+    busiest_stage = int(first_largest([estimate.time_s for estimate in found.stages]))
     return GraphComparison(
         predicted_s=plan.step_time_s,
         measured_s=steps.finish_s - steps.start_s,
         places=steps.places,
         predicted=tuple(pipeline.times(stage, plan.step_time_s) for _, stage in steps.places),
         measured=steps.times,
-        predicted_collectives_s=sum(told[worked][part] for part in TRAFFIC_PARTS),
+        predicted_collectives_s=sum(predictions[busiest_stage][part] for part in TRAFFIC_PARTS),
         predicted_copies_s=0.0,
-        predicted_optimizer_s=told[worked]["optimizer"],
-        disorder=steps.disorder,
+        predicted_optimizer_s=predictions[busiest_stage]["optimizer"],
+        order_violation=steps.order_violation,
         both=steps.both,
-        busiest=worked,
-        hidden_s=tuple(price.hidden_s for price in found.stages),
-        predicted_parts=tuple(told),
-        measured_parts=tuple(seen),
+        busiest=busiest_stage,
+        hidden_s=tuple(estimate.hidden_s for estimate in found.stages),
+        predicted_parts=tuple(predictions),
+        measured_parts=tuple(measurements),
         operators=tuple(operators),
     )
 
 
-def _mean(several: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _mean_parts(several: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {part: fmean(parts[part] for parts in several) for part in PARTS}
 
 
@@ -105,15 +107,17 @@ def _parts_of(steps: MeasuredSteps, rank: int) -> dict[str, float]:
     return measured_parts(steps.by_rank[rank], start_s=steps.start_s, finish_s=steps.finish_s)
 
 
-def _operators(plan: GraphPlan, stage: int, told: Passes, seen: Sequence[Passes]) -> list[OperatorTimes]:
+def _operators(
+    plan: GraphPlan, stage: int, predictions: Passes, measurements: Sequence[Passes]
+) -> list[OperatorTimes]:
     """All passes of the operators of a stage of which something is predicted or was measured."""
     first, end = plan.layout.spans[stage] if isinstance(plan.layout, StagedLayout) else (0, None)
     found = []
     for block, operator, labels in _repeated(plan.graph, first, end):
         for direction in ("forward", "backward"):
             keys = [(direction, operator_label(label, operator)) for label in labels]
-            predicted_s = sum(told.get(key, 0.0) for key in keys)
-            measured_s = fmean(sum(passes.get(key, 0.0) for key in keys) for passes in seen)
+            predicted_s = sum(predictions.get(key, 0.0) for key in keys)
+            measured_s = fmean(sum(passes.get(key, 0.0) for key in keys) for passes in measurements)
             if predicted_s or measured_s:
                 found.append(
                     OperatorTimes(

@@ -10,9 +10,9 @@ from typing import Final
 
 from shardwise.cluster import Device, device_names, find_device
 from shardwise.errors import ConfigError
-from shardwise.inputs import shown
+from shardwise.inputs import short_repr
 
-FORMS: Final = {"sxm": "SXM", "pcie": "PCIe", "nvl": "NVL"}
+FORM_FACTORS: Final = {"sxm": "SXM", "pcie": "PCIe", "nvl": "NVL"}
 """Forms of one part that are devices of their own where the catalogue has them."""
 
 BOARD_POWER_W: Final[Mapping[str, float]] = {
@@ -45,7 +45,7 @@ class _Part:
     text that finds it."""
 
     name: str
-    form: str
+    form_factor: str
     pattern: re.Pattern[str]
 
 
@@ -59,8 +59,8 @@ def device_named(text: str) -> tuple[Device, tuple[str, ...]]:
     text, or several kinds are.
     """
     power = _POWER.search(text)
-    rest = _POWER.sub(" ", text)
-    device, assumed = _device(rest, text)
+    without_power = _POWER.sub(" ", text)
+    device, assumed = _device(without_power, text)
     if power is not None:
         device, how = _limited(device, float(power.group(1)))
         assumed += how
@@ -76,24 +76,24 @@ def counted_devices(text: str) -> tuple[tuple[str, int], ...]:
     return tuple((part.group(1).strip(), int(part.group(2))) for part in parts if part is not None)
 
 
-def _device(rest: str, text: str) -> tuple[Device, list[str]]:
-    plain = _WITHIN.sub(" ", rest).strip()
+def _device(without_power: str, text: str) -> tuple[Device, list[str]]:
+    plain = _WITHIN.sub(" ", without_power).strip()
     parts = _parts()
-    for spelling in (plain, *_WITHIN.findall(rest)):
+    for spelling in (plain, *_WITHIN.findall(without_power)):
         found = [part for part in parts if part.pattern.search(spelling)]
         if len({part.pattern for part in found}) > 1:
             raise ConfigError(
                 "names several kinds of devices",
                 key="gpu",
-                found=shown(text),
+                found=short_repr(text),
                 allowed="one, or how many of each, as in V100(12)+T4(4)",
             )
-        exact = _exact(spelling)
+        exact = _exact_device(spelling)
         if exact is not None:
             return exact, []
         if found:
             return _variant(found, spelling, text)
-    raise ConfigError("is not a known device", key="gpu", found=shown(text))
+    raise ConfigError("is not a known device", key="gpu", found=short_repr(text))
 
 
 @cache
@@ -104,15 +104,15 @@ def _parts() -> tuple[_Part, ...]:
 def _part(name: str) -> _Part:
     """The part that a device is, without its memory and form: A100 of A100-80G, H100 of H100-PCIe."""
     words = name.casefold().split("-")
-    form = next((word for word in words if word in FORMS), "")
-    kept = [word for word in words if word not in FORMS and not _MEMORY.fullmatch(word)]
-    pieces = re.findall(r"[a-z]+|\d+", " ".join(kept))
-    spelled = r"[\s_-]*".join(pieces)
+    form_factor = next((word for word in words if word in FORM_FACTORS), "")
+    part_words = [word for word in words if word not in FORM_FACTORS and not _MEMORY.fullmatch(word)]
+    tokens = re.findall(r"[a-z]+|\d+", " ".join(part_words))
+    spelled = r"[\s_-]*".join(tokens)
     pattern = rf"(?:(?<![a-z0-9])|(?<=\dx)){spelled}(?:(?![a-z0-9])|(?=sxm|pcie|nvl))"
-    return _Part(name, form, re.compile(pattern, re.IGNORECASE))
+    return _Part(name, form_factor, re.compile(pattern, re.IGNORECASE))
 
 
-def _exact(spelling: str) -> Device | None:
+def _exact_device(spelling: str) -> Device | None:
     """The device that has this very name or customary spelling."""
     try:
         return find_device(spelling)
@@ -123,25 +123,28 @@ def _exact(spelling: str) -> Device | None:
 def _variant(found: Sequence[_Part], spelling: str, text: str) -> tuple[Device, list[str]]:
     """The device of one part that is most like the spelling, with the difference applied."""
     folded = spelling.casefold()
-    form = next((form for form in FORMS if re.search(rf"{form}(?![a-z])", folded)), "")
-    alike = [part for part in found if part.form == (form or "sxm")] or list(found)
-    devices = [find_device(part.name) for part in alike]
+    form_factor = next(
+        (form_factor for form_factor in FORM_FACTORS if re.search(rf"{form_factor}(?![a-z])", folded)), ""
+    )
+    candidates = [part for part in found if part.form_factor == (form_factor or "sxm")] or list(found)
+    devices = [find_device(part.name) for part in candidates]
     memory = _MEMORY.search(spelling)
     nominal_bytes = 0 if memory is None else int(memory.group(1)) * 10**9
     if memory is None:
         device = max(devices, key=lambda device: device.memory_bytes)
     else:
         device = min(devices, key=lambda device: abs(device.memory_bytes / nominal_bytes - 1))
-    assumed = [f"gpu: {shown(text)} taken as {device.name}"]
+    assumed = [f"gpu: {short_repr(text)} taken as {device.name}"]
     if memory is None and len(devices) > 1:
         assumed[0] += ", the larger of its memories"
     if memory is not None and abs(device.memory_bytes / nominal_bytes - 1) > SAME_MEMORY:
         device = replace(device, memory_bytes=round(int(memory.group(1)) * 2**30 * REPORTED_GIB))
         assumed.append(f"gpu: memory of {memory.group(1)} GB instead of the part's own")
-    has_form = any(part.form == form for part in found)
-    if form in ("pcie", "nvl") and not has_form:
+    has_form_factor = any(part.form_factor == form_factor for part in found)
+    if form_factor in ("pcie", "nvl") and not has_form_factor:
         assumed.append(
-            f"gpu: the {FORMS[form]} form is not modelled; clock and links are those of {device.name}"
+            f"gpu: the {FORM_FACTORS[form_factor]} form is not modelled; clock and links are those of "
+            f"{device.name}"
         )
     return device, assumed
 

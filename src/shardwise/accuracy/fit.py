@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.accuracy.box import least_in_box
+from shardwise.accuracy.box import bounded_least_squares
 from shardwise.accuracy.case import Case
 from shardwise.accuracy.predict import chosen_row
 from shardwise.cluster import Device, efficiency_numbers, numbers_of_device, with_efficiency
@@ -27,10 +27,10 @@ from shardwise.strategy import Profile, StrategyTable, numbers_of_profile, profi
 
 Floats = NDArray[np.float64]
 
-STEP = 0.02
+DERIVATIVE_STEP = 0.02
 """Relative change of a number for its derivative."""
 
-LARGEST_MOVE = 0.4
+MAX_LOG_CHANGE = 0.4
 """No number changes by more than this factor (as a logarithm) in one iteration."""
 
 SMALLEST_RESIDUAL = 0.01
@@ -39,7 +39,7 @@ SMALLEST_RESIDUAL = 0.01
 REWEIGHTINGS = 25
 """How often the squares are weighted anew, on the same derivatives."""
 
-PULL = 0.003
+SHRINKAGE = 0.003
 """How strongly relatives are held together, in weights of a source's row."""
 
 
@@ -68,7 +68,7 @@ class Numbers:
 
     def from_scratch(self) -> Numbers:
         """The same with every fitted number where a fit starts."""
-        return self.with_values({name: customary(name) for name in self.fitted()})
+        return self.with_values({name: initial_value(name) for name in self.fitted()})
 
     def fitted(self) -> dict[str, float]:
         """The values that are fitted, by name."""
@@ -78,18 +78,18 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class Platform:
     """What cases on one kind of device with one software have in common: the numbers that they rest on."""
 
     device: Device
     profile: Profile
 
-    def under(self, numbers: Numbers) -> Kind:
+    def under(self, numbers: Numbers) -> Platform:
         """The same under other numbers."""
         profile = profile_of(self.profile.name, numbers.software)
         if self.profile == self.profile.without_overlap():
             profile = profile.without_overlap()
-        return Kind(with_efficiency(self.device, numbers.devices), profile)
+        return Platform(with_efficiency(self.device, numbers.devices), profile)
 
     def problem(self, case: Case, *, is_columnar: bool = False) -> Problem:
         """The problem of a case of this kind."""
@@ -98,32 +98,32 @@ class Kind:
         return bind(case.problem.model, cluster, job, is_columnar=is_columnar)
 
 
-def kinds_of(cases: Iterable[Case]) -> list[tuple[Kind, list[int]]]:
+def platforms_of(cases: Iterable[Case]) -> list[tuple[Platform, list[int]]]:
     """Every kind of case, with their places."""
-    kinds: dict[Hashable, tuple[Kind, list[int]]] = {}
+    platforms: dict[Hashable, tuple[Platform, list[int]]] = {}
     for place, case in enumerate(cases):
-        kind = Kind(case.problem.device, case.problem.profile)
-        key = (id(kind.device), kind.profile)
-        kinds.setdefault(key, (kind, []))[1].append(place)
-    return list(kinds.values())
+        platform = Platform(case.problem.device, case.problem.profile)
+        key = (id(platform.device), platform.profile)
+        platforms.setdefault(key, (platform, []))[1].append(place)
+    return list(platforms.values())
 
 
 def problem_with(case: Case, numbers: Numbers) -> Problem:
     """The case's problem under other numbers."""
-    return Kind(case.problem.device, case.problem.profile).under(numbers).problem(case)
+    return Platform(case.problem.device, case.problem.profile).under(numbers).problem(case)
 
 
 def problems_with(cases: Sequence[Case], numbers: Numbers) -> list[Problem]:
     """The problems of all cases under other numbers; what cases have in common is the same in each."""
     found: dict[int, Problem] = {}
-    for kind, places in kinds_of(cases):
-        changed = kind.under(numbers)
+    for platform, places in platforms_of(cases):
+        changed = platform.under(numbers)
         found |= {place: changed.problem(cases[place]) for place in places}
     return [found[place] for place in range(len(cases))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class MeasuredRun:
     """A measured case as the fit sees it: the strategy that it is taken to have run."""
 
     case: Case
@@ -135,10 +135,10 @@ class Run:
         return self.case.strategies.take(np.full(rows, self.strategy))
 
 
-def names_of(kind: Kind, numbers: Numbers) -> list[str]:
+def names_of(platform: Platform, numbers: Numbers) -> list[str]:
     """The fitted numbers that predictions of cases of a kind may depend on."""
-    devices = numbers_of_device(kind.device, numbers.devices)
-    software = numbers_of_profile(kind.profile.name, numbers.software)
+    devices = numbers_of_device(platform.device, numbers.devices)
+    software = numbers_of_profile(platform.profile.name, numbers.software)
     return [f"devices {n.name}" for n in devices if n.is_fitted] + [
         f"software {n.name}" for n in software if n.is_fitted
     ]
@@ -170,33 +170,33 @@ class Linear:
     slopes: Floats
 
 
-def linearised(runs: Sequence[Run], numbers: Numbers) -> Linear:
+def linearised(runs: Sequence[MeasuredRun], numbers: Numbers) -> Linear:
     """The predictions of all runs, and how they move with each fitted number."""
     names = tuple(numbers.fitted())
     at = {name: index for index, name in enumerate(names)}
     log_s, slopes = np.empty(len(runs)), np.zeros((len(runs), len(names)))
     values = numbers.fitted()
-    asked: dict[int, tuple[Problem, StrategyTable, list[str]]] = {}
-    for kind, places in kinds_of(run.case for run in runs):
-        own = names_of(kind, numbers)
+    requests: dict[int, tuple[Problem, StrategyTable, list[str]]] = {}
+    for platform, places in platforms_of(run.case for run in runs):
+        own = names_of(platform, numbers)
         columns = {}
         for place, name in enumerate(own):
             column = np.full(len(own) + 1, values[name])
-            column[place + 1] *= np.exp(STEP)
+            column[place + 1] *= np.exp(DERIVATIVE_STEP)
             columns[name] = column
-        changed = kind.under(numbers.with_values(columns))
+        changed = platform.under(numbers.with_values(columns))
         for row in places:
             run = runs[row]
-            asked[row] = changed.problem(run.case, is_columnar=True), run.table(len(own) + 1), own
-    problems, tables, owns = zip(*(asked[row] for row in range(len(runs))), strict=True)
+            requests[row] = changed.problem(run.case, is_columnar=True), run.table(len(own) + 1), own
+    problems, tables, owns = zip(*(requests[row] for row in range(len(runs))), strict=True)
     for row, (figures, own) in enumerate(zip(step_figures_of(problems, tables), owns, strict=True)):
         logs = np.log(figures.step_time_s)
         log_s[row] = logs[0]
-        slopes[row, [at[name] for name in own]] = (logs[1:] - logs[0]) / STEP
+        slopes[row, [at[name] for name in own]] = (logs[1:] - logs[0]) / DERIVATIVE_STEP
     return Linear(names, log_s, slopes)
 
 
-def predicted_log_s(runs: Sequence[Run], numbers: Numbers) -> Floats:
+def predicted_log_s(runs: Sequence[MeasuredRun], numbers: Numbers) -> Floats:
     """Logarithms of the predicted step times of all runs."""
     problems = problems_with([run.case for run in runs], numbers)
     found = step_figures_of(problems, [run.table(1) for run in runs])
@@ -209,7 +209,7 @@ class Fit:
     """Fitted numbers, the runs with the strategies they are taken for, and the linearised predictions."""
 
     numbers: Numbers
-    runs: tuple[Run, ...]
+    runs: tuple[MeasuredRun, ...]
     linear: Linear
 
 
@@ -225,77 +225,77 @@ def fitted(
     for _ in range(rounds):
         chosen = chosen_strategies(cases, numbers)
         runs = tuple(
-            Run(case=case, strategy=strategy, measured_s=measured)
+            MeasuredRun(case=case, strategy=strategy, measured_s=measured)
             for case, strategy, measured in zip(cases, chosen, measured_s, strict=True)
         )
-        numbers, linear = _descended(runs, numbers, steps)
+        numbers, linear = _gauss_newton(runs, numbers, steps)
     return Fit(numbers=numbers, runs=runs, linear=linear)
 
 
-def _descended(runs: Sequence[Run], numbers: Numbers, steps: int) -> tuple[Numbers, Linear]:
+def _gauss_newton(runs: Sequence[MeasuredRun], numbers: Numbers, steps: int) -> tuple[Numbers, Linear]:
     """Numbers and predictions after so many steps, or when they no longer move: never worse than at first."""
     target = np.log([run.measured_s for run in runs])
     weights = source_weights(runs)
-    kept = numbers, linearised(runs, numbers)
-    best, share = cost_of(kept[1], target, weights, numbers), 1.0
+    accepted = numbers, linearised(runs, numbers)
+    best, share = fit_loss(accepted[1], target, weights, numbers), 1.0
     for _ in range(steps):
-        moves = share * step_of(kept[1], target, weights, kept[0])
-        changed = moved(kept[0], kept[1].names, moves)
+        log_changes = share * gauss_newton_step(accepted[1], target, weights, accepted[0])
+        changed = with_log_changes(accepted[0], accepted[1].names, log_changes)
         linear = linearised(runs, changed)
-        cost = cost_of(linear, target, weights, changed)
+        cost = fit_loss(linear, target, weights, changed)
         if cost < best:
-            best, kept, share = cost, (changed, linear), min(2.0 * share, 1.0)
+            best, accepted, share = cost, (changed, linear), min(2.0 * share, 1.0)
         else:
             share /= 2.0
-        if np.abs(moves).max() < 0.01:
+        if np.abs(log_changes).max() < 0.01:
             break
-    return kept
+    return accepted
 
 
-def cost_of(linear: Linear, target: Floats, weights: Floats, numbers: Numbers) -> float:
+def fit_loss(linear: Linear, target: Floats, weights: Floats, numbers: Numbers) -> float:
     """What a fit makes least: sizes of errors, as squares below the smallest, and the pull of relatives."""
     sizes = np.abs(linear.log_s - target)
     errors = np.where(
         sizes < SMALLEST_RESIDUAL, sizes**2 / 2.0, SMALLEST_RESIDUAL * (sizes - SMALLEST_RESIDUAL / 2.0)
     )
-    curves, slopes = pull_of(numbers, linear.names)
-    return float(weights @ errors + PULL / 2.0 * slopes @ np.linalg.solve(curves, slopes))
+    curves, slopes = shrinkage_of(numbers, linear.names)
+    return float(weights @ errors + SHRINKAGE / 2.0 * slopes @ np.linalg.solve(curves, slopes))
 
 
-TRUST: Mapping[str, float] = {"vtrain-sn": 0.4, "vtrain-mn": 3.0}
+SOURCE_WEIGHTS: Mapping[str, float] = {"vtrain-sn": 0.4, "vtrain-mn": 3.0}
 """Single-node sweeps of tiny models count less than their number, the sweep over whole layouts more."""
 
 
-def source_weights(runs: Sequence[Run]) -> Floats:
+def source_weights(runs: Sequence[MeasuredRun]) -> Floats:
     """Weights of the runs: a source counts as the square root of its rows, so that large tables do not
     drown small ones."""
     counts = Counter(run.case.row.group for run in runs)
     groups = [run.case.row.group for run in runs]
-    return np.array([TRUST.get(group, 1.0) * counts[group] ** -0.5 for group in groups])
+    return np.array([SOURCE_WEIGHTS.get(group, 1.0) * counts[group] ** -0.5 for group in groups])
 
 
-def step_of(
-    linear: Linear, target: Floats, weights: Floats, numbers: Numbers, *, largest: float = LARGEST_MOVE
+def gauss_newton_step(
+    linear: Linear, target: Floats, weights: Floats, numbers: Numbers, *, largest: float = MAX_LOG_CHANGE
 ) -> Floats:
     """The change of the numbers' logarithms that brings the linearised predictions closest to `target`.
 
     Of all changes of at most `largest` that keep every number within its range: none counts on a move that
     another cannot make.
     """
-    curves, slopes = pull_of(numbers, linear.names)
-    low, high = move_bounds(numbers, linear.names, largest)
-    moves = np.zeros(len(slopes))
+    curves, slopes = shrinkage_of(numbers, linear.names)
+    low, high = log_change_bounds(numbers, linear.names, largest)
+    log_changes = np.zeros(len(slopes))
     for _ in range(REWEIGHTINGS):
-        residual = linear.log_s + linear.slopes @ moves - target
+        residual = linear.log_s + linear.slopes @ log_changes - target
         rows = weights * np.minimum(1.0, SMALLEST_RESIDUAL / np.maximum(np.abs(residual), 1e-12))
         weighed = linear.slopes.T * rows
-        matrix = weighed @ linear.slopes + PULL * curves
-        right = weighed @ (target - linear.log_s) - PULL * slopes
-        moves = least_in_box(matrix, right, low, high)
-    return moves
+        matrix = weighed @ linear.slopes + SHRINKAGE * curves
+        right = weighed @ (target - linear.log_s) - SHRINKAGE * slopes
+        log_changes = bounded_least_squares(matrix, right, low, high)
+    return log_changes
 
 
-def move_bounds(numbers: Numbers, names: Sequence[str], largest: float) -> tuple[Floats, Floats]:
+def log_change_bounds(numbers: Numbers, names: Sequence[str], largest: float) -> tuple[Floats, Floats]:
     """How far down and up the logarithm of each number may go in one step: within its range, and by no more
     than `largest`."""
     values = numbers.fitted()
@@ -304,7 +304,7 @@ def move_bounds(numbers: Numbers, names: Sequence[str], largest: float) -> tuple
     return low, high
 
 
-def pull_of(numbers: Numbers, names: Sequence[str]) -> tuple[Floats, Floats]:
+def shrinkage_of(numbers: Numbers, names: Sequence[str]) -> tuple[Floats, Floats]:
     """Second derivatives (n, n) and slopes (n,), at these numbers, of the pull between relatives.
 
     Relatives are the numbers of one field; the pull is half the sum of the squared distances of their
@@ -313,9 +313,9 @@ def pull_of(numbers: Numbers, names: Sequence[str]) -> tuple[Floats, Floats]:
     """
     values = numbers.fitted()
     fields = [field_of(name) for name in names]
-    alike = np.array([[one == other for other in fields] for one in fields], np.float64)
-    curves = np.eye(len(names)) - alike / (1.0 + alike.sum(axis=1))
-    away = np.log([values[name] / customary(name) for name in names])
+    same_field = np.array([[one == other for other in fields] for one in fields], np.float64)
+    curves = np.eye(len(names)) - same_field / (1.0 + same_field.sum(axis=1))
+    away = np.log([values[name] / initial_value(name) for name in names])
     return curves, curves @ away
 
 
@@ -324,13 +324,13 @@ def field_of(name: str) -> str:
     return name.rsplit(" ", 1)[-1]
 
 
-def customary(name: str) -> float:
+def initial_value(name: str) -> float:
     """Where a number of its field starts, before any run is looked at."""
     field = field_of(name)
-    return next(value for end, value in CUSTOMARY.items() if field.endswith(end))
+    return next(value for end, value in INITIAL_VALUES.items() if field.endswith(end))
 
 
-CUSTOMARY: Mapping[str, float] = {
+INITIAL_VALUES: Mapping[str, float] = {
     "matmul.peak_fraction": 0.65, "matmul.k_half": 64.0, "fp8_fraction": 1.0, "fp4_fraction": 1.0,
     "grouped_matmul.fraction": 0.8, "tokens_half": 64.0, "memory.fraction": 0.8,
     "forward_fraction": 0.45, "backward_fraction": 0.32, "scale_up.fraction": 0.8,
@@ -342,15 +342,18 @@ CUSTOMARY: Mapping[str, float] = {
 """Where a fit starts: kernels at half to four fifths of their device, overheads of some microseconds."""
 
 
-def moved(numbers: Numbers, names: Iterable[str], moves: Floats) -> Numbers:
+def with_log_changes(numbers: Numbers, names: Iterable[str], log_changes: Floats) -> Numbers:
     """The numbers, each multiplied by the exponential of its move and kept within its range."""
     now = numbers.fitted()
     return numbers.with_values(
-        {name: within(name, now[name] * float(np.exp(move))) for name, move in zip(names, moves, strict=True)}
+        {
+            name: clip_to_range(name, now[name] * float(np.exp(log_change)))
+            for name, log_change in zip(names, log_changes, strict=True)
+        }
     )
 
 
-def within(name: str, value: float) -> float:
+def clip_to_range(name: str, value: float) -> float:
     """The value, kept in the range that its kind of number can have."""
     low, high = range_of(name)
     return min(max(value, low), high)

@@ -11,8 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from shardwise.accuracy.stage_times import covered_s, stage_times
-from shardwise.cost import LayoutPrice
+from shardwise.accuracy.stage_times import covered_s, stage_breakdown
+from shardwise.cost import LayoutEstimate
 from shardwise.graph import OpGraph, block_labels, operator_label
 from shardwise.search import TRAFFIC_PARTS
 from shardwise.sim import COMPUTE, OPERATORS, TRAFFIC, Span
@@ -21,7 +21,7 @@ PARTS = ("forward", "backward", "recomputation", "exchanges", "conversions", "ga
          "optimizer", "rest")  # fmt: skip
 """Parts of a step, in the order in which they are told; they sum to it."""
 
-_ACTION = re.compile(r"\d+([FB])(\d+)")
+_GRAPH_ACTION = re.compile(r"\d+([FB])(\d+)")
 _REDUCTION = re.compile(r"\d+REDUCE_GRAD")
 _PASS = re.compile(r"([FBR])\d+ (.+)", re.DOTALL)
 _UPDATE = frozenset({"norm", "optimizer"})
@@ -30,12 +30,12 @@ Passes = Mapping[tuple[str, str], float]
 """Seconds of a step by pass (`forward` or `backward`, recomputation included) and operator."""
 
 
-def predicted_parts(price: LayoutPrice, step_s: float) -> dict[str, float]:
+def predicted_parts(estimate: LayoutEstimate, step_s: float) -> dict[str, float]:
     """What a stage does in a step of `step_s`, by its price."""
-    told = price.seconds
-    parts = {name: told.get(name, 0.0) for name in PARTS}
-    parts["optimizer"] += told.get("norm", 0.0)
-    parts["rest"] = told.get("host", 0.0) + told.get("sends", 0.0) + step_s - price.time_s
+    seconds = estimate.seconds
+    parts = {name: seconds.get(name, 0.0) for name in PARTS}
+    parts["optimizer"] += seconds.get("norm", 0.0)
+    parts["rest"] = seconds.get("host", 0.0) + seconds.get("sends", 0.0) + step_s - estimate.time_s
     return parts
 
 
@@ -45,11 +45,11 @@ def measured_parts(spans: Sequence[Span], *, start_s: float, finish_s: float) ->
     What is computed again has its own traffic in it; of actions that wait for their input what comes later
     counts; the gradients that are summed behind the last action count as long as that takes.
     """
-    times = stage_times(spans, start_s=start_s, finish_s=finish_s)
-    again = _again(spans)
-    traffic = [span for span in spans if span.track == TRAFFIC and not again.has(span)]
+    times = stage_breakdown(spans, start_s=start_s, finish_s=finish_s)
+    recomputed = _recomputed_spans(spans)
+    traffic = [span for span in spans if span.track == TRAFFIC and not recomputed.has(span)]
     sums = _Row(span for span in spans if _REDUCTION.fullmatch(span.name))
-    forward, backward = (_Row(span for span in spans if _kind(span) == kind) for kind in "FB")
+    forward, backward = (_Row(span for span in spans if _graph_action_kind(span) == kind) for kind in "FB")
     update = _Row(span for span in spans if span.track == COMPUTE and span.name in _UPDATE)
 
     def within(row: _Row) -> float:
@@ -59,7 +59,7 @@ def measured_parts(spans: Sequence[Span], *, start_s: float, finish_s: float) ->
     for part in TRAFFIC_PARTS:
         parts[part] = covered_s(span for span in traffic if span.name == part and not sums.has(span))
     parts["gradients"] += covered_s(sums.spans)
-    parts["recomputation"] = covered_s(again.spans)
+    parts["recomputation"] = covered_s(recomputed.spans)
     parts["forward"] = times.forward_s - within(forward)
     parts["backward"] = times.backward_s - within(backward) - parts["recomputation"]
     parts["optimizer"] = covered_s(update.spans) - within(update)
@@ -67,11 +67,11 @@ def measured_parts(spans: Sequence[Span], *, start_s: float, finish_s: float) ->
     return parts
 
 
-def predicted_passes(graph: OpGraph, price: LayoutPrice, microbatches: int) -> Passes:
+def predicted_passes(graph: OpGraph, estimate: LayoutEstimate, microbatches: int) -> Passes:
     """What all passes of each operator of a stage take in a step, traffic included, by its price."""
     labels = block_labels(graph)
     found: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for charge in price.charges:
+    for charge in estimate.charges:
         if charge.place is not None and charge.when != "step":
             block, operator = charge.place
             name = operator_label(labels[block], operator)
@@ -83,14 +83,14 @@ def measured_passes(spans: Sequence[Span]) -> Passes:
     """What all passes of each operator took on a rank. What is computed again is its own operator's, though
     it lies in the backward pass of another."""
     found: defaultdict[tuple[str, str], float] = defaultdict(float)
-    again = _again(spans)
+    recomputed = _recomputed_spans(spans)
     for span in spans:
         match = _PASS.fullmatch(span.name) if span.track == OPERATORS else None
         if match is None:
             continue
         seconds = span.finish_s - span.start_s
         if match[1] == "B":
-            seconds -= covered_s(again.inside(span))
+            seconds -= covered_s(recomputed.inside(span))
         found["forward" if match[1] == "F" else "backward", match[2]] += seconds
     return found
 
@@ -116,11 +116,11 @@ def _middle_s(span: Span) -> float:
     return (span.start_s + span.finish_s) / 2.0
 
 
-def _again(spans: Iterable[Span]) -> _Row:
+def _recomputed_spans(spans: Iterable[Span]) -> _Row:
     """What is computed again."""
     return _Row(span for span in spans if span.track == OPERATORS and span.name.startswith("R"))
 
 
-def _kind(span: Span) -> str:
-    match = _ACTION.fullmatch(span.name) if span.track == COMPUTE else None
+def _graph_action_kind(span: Span) -> str:
+    match = _GRAPH_ACTION.fullmatch(span.name) if span.track == COMPUTE else None
     return match[1] if match else ""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwise.accuracy.bands import Band, band_of
-from shardwise.accuracy.case import Case, Cases, fault_of
+from shardwise.accuracy.case import Case, CaseBuilder, fault_of
 from shardwise.accuracy.measured import Measured, measured_of, predicted_bytes
 from shardwise.accuracy.predict import Prediction, predictions_of
 from shardwise.accuracy.rows import Fault, Row
@@ -15,7 +15,7 @@ from shardwise.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class JudgedRow:
     """A row with what was measured and predicted: seconds per step, and peak bytes of `memory_kind`.
 
     Measured values are None where the row gives none. `device` is the name of the device it was taken for.
@@ -51,10 +51,10 @@ class Judged:
         return self.predicted_s * low <= self.measured_s <= self.predicted_s * high
 
 
-def judged(rows: Sequence[Row]) -> tuple[list[Judged], list[Fault]]:
+def judged(rows: Sequence[Row]) -> tuple[list[JudgedRow], list[Fault]]:
     """Every row that can be used with its prediction, and why the others cannot; both in the order of the
     rows."""
-    ready = Cases()
+    ready = CaseBuilder()
     cases: list[Case] = []
     figures: list[Measured] = []
     faults: list[Fault] = []
@@ -69,9 +69,9 @@ def judged(rows: Sequence[Row]) -> tuple[list[Judged], list[Fault]]:
     return [_judged(one, what) for one, what in zip(predictions, figures, strict=True)], faults
 
 
-def _judged(prediction: Prediction, measured: Measured) -> Judged:
+def _judged(prediction: Prediction, measured: Measured) -> JudgedRow:
     case = prediction.case
-    return Judged(
+    return JudgedRow(
         row=case.row,
         device=case.problem.device.name,
         strategy=prediction.strategy,

@@ -75,8 +75,8 @@ def catalogue_model(text: str) -> str | None:
 
 def _spelled(name: str) -> str:
     """A pattern of a model's name with any separators, without its size in active parameters."""
-    pieces = re.findall(r"[a-z]+|\d+", re.sub(r"-a\d+b$", "", name))
-    return r"[\s_.-]*".join(pieces) + r"(?!\d)"
+    tokens = re.findall(r"[a-z]+|\d+", re.sub(r"-a\d+b$", "", name))
+    return r"[\s_.-]*".join(tokens) + r"(?!\d)"
 
 
 def _plain(text: str) -> str:

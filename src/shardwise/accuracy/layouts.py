@@ -10,7 +10,7 @@ from typing import Final
 from shardwise.accuracy.rows import Row
 from shardwise.cost import Problem
 from shardwise.errors import ConfigError
-from shardwise.inputs import shown
+from shardwise.inputs import short_repr
 from shardwise.strategy import RECOMPUTES, RULES, SCHEDULES, Strategy, StrategyTable, complete, first_broken
 
 Value = int | str | bool
@@ -104,7 +104,10 @@ def _schedule(row: Row, assumed: list[str]) -> Choice:
         return {"schedule": row.schedule, "vpp": row.vpp or 2 if looped else vpp}
     if row.schedule:
         raise ConfigError(
-            "is not a known schedule", key="schedule", found=shown(row.schedule), allowed=", ".join(SCHEDULES)
+            "is not a known schedule",
+            key="schedule",
+            found=short_repr(row.schedule),
+            allowed=", ".join(SCHEDULES),
         )
     name = "interleaved_1f1b" if vpp > 1 else "1f1b"
     assumed.append(f"schedule: {name}")
@@ -134,7 +137,7 @@ def _counts(text: str, stages: int, layers: int, assumed: list[str]) -> list[int
     """Decoder layers per stage from counts joined by `/`; of counts that hold more units than layers, two
     lie before the layers (the embedding and what follows it) and the rest behind."""
     if not re.fullmatch(r"\d{1,5}(/\d{1,5})*", text):
-        raise ConfigError("is not counts joined by /", key="stage_layers", found=shown(text))
+        raise ConfigError("is not counts joined by /", key="stage_layers", found=short_repr(text))
     units = [int(unit) for unit in text.split("/")]
     total = sum(units)
     if len(units) != stages:
@@ -206,7 +209,9 @@ def _shardings(row: Row, problem: Problem, fields: Choice, assumed: list[str]) -
         return [{"zero_stage": stage} for stage in stages]
     stage = int(text[0]) if text[0] in "0123" else 3 if "FSDP" in text.upper() else None
     if stage is None:
-        raise ConfigError("is not a sharding", key="zero_stage", found=shown(text), allowed="0 to 3, or FSDP")
+        raise ConfigError(
+            "is not a sharding", key="zero_stage", found=short_repr(text), allowed="0 to 3, or FSDP"
+        )
     degree = re.search(r"FSDP\s+(\d{1,9})", text, re.IGNORECASE)
     ranks = int(fields["dp"]) * int(fields["cp"])
     if degree is None or int(degree.group(1)) == 0 or ranks % int(degree.group(1)):
@@ -229,6 +234,9 @@ def _recomputes(row: Row, problem: Problem, fields: Choice, assumed: list[str]) 
         return [*whole, *full]
     if words[0] not in RECOMPUTES:
         raise ConfigError(
-            "is not a recompute", key="recompute", found=shown(row.recompute), allowed=", ".join(RECOMPUTES)
+            "is not a recompute",
+            key="recompute",
+            found=short_repr(row.recompute),
+            allowed=", ".join(RECOMPUTES),
         )
     return [{"recompute": words[0]}]

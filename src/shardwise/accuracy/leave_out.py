@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from shardwise.accuracy.fit import (
     Fit,
     Linear,
+    MeasuredRun,
     Numbers,
-    Run,
     chosen_strategies,
     fitted,
+    gauss_newton_step,
     predicted_log_s,
     source_weights,
-    step_of,
 )
 from shardwise.cluster import numbers_of_device
 
@@ -40,7 +40,7 @@ class LeftOut:
     is_warm: Mask
 
 
-def sources_of(runs: Sequence[Run]) -> NDArray[Any]:
+def sources_of(runs: Sequence[MeasuredRun]) -> NDArray[Any]:
     """The source of each run."""
     return np.array([run.case.row.group for run in runs])
 
@@ -52,34 +52,36 @@ def left_out(fit: Fit, source: str, *, rounds: int = 2, steps: int = 10) -> Left
     chosen anew.
     """
     out = sources_of(fit.runs) == source
-    kept = [run for run, leaves in zip(fit.runs, out, strict=True) if not leaves]
+    remaining = [run for run, is_out in zip(fit.runs, out, strict=True) if not is_out]
     numbers = fitted(
-        [run.case for run in kept],
-        [run.measured_s for run in kept],
+        [run.case for run in remaining],
+        [run.measured_s for run in remaining],
         fit.numbers.from_scratch(),
         rounds=rounds,
         steps=steps,
     ).numbers
-    gone = [run for run, leaves in zip(fit.runs, out, strict=True) if leaves]
-    chosen = chosen_strategies([run.case for run in gone], numbers)
-    gone = [replace(run, strategy=strategy) for run, strategy in zip(gone, chosen, strict=True)]
+    excluded_runs = [run for run, is_out in zip(fit.runs, out, strict=True) if is_out]
+    chosen = chosen_strategies([run.case for run in excluded_runs], numbers)
+    excluded_runs = [
+        replace(run, strategy=strategy) for run, strategy in zip(excluded_runs, chosen, strict=True)
+    ]
     return LeftOut(
         source=source,
         rows=np.flatnonzero(out),
-        log_error=predicted_log_s(gone, numbers) - _targets(gone),
+        log_error=predicted_log_s(excluded_runs, numbers) - _targets(excluded_runs),
         is_warm=is_warm(fit.runs, {source})[out],
     )
 
 
-def is_warm(runs: Sequence[Run], excluded: Collection[str]) -> Mask:
+def is_warm(runs: Sequence[MeasuredRun], excluded: Collection[str]) -> Mask:
     """Whether a run's device and software are also those of runs of sources that are not excluded."""
-    kinds = [_kinds(run) for run in runs]
-    kept = [kind for run, kind in zip(runs, kinds, strict=True) if run.case.row.group not in excluded]
-    devices, software = {device for device, _ in kept}, {profile for _, profile in kept}
+    kinds = [_platform_of(run) for run in runs]
+    remaining = [kind for run, kind in zip(runs, kinds, strict=True) if run.case.row.group not in excluded]
+    devices, software = {device for device, _ in remaining}, {profile for _, profile in remaining}
     return np.array([device in devices and profile in software for device, profile in kinds])
 
 
-def _kinds(run: Run) -> tuple[str, str]:
+def _platform_of(run: MeasuredRun) -> tuple[str, str]:
     """What stands for the kind of device (the number of its matmuls), and the software."""
     problem = run.case.problem
     numbers = numbers_of_device(problem.device, Numbers.shipped().devices)
@@ -87,7 +89,7 @@ def _kinds(run: Run) -> tuple[str, str]:
     return peak.name, problem.profile.name
 
 
-def _targets(runs: Sequence[Run]) -> Floats:
+def _targets(runs: Sequence[MeasuredRun]) -> Floats:
     return np.log([run.measured_s for run in runs])
 
 
@@ -97,11 +99,11 @@ def linear_errors(fit: Fit, excluded: Collection[str]) -> Floats:
     To first order, on the derivatives of the whole fit; to the end and not in steps, so that nothing of these
     sources is left in where the fit starts.
     """
-    kept = ~np.isin(sources_of(fit.runs), list(excluded))
-    linear = Linear(fit.linear.names, fit.linear.log_s[kept], fit.linear.slopes[kept])
-    runs = [run for run, stays in zip(fit.runs, kept, strict=True) if stays]
-    moves = step_of(linear, _targets(runs), source_weights(runs), fit.numbers, largest=np.inf)
-    return fit.linear.log_s + fit.linear.slopes @ moves - _targets(fit.runs)
+    remaining = ~np.isin(sources_of(fit.runs), list(excluded))
+    linear = Linear(fit.linear.names, fit.linear.log_s[remaining], fit.linear.slopes[remaining])
+    runs = [run for run, stays in zip(fit.runs, remaining, strict=True) if stays]
+    log_changes = gauss_newton_step(linear, _targets(runs), source_weights(runs), fit.numbers, largest=np.inf)
+    return fit.linear.log_s + fit.linear.slopes @ log_changes - _targets(fit.runs)
 
 
 @dataclass(frozen=True, slots=True)

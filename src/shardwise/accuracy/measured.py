@@ -83,7 +83,7 @@ def _step_time_s(row: Row, problem: Problem) -> tuple[float, tuple[str, ...]]:
         return tokens / row.tokens_per_s_per_gpu, ("measured time: from tokens per second",)
     peak = problem.device.peak_flop_per_s[problem.recipe.matmul]
     rates: list[tuple[str, float | None, Callable[[], float]]] = [
-        ("tflops_per_gpu", _scaled(row.tflops_per_gpu, 1e12), lambda: _counted_flop(row, problem)),
+        ("tflops_per_gpu", _scaled(row.tflops_per_gpu, 1e12), lambda: _flop_by_convention(row, problem)),
         ("mfu_pct", _scaled(row.mfu_pct, peak / 100), lambda: _model_flop(row, problem)),
         ("hfu_pct", _scaled(row.hfu_pct, peak / 100), lambda: _hardware_flop(row, problem)),
     ]
@@ -102,7 +102,7 @@ def _is_halved(row: Row) -> bool:
     return any(word in row.framework.casefold() for word in HALVED)
 
 
-def _counted_flop(row: Row, problem: Problem) -> float:
+def _flop_by_convention(row: Row, problem: Problem) -> float:
     """Flop per token as `tflops_convention` counts them; without a convention as the model needs them."""
     convention = row.tflops_convention.casefold()
     if convention not in ("", "model", "hardware"):
@@ -126,8 +126,8 @@ def _hardware_flop(row: Row, problem: Problem) -> float:
         raise ConfigError("is not given, so a hardware rate has no time", key="recompute")
     if words[0] == "none":
         return flop
-    again = attention_flop_per_token(model, problem.job.seq_len, causal_half=_is_halved(row))
+    recomputed = attention_flop_per_token(model, problem.job.seq_len, causal_half=_is_halved(row))
     if words[0] == "full":
-        ends = 2.0 * (model.vocab * model.hidden + mtp_parameters(model))
-        again += 2.0 * active_matmul_parameters(model) - ends
-    return flop + again
+        end_flop = 2.0 * (model.vocab * model.hidden + mtp_parameters(model))
+        recomputed += 2.0 * active_matmul_parameters(model) - end_flop
+    return flop + recomputed

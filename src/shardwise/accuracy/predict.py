@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.accuracy.case import Case, Mixed
+from shardwise.accuracy.case import Case, MixedDevices
 from shardwise.cost import Problem
 from shardwise.search import StepFigures, step_figures_of, step_figures_over
 from shardwise.strategy import Strategy, StrategyTable
@@ -28,22 +28,22 @@ class Prediction:
 
 def predictions_of(cases: Sequence[Case]) -> list[Prediction]:
     """The predictions of all cases, in their order; what cases have in common is priced once."""
-    together: dict[int, list[int]] = {}
-    unequal: dict[Hashable, tuple[Mixed, list[int]]] = {}
+    by_problem: dict[int, list[int]] = {}
+    mixed_groups: dict[Hashable, tuple[MixedDevices, list[int]]] = {}
     for index, case in enumerate(cases):
         if case.mixed is None:
-            together.setdefault(id(case.problem), []).append(index)
+            by_problem.setdefault(id(case.problem), []).append(index)
         else:
             kinds = tuple(id(problem) for problem in case.mixed.problems)
-            unequal.setdefault((kinds, case.mixed.nodes), (case.mixed, []))[1].append(index)
-    groups = [[cases[index] for index in members] for members in together.values()]
+            mixed_groups.setdefault((kinds, case.mixed.nodes), (case.mixed, []))[1].append(index)
+    groups = [[cases[index] for index in members] for members in by_problem.values()]
     tables = [StrategyTable.joined([case.strategies for case in group]) for group in groups]
     figures = step_figures_of([group[0].problem for group in groups], tables)
     found: dict[int, Prediction] = {}
-    for members, group, table, of_group in zip(together.values(), groups, tables, figures, strict=True):
+    for members, group, table, of_group in zip(by_problem.values(), groups, tables, figures, strict=True):
         found |= zip(members, _predictions(group, table, of_group), strict=True)
-    for mixed, members in unequal.values():
-        found |= zip(members, _on_unequal(mixed, [cases[index] for index in members]), strict=True)
+    for mixed, members in mixed_groups.values():
+        found |= zip(members, _mixed_predictions(mixed, [cases[index] for index in members]), strict=True)
     return [found[index] for index in range(len(cases))]
 
 
@@ -53,16 +53,16 @@ def predicted(case: Case, problem: Problem | None = None) -> Prediction:
 
 
 def _predictions(group: Sequence[Case], table: StrategyTable, figures: StepFigures) -> list[Prediction]:
-    ends = np.cumsum([len(case.strategies) for case in group])
+    stops = np.cumsum([len(case.strategies) for case in group])
     return [
         _prediction(
             case, figures, chosen_row(_tightest(case), figures, slice(end - len(case.strategies), end)), table
         )
-        for case, end in zip(group, ends.tolist(), strict=True)
+        for case, end in zip(group, stops.tolist(), strict=True)
     ]
 
 
-def _on_unequal(mixed: Mixed, group: Sequence[Case]) -> list[Prediction]:
+def _mixed_predictions(mixed: MixedDevices, group: Sequence[Case]) -> list[Prediction]:
     """The predictions of cases that share the problems and the order of their nodes."""
     table = StrategyTable.joined([case.strategies for case in group])
     return _predictions(group, table, step_figures_over(mixed.problems, table, mixed.nodes))

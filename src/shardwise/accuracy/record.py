@@ -26,14 +26,14 @@ LEAST_RUNS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
+class FitResult:
     """A fit and the rows that it did not use."""
 
     fit: Fit
     faults: tuple[Fault, ...]
 
 
-def fit_rows(rows: Sequence[Row], *, rounds: int = 2, steps: int = 10) -> Fitted:
+def fit_rows(rows: Sequence[Row], *, rounds: int = 2, steps: int = 10) -> FitResult:
     """The fit of all usable rows, from scratch. ConfigError where too few have a measured time."""
     cases, faults = cases_of(rows)
     used, times_s = [], []
@@ -62,7 +62,7 @@ def fit_rows(rows: Sequence[Row], *, rounds: int = 2, steps: int = 10) -> Fitted
         )  # fmt: skip
     start = Numbers.shipped().from_scratch()
     fit = fitted(used, times_s, start, rounds=rounds, steps=steps)
-    return Fitted(fit=replace(fit, numbers=rounded(fit.numbers)), faults=tuple(faults))
+    return FitResult(fit=replace(fit, numbers=rounded(fit.numbers)), faults=tuple(faults))
 
 
 def rounded(numbers: Numbers) -> Numbers:
@@ -96,7 +96,7 @@ def factors(spread: Spread) -> tuple[float, float]:
     return float(f"{low:.3g}"), float(f"{high:.3g}")
 
 
-def fit_document(found: Fitted) -> dict[str, object]:
+def fit_document(found: FitResult) -> dict[str, object]:
     """The file of a fit (docs/formats.md)."""
     fit = found.fit
     errors = fit.linear.log_s - np.log([run.measured_s for run in fit.runs])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import printable, read_bytes, shown
+from shardwise.inputs import printable, read_bytes, short_repr
 
 SHIPPED: Final = Path(__file__).parent / "data" / "measurements.csv"
 """The published rows that the package carries."""
@@ -157,7 +157,7 @@ def _header(lines: Sequence[str], file: str | None) -> tuple[list[str], int]:
     present = [name for name in header if name in _COLUMNS]
     if len(set(present)) < 2:
         raise ConfigError(
-            "has no columns of measured rows", file=file, found=shown(", ".join(header[:8])),
+            "has no columns of measured rows", file=file, found=short_repr(", ".join(header[:8])),
             allowed=", ".join(_COLUMNS),
         )  # fmt: skip
     repeated = sorted({name for name in present if present.count(name) > 1})
@@ -196,11 +196,11 @@ def _faults(record: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             continue
         number = _number(text)
         if number is None:
-            yield f"{name} is not a number", shown(text)
+            yield f"{name} is not a number", short_repr(text)
         elif not 0.0 < number <= 1e15:
-            yield f"{name} is not in range", f"{shown(text)}; allowed: more than 0, at most 1e15"
+            yield f"{name} is not in range", f"{short_repr(text)}; allowed: more than 0, at most 1e15"
         elif kind.startswith("int") and number != int(number):
-            yield f"{name} is not a whole number", shown(text)
+            yield f"{name} is not a whole number", short_repr(text)
 
 
 def _number(text: str) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from shardwise.accuracy.known import catalogue_model
 from shardwise.accuracy.rows import Row
 from shardwise.errors import ConfigError
-from shardwise.inputs import shown
+from shardwise.inputs import short_repr
 from shardwise.model import Model, catalogue_entry, model_from_config
 
 GATED: Final = ("llama", "qwen", "deepseek", "oss", "mistral", "mixtral", "gemma", "phi")
@@ -105,7 +105,7 @@ def _public_model(row: Row) -> tuple[Model, tuple[str, ...]]:
         missing = [key for key in ("layers", "hidden", "heads") if getattr(row, key) is None]
         raise ConfigError(
             f"{', '.join(missing)} not given, and the model is not a known one", key="model_name",
-            found=shown(row.model_name),
+            found=short_repr(row.model_name),
         )  # fmt: skip
     model = model_from_config(catalogue_entry(known).config, name=_name(row))
     return model, (f"model: sizes of {known}'s public config",)
@@ -146,7 +146,7 @@ def _plain_expert_model(row: Row) -> tuple[Model, tuple[str, ...]]:
     if missing:
         raise ConfigError(
             f"is not a known mixture of experts, and {', '.join(missing)} not given", key="model_name",
-            found=shown(row.model_name),
+            found=short_repr(row.model_name),
         )  # fmt: skip
     config, assumed = _plain_config(row)
     config |= {"gated": True, "norm": "rmsnorm", "positions": "rope", "bias": False, "tied": False,

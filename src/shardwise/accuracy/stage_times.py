@@ -19,7 +19,7 @@ _COPIES = frozenset({"to host", "from host"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageTimes:
+class StageBreakdown:
     """Seconds of one step on one stage; the first four parts sum to the step.
 
     `forward_s` and `backward_s` are the actions without the waiting for their inputs, `waiting_s` is all else
@@ -47,7 +47,7 @@ def action_spans(spans: Iterable[Span]) -> list[Span]:
     return sorted(actions, key=lambda span: span.start_s)
 
 
-def stage_times(spans: Sequence[Span], *, start_s: float, finish_s: float) -> StageTimes:
+def stage_breakdown(spans: Sequence[Span], *, start_s: float, finish_s: float) -> StageBreakdown:
     """The times of one rank whose `spans` lie in a step from `start_s` to `finish_s`.
 
     An action whose input is still on its way waits: that is not its own time.
@@ -56,8 +56,8 @@ def stage_times(spans: Sequence[Span], *, start_s: float, finish_s: float) -> St
     arrivals = _arrivals(spans)
     own = {"F": 0.0, "B": 0.0, "I": 0.0, "W": 0.0}
     for action in actions:
-        there_s = min(max(arrivals.get(action.name, 0.0), action.start_s), action.finish_s)
-        own[_kind(action)] += action.finish_s - there_s
+        ready_s = min(max(arrivals.get(action.name, 0.0), action.start_s), action.finish_s)
+        own[_kind(action)] += action.finish_s - ready_s
     last_s = max(action.finish_s for action in actions)
     worked_s = sum(own.values())
     updates = [span for span in spans if span.name == _OPTIMIZER]
@@ -70,7 +70,7 @@ def stage_times(spans: Sequence[Span], *, start_s: float, finish_s: float) -> St
         for span in spans
         if span.name in _COPIES and not any(one.start_s <= span.start_s < one.finish_s for one in updates)
     )
-    return StageTimes(
+    return StageBreakdown(
         forward_s=own["F"],
         backward_s=worked_s - own["F"],
         waiting_s=last_s - start_s - worked_s,

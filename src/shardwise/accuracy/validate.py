@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from shardwise.accuracy.devices import device_named
-from shardwise.accuracy.judge import Judged, judged
+from shardwise.accuracy.judge import JudgedRow, judged
 from shardwise.accuracy.known import family_named
 from shardwise.accuracy.metrics import Errors, errors_of, mean, share
 from shardwise.accuracy.rows import LEVELS, Fault, Row, read_rows, source_of
 from shardwise.accuracy.workloads import Workload, workloads_of
 from shardwise.errors import ConfigError
-from shardwise.inputs import shown
+from shardwise.inputs import short_repr
 
 GROUPINGS: Final = ("source", "gpu", "family", "row")
 
@@ -46,7 +46,7 @@ class Validation:
     overall: Group
     groups: tuple[Group, ...]
     workloads: tuple[Workload, ...]
-    judged: tuple[Judged, ...]
+    judged: tuple[JudgedRow, ...]
     faults: tuple[Fault, ...]
 
 
@@ -55,13 +55,13 @@ def validate(path: str, *, by: str = "source", level: str = "all") -> Validation
     GROUPINGS. ConfigError where nothing in the file can be read."""
     for key, found, allowed in (("by", by, GROUPINGS), ("level", level, LEVELS)):
         if found not in allowed:
-            raise ConfigError(f"unknown {key}", key=key, found=shown(found), allowed=", ".join(allowed))
+            raise ConfigError(f"unknown {key}", key=key, found=short_repr(found), allowed=", ".join(allowed))
     rows, unread = read_rows(path)
-    wanted = [row for row in rows if level == "all" or row.is_complete == (level == "complete")]
-    used, unusable = judged(wanted)
+    selected = [row for row in rows if level == "all" or row.is_complete == (level == "complete")]
+    used, unusable = judged(selected)
     faults = sorted((*unread, *unusable), key=lambda fault: fault.line)
     workloads = workloads_of(used)
-    groups = _grouped(used, faults, {row.line: row for row in wanted}, by)
+    groups = _grouped(used, faults, {row.line: row for row in selected}, by)
     return Validation(
         by=by,
         level=level,
@@ -74,8 +74,8 @@ def validate(path: str, *, by: str = "source", level: str = "all") -> Validation
 
 
 def _grouped(
-    used: Sequence[Judged], faults: Sequence[Fault], rows: Mapping[int, Row], by: str
-) -> dict[str, tuple[list[Judged], list[Fault]]]:
+    used: Sequence[JudgedRow], faults: Sequence[Fault], rows: Mapping[int, Row], by: str
+) -> dict[str, tuple[list[JudgedRow], list[Fault]]]:
     """Rows that were used and skipped by the name of their group, in the order of the file."""
     names: dict[str, Callable[[Row], str]] = {
         "source": lambda row: row.group,
@@ -84,16 +84,16 @@ def _grouped(
         "row": lambda row: row.id,
     }
     name_of = names[by]
-    lines: list[tuple[int, Judged | Fault, str]] = [(one.row.line, one, name_of(one.row)) for one in used]
+    lines: list[tuple[int, JudgedRow | Fault, str]] = [(one.row.line, one, name_of(one.row)) for one in used]
     for fault in faults:
         row = rows.get(fault.line)
         unread = source_of(fault.id) if by == "source" else fault.id if by == "row" else "not read"
         lines.append((fault.line, fault, unread if row is None else name_of(row)))
-    groups: dict[str, tuple[list[Judged], list[Fault]]] = {}
+    groups: dict[str, tuple[list[JudgedRow], list[Fault]]] = {}
     for _, one, name in sorted(lines, key=lambda item: item[0]):
-        kept, skipped = groups.setdefault(name, ([], []))
-        if isinstance(one, Judged):
-            kept.append(one)
+        predicted, skipped = groups.setdefault(name, ([], []))
+        if isinstance(one, JudgedRow):
+            predicted.append(one)
         else:
             skipped.append(one)
     return groups
@@ -107,7 +107,7 @@ def _device_name(text: str) -> str:
 
 
 def _group(
-    name: str, used: Sequence[Judged], faults: Sequence[Fault], workloads: Sequence[Workload]
+    name: str, used: Sequence[JudgedRow], faults: Sequence[Fault], workloads: Sequence[Workload]
 ) -> Group:
     taus = [workload.kendall_tau for workload in workloads if workload.kendall_tau is not None]
     return Group(

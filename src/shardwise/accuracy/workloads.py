@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from shardwise.accuracy.judge import Judged
+from shardwise.accuracy.judge import JudgedRow
 from shardwise.accuracy.metrics import kendall_tau, regret
 from shardwise.ties import ties_of_least
 
@@ -36,16 +36,16 @@ class Workload:
     regret: float
 
 
-def workloads_of(judged: Sequence[Judged]) -> tuple[Workload, ...]:
+def workloads_of(judged: Sequence[JudgedRow]) -> tuple[Workload, ...]:
     """The workloads with at least LEAST_PLANS rows that have both times, in the order of their first rows."""
-    groups: dict[tuple[str | int, ...], list[Judged]] = {}
+    groups: dict[tuple[str | int, ...], list[JudgedRow]] = {}
     for one in judged:
         if one.measured_s is not None and one.predicted_s is not None:
             groups.setdefault(_key(one), []).append(one)
     return tuple(_workload(group) for group in groups.values() if len(group) >= LEAST_PLANS)
 
 
-def _key(one: Judged) -> tuple[str | int, ...]:
+def _key(one: JudgedRow) -> tuple[str | int, ...]:
     """Same source, model, device, device count, sequence, global batch, dtype, framework."""
     row = one.row
     return (
@@ -54,7 +54,7 @@ def _key(one: Judged) -> tuple[str | int, ...]:
     )  # fmt: skip
 
 
-def _workload(group: Sequence[Judged]) -> Workload:
+def _workload(group: Sequence[JudgedRow]) -> Workload:
     row = group[0].row
     measured = [one.measured_s or 0.0 for one in group]
     predicted = [one.predicted_s or 0.0 for one in group]

@@ -12,7 +12,7 @@ from shardwise.model import Model
 from shardwise.plan import Plan
 from shardwise.strategy import FIELDS, Job, Limit, Strategy, target_of
 
-BEYOND = "target"
+TARGET_REASON = "target"
 """The reason of candidates that are legal and beyond the target."""
 
 GRID_FIELDS = frozenset(("tp", "cp", "dp", "pp", "etp", "ep", "cp_kind", "sequence_parallel"))
@@ -21,7 +21,7 @@ SHARD_FIELDS = ("param_shard", "grad_shard", "optim_shard")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beyond:
+class TargetLimits:
     """The limits of a target for one model that the search judges: those about a `grid`, the `orders` of its
     axes, and its `shards`."""
 
@@ -30,41 +30,41 @@ class Beyond:
     shards: tuple[Limit, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
 
-    def is_grid_beyond(self, values: Any) -> bool:
+    def excludes_grid(self, values: Any) -> bool:
         """Whether a grid is, by its degrees, cp_kind and sequence_parallel."""
-        return self._any(self.grid, values)
+        return self._excludes_any(self.grid, values)
 
-    def is_order_beyond(self, values: Any) -> bool:
+    def excludes_order(self, values: Any) -> bool:
         """Whether the order of the axes is, by the degrees and axis_order."""
-        return self._any(self.orders, values)
+        return self._excludes_any(self.orders, values)
 
-    def is_chain_beyond(self, ranks: int, chain: Sequence[int]) -> bool:
+    def excludes_shards(self, ranks: int, chain: Sequence[int]) -> bool:
         """Whether the sharding degrees of parameters, gradients and optimizer over dp * cp `ranks` are."""
         named = dict(zip(SHARD_FIELDS, chain, strict=True))
-        return self._any(self.shards, {**named, "dp": ranks, "cp": 1})
+        return self._excludes_any(self.shards, {**named, "dp": ranks, "cp": 1})
 
-    def _any(self, limits: tuple[Limit, ...], values: Any) -> bool:
+    def _excludes_any(self, limits: tuple[Limit, ...], values: Any) -> bool:
         names = {**self.sizes, **(values if isinstance(values, Mapping) else vars(values))}
-        return any(_is_beyond(limit, names) for limit in limits)
+        return any(_excludes(limit, names) for limit in limits)
 
 
-NOTHING = Beyond()
+NO_TARGET_LIMITS = TargetLimits()
 """Without a target nothing is."""
 
 
-def beyond_of(limits: Sequence[Limit], model: Model, job: Job) -> Beyond:
+def target_limits_of(limits: Sequence[Limit], model: Model, job: Job) -> TargetLimits:
     """What the search rejects for a target with these limits."""
-    own, sizes = _about(limits, model, job), _sizes(model, job)
+    own, sizes = _applicable(limits, model, job), _sizes(model, job)
     fields = [_fields(limit) - set(sizes) for limit in own]
     grid = tuple(limit for limit, names in zip(own, fields, strict=True) if names <= GRID_FIELDS)
     orders = tuple(
         limit for limit, names in zip(own, fields, strict=True) if limit not in grid and names <= ORDER_FIELDS
     )
     shards = tuple(limit for limit in own if _is_of_shards(limit))
-    return Beyond(grid=grid, orders=orders, shards=shards, sizes=sizes)
+    return TargetLimits(grid=grid, orders=orders, shards=shards, sizes=sizes)
 
 
-def limits_of(plan: Plan) -> tuple[Limit, ...]:
+def plan_limits_of(plan: Plan) -> tuple[Limit, ...]:
     """The limits of the target of a plan; none without one."""
     return () if plan.target is None else target_of(plan.target).limits
 
@@ -75,23 +75,23 @@ def target_check(plan: Plan) -> Check:
     name = str(plan.target)
     target = target_of(name)
     values = {**_sizes(plan.model, plan.job), **_values(plan.best.strategy)}
-    beyond = [
+    excluded = [
         f"{limit.field} {values[limit.field]}: {limit.allowed}"
-        for limit in _about(target.limits, plan.model, plan.job)
-        if _is_beyond(limit, values)
+        for limit in _applicable(target.limits, plan.model, plan.job)
+        if _excludes(limit, values)
     ]
     fixed, axes = plan.certificate.fixed, plan.certificate.axes
     for field_, allowed in target.axes.items():
         best = getattr(plan.best.strategy, field_)
         found = axes.get(field_, (fixed.get(field_, best),))
-        beyond += [f"{field_} {value}" for value in found if value not in allowed]
+        excluded += [f"{field_} {value}" for value in found if value not in allowed]
     return Check(
-        name="target", ok=not beyond, found="; ".join(beyond) or f"a plan for {name}",
+        name="target", ok=not excluded, found="; ".join(excluded) or f"a plan for {name}",
         expected=f"what {name} can say",
     )  # fmt: skip
 
 
-def _about(limits: Sequence[Limit], model: Model, job: Job) -> list[Limit]:
+def _applicable(limits: Sequence[Limit], model: Model, job: Job) -> list[Limit]:
     """Those that are about such models and optimizers."""
     kind = "dense" if all(layer.experts is None for layer in model.kinds) else "experts"
     return [
@@ -129,7 +129,7 @@ def _is_of_shards(limit: Limit) -> bool:
     return True
 
 
-def _is_beyond(limit: Limit, values: Mapping[str, Any]) -> bool:
+def _excludes(limit: Limit, values: Mapping[str, Any]) -> bool:
     """Whether all conditions hold for these values of fields and sizes."""
     for condition in limit.where:
         names = condition.left.fields
@@ -143,13 +143,13 @@ def _is_beyond(limit: Limit, values: Mapping[str, Any]) -> bool:
             for key in ("below", "other_than", "not_dividing", "not_multiple_of")
             if (product := getattr(condition, key)) is not None
         }
-        held = (
+        satisfied = (
             (condition.above is None or left > condition.above)
             and left < rights.get("below", left + 1)
             and ("other_than" not in rights or left != rights["other_than"])
             and ("not_dividing" not in rights or rights["not_dividing"] % left != 0)
             and ("not_multiple_of" not in rights or left % rights["not_multiple_of"] != 0)
         )
-        if not held:
+        if not satisfied:
             return False
     return True

@@ -9,21 +9,21 @@ import numpy as np
 
 from shardwise.check.collectives import Fabric
 from shardwise.check.figures import Figures
-from shardwise.check.grounds import Ground, Pairs
+from shardwise.check.grounds import GridCosts, ShardPairs
 from shardwise.check.rows import Column
 from shardwise.check.splits import Box, Splits
-from shardwise.check.turns import pairs_of, turns_of, waiting_of
+from shardwise.check.turns import in_flight_of, pending_weights_of, warmup_cooldown_of
 
 EMBEDDING, HEAD = -2, -1
 """Places among the blocks, after the kinds of layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cells:
+class ProofNodes:
     """So many cells, each member of shape (cells,): the grid and codes of what is chosen.
 
-    `recompute` and `offload` are places in the records' words; `pair` a place in `Pairs`. -1 stands for what
-    is open, 0 in `optim`. `weight` counts the candidates for each split and number of recomputed layers.
+    `recompute` and `offload` are places in the records' words; `pair` a place in `ShardPairs`. -1 stands for
+    what is open, 0 in `optim`. `weight` counts the candidates for each split and number of recomputed layers.
     """
 
     grid: Column
@@ -37,42 +37,42 @@ class Cells:
     def __len__(self) -> int:
         return len(self.grid)
 
-    def take(self, index: Column) -> Cells:
-        return Cells(**{field.name: _taken(getattr(self, field.name), index) for field in fields(self)})
+    def take(self, index: Column) -> ProofNodes:
+        return ProofNodes(**{field.name: _taken(getattr(self, field.name), index) for field in fields(self)})
 
 
 def _taken(value: Column | Box, index: Column) -> Column | Box:
     return value.take(index) if isinstance(value, Box) else value[index]
 
 
-def joined_cells(parts: list[Cells]) -> Cells:
+def join_nodes(parts: list[ProofNodes]) -> ProofNodes:
     """All cells of the parts, in order."""
     boxes = Box(
         *(np.concatenate([getattr(part.box, name) for part in parts]) for name in Box.__dataclass_fields__)
     )
     columns = {
         field.name: np.concatenate([getattr(part, field.name) for part in parts])
-        for field in fields(Cells)
+        for field in fields(ProofNodes)
         if field.name != "box"
     }
-    return Cells(**columns, box=boxes)
+    return ProofNodes(**columns, box=boxes)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pipeline:
+class PipelineContext:
     """All grids of one pp under one schedule and number of chunks."""
 
     figures: Figures
     fabric: Fabric
-    ground: Ground
-    pairs: Pairs
+    grid_costs: GridCosts
+    pairs: ShardPairs
     schedule: str
     vpp: int
     splits: Splits
 
     @property
     def pp(self) -> int:
-        return self.ground.pp
+        return self.grid_costs.pp
 
     @property
     def stages(self) -> int:
@@ -131,42 +131,56 @@ class Pipeline:
         return tuple(np.array([layers - second, second]) for second in (fewest, most))
 
     @cached_property
-    def turns(self) -> tuple[Column, dict[str, Column]]:
-        """Of each grid its place in tables of what `turns_of` says, [stage or rank; place]."""
-        values, place = np.unique(self.ground.microbatches, return_inverse=True)
-        found = [turns_of(self.schedule, self.pp, self.vpp, int(value)) for value in values]
-        names = ("before", "backwards", "inputs", "weights", "first_back", "last_forward", "in_order")
-        tables = {name: np.array([getattr(turns, name) for turns in found]).T for name in names}
-        held = [pairs_of(self.schedule, self.pp, self.vpp, int(value)) for value in values]
-        waiting = [waiting_of(self.schedule, self.pp, self.vpp, int(value)) for value in values]
-        return place, {**tables, "held": np.array(held).T, "waiting": np.array(waiting).T}
+    def ramps(self) -> tuple[Column, dict[str, Column]]:
+        """Of each grid its place in tables of what `warmup_cooldown_of` says, [stage or rank; place]."""
+        values, place = np.unique(self.grid_costs.microbatches, return_inverse=True)
+        found = [warmup_cooldown_of(self.schedule, self.pp, self.vpp, int(value)) for value in values]
+        names = (
+            "warmup_forwards",
+            "cooldown_backwards",
+            "cooldown_inputs",
+            "cooldown_weights",
+            "first_backward_stage",
+            "last_forward_stage",
+            "has_steady_state",
+        )
+        tables = {name: np.array([getattr(ramps, name) for ramps in found]).T for name in names}
+        in_flight = [in_flight_of(self.schedule, self.pp, self.vpp, int(value)) for value in values]
+        pending_weights = [
+            pending_weights_of(self.schedule, self.pp, self.vpp, int(value)) for value in values
+        ]
+        return place, {
+            **tables,
+            "in_flight": np.array(in_flight).T,
+            "pending_weights": np.array(pending_weights).T,
+        }
 
-    def turn(self, name: str, cells: Cells) -> Column:
-        """[stage or rank; cell] of a table of `turns`."""
-        place, tables = self.turns
-        return tables[name][:, place[cells.grid]]
+    def ramp(self, name: str, nodes: ProofNodes) -> Column:
+        """[stage or rank; cell] of a table of `ramps`."""
+        place, tables = self.ramps
+        return tables[name][:, place[nodes.grid]]
 
-    def amount(self, name: str, cells: Cells) -> Column:
+    def amount(self, name: str, nodes: ProofNodes) -> Column:
         """[kinds, embedding, head; cell]."""
-        return self.ground.amounts[name][:, cells.grid]
+        return self.grid_costs.amounts[name][:, nodes.grid]
 
-    def with_traffic(self, phase: str, cells: Cells, *, is_paired: bool) -> Column:
+    def with_traffic(self, phase: str, nodes: ProofNodes, *, is_paired: bool) -> Column:
         """Seconds of a phase in each block, with the traffic of sharding where that is chosen."""
-        seconds = self.amount(f"{phase}_s", cells)
+        seconds = self.amount(f"{phase}_s", nodes)
         if not is_paired:
             return seconds
-        return seconds + self.pairs.traffic[f"{phase}_traffic_s"][:, cells.pair]
+        return seconds + self.pairs.traffic[f"{phase}_traffic_s"][:, nodes.pair]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layers:
+class LayerBounds:
     """The least layers of each stage of each cell, `least` [stage, cell], and the mixes of kinds they may be.
 
     `mixes` are [kind, stage, cell] each: one of them has the least of any amount. Where the split is a point,
     all are what the stages hold. `most_first` are the most layers of the first stage.
     """
 
-    pipeline: Pipeline
+    pipeline: PipelineContext
     least: Column
     most_first: Column
     mixes: tuple[Column, ...]
@@ -186,7 +200,7 @@ class Layers:
             found = np.minimum(found, other)
         return found
 
-    def first_at_most(self, of_blocks: Column) -> Column:
+    def first_stage_upper_bound(self, of_blocks: Column) -> Column:
         """The sum over the blocks of the first stage where it holds most: (cells,)."""
         up_to = self.pipeline.up_to
         found: Column = of_blocks[EMBEDDING] + sum(
@@ -199,7 +213,7 @@ class Layers:
         return self.pipeline.whole_model(of_blocks)
 
 
-def layers_of(pipeline: Pipeline, box: Box) -> Layers:
+def layer_bounds_of(pipeline: PipelineContext, box: Box) -> LayerBounds:
     """What every split of each box has at least."""
     layers, stages = pipeline.splits.layers, pipeline.stages
     least = np.empty((stages, len(box.first_low)), dtype=np.int64)
@@ -210,7 +224,7 @@ def layers_of(pipeline: Pipeline, box: Box) -> Layers:
         between = layers - box.first_high - box.last_high
         least[1:-1] = (between + np.arange(stages - 2)[:, None]) // (stages - 2)
         least[-1] = box.last_low
-    return Layers(
+    return LayerBounds(
         pipeline=pipeline,
         least=least,
         most_first=box.first_high,
@@ -218,7 +232,7 @@ def layers_of(pipeline: Pipeline, box: Box) -> Layers:
     )
 
 
-def _mixes(pipeline: Pipeline, least: Column, box: Box) -> tuple[Column, ...]:
+def _mixes(pipeline: PipelineContext, least: Column, box: Box) -> tuple[Column, ...]:
     windows, up_to = pipeline.windows, pipeline.up_to
     if len(up_to) == 1:
         return (least[None],)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwise.check.beyond import BEYOND, Beyond, beyond_of, limits_of
+from shardwise.check.beyond import TARGET_REASON, TargetLimits, plan_limits_of, target_limits_of
 from shardwise.check.count import SPACES
 from shardwise.check.figures import Figures
 from shardwise.check.finding import Check, number_check, same, value_check
@@ -18,7 +18,9 @@ def certificate_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
     """Everything that the certificate says, but for the proof of the bound itself."""
     certificate = plan.certificate
     yield _space_check(certificate, figures)
-    yield from _reason_checks(certificate, figures, beyond_of(limits_of(plan), plan.model, plan.job))
+    yield from _reason_checks(
+        certificate, figures, target_limits_of(plan_limits_of(plan), plan.model, plan.job)
+    )
     yield _ledger_check(certificate)
     listed = 1 + len(plan.runners_up)
     yield Check(
@@ -50,15 +52,17 @@ def _space_check(certificate: Certificate, figures: Figures) -> Check:
     return Check(name=name, ok=all_of == number, found=found, expected=f"{number} candidates")
 
 
-def _reason_checks(certificate: Certificate, figures: Figures, beyond: Beyond) -> Iterator[Check]:
-    known = (*RULES, BEYOND, MEMORY, HOST_MEMORY)
+def _reason_checks(
+    certificate: Certificate, figures: Figures, target_limits: TargetLimits
+) -> Iterator[Check]:
+    known = (*RULES, TARGET_REASON, MEMORY, HOST_MEMORY)
     unknown = [code for code in certificate.rejected if code not in known]
     if unknown:
         yield Check(name="reasons", ok=False, found=", ".join(unknown), expected=", ".join(known))
     if certificate.space not in SPACES:
         return
-    own = rejected_counts(figures, certificate.space, certificate.fixed, certificate.axes, beyond)
-    for code in (*RULES, BEYOND):
+    own = rejected_counts(figures, certificate.space, certificate.fixed, certificate.axes, target_limits)
+    for code in (*RULES, TARGET_REASON):
         claimed, expected = certificate.rejected.get(code, 0), own.get(code, 0)
         if claimed or expected:
             yield value_check(f"rejected by {code}", claimed, expected)

@@ -16,11 +16,10 @@ class TierCost:
     """One tier: seconds per hop, bytes per second, seconds before the first byte moves.
 
     Rings through more than one but not all of the `inside` devices below the tier reach the share `partial`,
-    unless one card is the only way out for all of these.
-    Groups of at least so many members of the tier have the share of `links` that stands beside the number.
-    A device that sends alone reaches `alone` times that, two that send to each other `both_ways` times. At a
-    collective, not at a message, ranks wait `wait_s` for each other.
-    """
+    unless one card is the only way out for all of these. Groups of at least so many members of the tier have
+    the share of `links` that stands beside the number. A device that sends alone reaches `lone_factor` times
+    that, two that send to each other `pairwise` times. At a collective, not at a message, ranks wait `wait_s`
+    for each other."""
 
     latency_s: float
     bytes_per_s: float
@@ -29,16 +28,16 @@ class TierCost:
     partial: float
     inside: int
     links: tuple[tuple[int, float], ...] = ()
-    alone: float = 1.0
-    both_ways: float = 1.0
+    lone_factor: float = 1.0
+    pairwise: float = 1.0
     wait_s: float = 0.0
 
     @property
-    def has_ways(self) -> bool:
+    def has_several_links(self) -> bool:
         """Whether the devices below the tier have more in all than one of them alone."""
-        return self.inside > self.alone * (1 + 1e-9)
+        return self.inside > self.lone_factor * (1 + 1e-9)
 
-    def pace(self, members: Column) -> Column:
+    def bandwidth(self, members: Column) -> Column:
         """Bytes per second that so many members reach over the links between them."""
         if not self.links:
             return self.bytes_per_s
@@ -66,8 +65,8 @@ def fabric_of(cluster: Cluster, efficiency: Efficiency) -> Fabric:
                 partial=curve.partial_fraction,
                 inside=inside,
                 links=tier.part_shares,
-                alone=tier.flow_bytes_per_s / tier.bytes_per_s,
-                both_ways=curve.exchange_fraction,
+                lone_factor=tier.flow_bytes_per_s / tier.bytes_per_s,
+                pairwise=curve.exchange_fraction,
                 wait_s=curve.lockstep_s,
             )
         )
@@ -85,7 +84,7 @@ class _Crossed:
     start_s: Column
     transfer_s: Column
     ring_s: Column
-    mutual_s: Column
+    pairwise_s: Column
     in_switch: Column
 
 
@@ -94,37 +93,37 @@ def _crossed(fabric: Fabric, nbytes: Column, group: Sizes) -> _Crossed:
     latency: Column = 0.0
     start: Column = 0.0
     transfer: Column = 0.0
-    mutual: Column = 0.0
+    pairwise_transfer: Column = 0.0
     in_switch: Column = True
     for tier, size in zip(fabric, group, strict=True):
         crosses = size > 1
-        pace = tier.pace(size)
-        if tier.has_ways and tier.partial != 1.0:
-            pace = pace * np.where((below > 1) & (below < tier.inside), tier.partial, 1.0)
-        seconds = np.where(crosses, nbytes / (below * pace), 0.0)
+        bandwidth = tier.bandwidth(size)
+        if tier.has_several_links and tier.partial != 1.0:
+            bandwidth = bandwidth * np.where((below > 1) & (below < tier.inside), tier.partial, 1.0)
+        seconds = np.where(crosses, nbytes / (below * bandwidth), 0.0)
         latency = np.maximum(latency, np.where(crosses, tier.latency_s, 0.0))
         start = np.maximum(start, np.where(crosses, tier.start_s + tier.wait_s, 0.0))
         transfer = np.maximum(transfer, seconds)
-        mutual = np.maximum(mutual, seconds / tier.both_ways)
+        pairwise_transfer = np.maximum(pairwise_transfer, seconds / tier.pairwise)
         in_switch = in_switch & (tier.in_switch | ~crosses)
         below = below * size
     hops_s, share = (below - 1) * latency, (below - 1) / below
     ring_s = hops_s + share * transfer
-    mutual_s = np.where(below == 2, hops_s + share * mutual, ring_s)
-    return _Crossed(below, latency, start, transfer, ring_s, mutual_s, in_switch)
+    pairwise_s = np.where(below == 2, hops_s + share * pairwise_transfer, ring_s)
+    return _Crossed(below, latency, start, transfer, ring_s, pairwise_s, in_switch)
 
 
-def pass_s(fabric: Fabric, nbytes: Column, group: Sizes) -> Column:
+def all_gather_s(fabric: Fabric, nbytes: Column, group: Sizes) -> Column:
     """Once around a ring: an all-gather of a rank's output of `nbytes`."""
     crossed = _crossed(fabric, nbytes, group)
-    return crossed.mutual_s + crossed.start_s
+    return crossed.pairwise_s + crossed.start_s
 
 
-def scatter_s(fabric: Fabric, backend: Backend, nbytes: Column, group: Sizes) -> Column:
+def reduce_scatter_s(fabric: Fabric, backend: Backend, nbytes: Column, group: Sizes) -> Column:
     """Reduce-scatter of a rank's input of `nbytes`; some backends have none and sum it everywhere."""
-    if backend.does("reduce_scatter") == "all_reduce":
+    if backend.substitute("reduce_scatter") == "all_reduce":
         return all_reduce_s(fabric, nbytes, group)
-    return pass_s(fabric, nbytes, group)
+    return all_gather_s(fabric, nbytes, group)
 
 
 def all_reduce_s(fabric: Fabric, nbytes: Column, group: Sizes) -> Column:
@@ -143,18 +142,21 @@ def all_to_all_s(fabric: Fabric, nbytes: Column, group: Sizes, copies: Column) -
     for place, (tier, size) in enumerate(zip(fabric, group, strict=True)):
         share = 1.0 if place == 0 else copies
         sent = nbytes * share * (size - 1) * below / crossed.members
-        slowest = np.maximum(slowest, sent / (tier.pace(size) * tier.both_ways))
+        slowest = np.maximum(slowest, sent / (tier.bandwidth(size) * tier.pairwise))
         below = below * size
     return crossed.latency_s + slowest + crossed.start_s
 
 
-def message_s(fabric: Fabric, nbytes: Column, tier: Column, crowd: Column | int = 0) -> Column:
-    """One message to a rank behind `tier`, beside those of a `crowd` of neighbours (0: all devices send)."""
+def send_s(fabric: Fabric, nbytes: Column, tier: Column, senders: Column | int = 0) -> Column:
+    """One message to a rank behind `tier`, beside those of a `senders` of neighbours (0: all devices
+    send)."""
     latency = np.array([cost.latency_s for cost in fabric])[tier]
     start = np.array([cost.start_s for cost in fabric])[tier]
-    speed = np.array([cost.pace(2) for cost in fabric])[tier]
-    alone = np.array([cost.alone for cost in fabric])[tier]
-    several = np.maximum(crowd, 1)
+    speed = np.array([cost.bandwidth(2) for cost in fabric])[tier]
+    lone_factor = np.array([cost.lone_factor for cost in fabric])[tier]
+    several = np.maximum(senders, 1)
     return (
-        latency + start + nbytes / np.where(np.equal(crowd, 0), speed, speed * np.maximum(1, alone / several))
+        latency
+        + start
+        + nbytes / np.where(np.equal(senders, 0), speed, speed * np.maximum(1, lone_factor / several))
     )

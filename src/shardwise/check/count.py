@@ -10,7 +10,7 @@ from math import isqrt, prod
 
 import numpy as np
 
-from shardwise.check.beyond import NOTHING, Beyond
+from shardwise.check.beyond import NO_TARGET_LIMITS, TargetLimits
 from shardwise.errors import ConfigError
 from shardwise.strategy import AXES, CP_KINDS, FIELDS, OFFLOADS, RECOMPUTES, SCHEDULES
 
@@ -93,7 +93,7 @@ def count_space(
     }.items():
         if size < 1:
             raise ConfigError("size out of range", key=name, found=str(size), allowed="1 or more")
-    rows = SpaceRows(
+    rows = SpaceDefinition(
         layers=model_layers,
         is_moe=experts is not None,
         devices=devices,
@@ -121,12 +121,12 @@ def _require_known(space: str, fixed: Mapping[str, object], axes: Mapping[str, o
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpaceRows:
+class SpaceDefinition:
     """The rows of the table in docs/space.md, each as a method from the degrees it depends on to its choices.
 
     Given (tp, cp, pp, dp) the rows are independent of each other, except 7, 8 and 9, which `pipelines` takes
     together; so the number of candidates with these degrees is the product of the rows' numbers. Candidates
-    `beyond` the target are counted too.
+    `target_limits` the target are counted too.
     """
 
     layers: int
@@ -136,7 +136,7 @@ class SpaceRows:
     is_core: bool
     fixed: Mapping[str, object]
     axes: Mapping[str, Collection[object]] = field(default_factory=dict)
-    beyond: Beyond = NOTHING
+    target_limits: TargetLimits = NO_TARGET_LIMITS
 
     def total(self) -> tuple[int, dict[str, set[Value]]]:
         """Sum over the degrees of the product of the rows, and the values that occur in some candidate."""
@@ -169,7 +169,7 @@ class SpaceRows:
                 values[name] |= found
         return count, values
 
-    def keeps(self, **values: Value) -> bool:
+    def allows(self, **values: Value) -> bool:
         """Whether the fixed fields and the values of the axes allow these values."""
         return all(
             (name not in self.fixed or self.fixed[name] == value)
@@ -179,10 +179,10 @@ class SpaceRows:
 
     def choices(self, names: tuple[str, ...], rows: Iterable[tuple[Value, ...]]) -> Choices:
         """The rows that the fixed fields allow."""
-        kept = [row for row in rows if self.keeps(**dict(zip(names, row, strict=True)))]
-        columns = zip(*kept, strict=True) if kept else ((),) * len(names)
+        allowed_rows = [row for row in rows if self.allows(**dict(zip(names, row, strict=True)))]
+        columns = zip(*allowed_rows, strict=True) if allowed_rows else ((),) * len(names)
         return Choices(
-            len(kept), {name: frozenset(column) for name, column in zip(names, columns, strict=True)}
+            len(allowed_rows), {name: frozenset(column) for name, column in zip(names, columns, strict=True)}
         )
 
     def degrees(self) -> Iterator[tuple[int, int, int, int]]:
@@ -191,7 +191,7 @@ class SpaceRows:
             for cp in (1,) if self.is_core else divisors(self.devices // tp):
                 for pp in divisors(self.devices // (tp * cp)):
                     dp = self.devices // (tp * cp * pp)
-                    if self.keeps(tp=tp, cp=cp, pp=pp, dp=dp):
+                    if self.allows(tp=tp, cp=cp, pp=pp, dp=dp):
                         yield tp, cp, pp, dp
 
     def cp_kinds(self, cp: int) -> Choices:
@@ -214,8 +214,8 @@ class SpaceRows:
         orders: dict[tuple[str, ...], str] = {}
         for order in permutations(AXES):
             orders.setdefault(tuple(axis for axis in order if axis in split), "-".join(order))
-        kept = list(orders.values())[:1] if self.is_core else orders.values()
-        return self.choices(("axis_order",), [(order,) for order in kept])
+        allowed_rows = list(orders.values())[:1] if self.is_core else orders.values()
+        return self.choices(("axis_order",), [(order,) for order in allowed_rows])
 
     def sequence_parallels(self, tp: int) -> Choices:
         """Row 5."""
@@ -241,9 +241,9 @@ class SpaceRows:
             return self.choices(names, aliased)
         count = 0
         values: tuple[set[Value], set[Value], set[Value]] = (set(), set(), set())
-        for optim in (d for d in divisors(ranks) if self.keeps(optim_shard=d)):
-            for grad in (d for d in divisors(optim) if self.keeps(grad_shard=d)):
-                params = [d for d in divisors(grad) if self.keeps(param_shard=d)]
+        for optim in (d for d in divisors(ranks) if self.allows(optim_shard=d)):
+            for grad in (d for d in divisors(optim) if self.allows(grad_shard=d)):
+                params = [d for d in divisors(grad) if self.allows(param_shard=d)]
                 count += len(params)
                 for found, new in zip(
                     values, (params, [grad] * len(params), [optim] * len(params)), strict=True
@@ -270,15 +270,15 @@ class SpaceRows:
         """Rows 7, 8 and 9: the schedules that share a number of stages share its layers and recompute."""
         by_stages: dict[int, list[tuple[str, int]]] = {}
         for schedule, vpp in self.schedules(pp):
-            if self.keeps(schedule=schedule, vpp=vpp):
+            if self.allows(schedule=schedule, vpp=vpp):
                 by_stages.setdefault(pp * vpp, []).append((schedule, vpp))
         count, values = 0, {name: set[Value]() for name in PIPELINE_FIELDS + LAYER_FIELDS}
-        for stages, kept in by_stages.items():
+        for stages, allowed_rows in by_stages.items():
             layers = self.stage_layers(stages)
             if layers.count:
-                count += len(kept) * layers.count
-                values["schedule"].update(schedule for schedule, _ in kept)
-                values["vpp"].update(vpp for _, vpp in kept)
+                count += len(allowed_rows) * layers.count
+                values["schedule"].update(schedule for schedule, _ in allowed_rows)
+                values["vpp"].update(vpp for _, vpp in allowed_rows)
                 for name, found in layers.values.items():
                     values[name] |= found
         return Choices(count, {name: frozenset(found) for name, found in values.items()})
@@ -302,8 +302,8 @@ class SpaceRows:
             return self.recomputed([(even_first, even_last)], stages)
         if stages == 2:
             return self.recomputed([(first, layers - first) for first in range(layers + 1)], stages)
-        firsts = [first for first in range(even_first + 1) if self.keeps(first_stage_layers=first)]
-        lasts = [last for last in range(even_last + 1) if self.keeps(last_stage_layers=last)]
+        firsts = [first for first in range(even_first + 1) if self.allows(first_stage_layers=first)]
+        lasts = [last for last in range(even_last + 1) if self.allows(last_stage_layers=last)]
         if not firsts or not lasts:
             return Choices(0, {})
         pairs_of_sum = np.convolve(np.bincount(firsts), np.bincount(lasts))
@@ -319,15 +319,15 @@ class SpaceRows:
 
     def recomputed(self, ends: list[tuple[int, int]], stages: int) -> Choices:
         """Rows 8 and 9 over the listed (first, last)."""
-        kept = [
+        allowed_rows = [
             (first, last, self.largest(first, last, stages))
             for first, last in ends
-            if self.keeps(first_stage_layers=first, last_stage_layers=last)
+            if self.allows(first_stage_layers=first, last_stage_layers=last)
             and self.recompute_count(self.largest(first, last, stages))
         ]
-        if not kept:
+        if not allowed_rows:
             return Choices(0, {})
-        firsts, lasts, fullest = zip(*kept, strict=True)
+        firsts, lasts, fullest = zip(*allowed_rows, strict=True)
         # In `default` a fuller stage has every choice of a less full one; `core` has one pair of ends.
         values = {
             "first_stage_layers": frozenset(firsts),
@@ -362,11 +362,11 @@ class SpaceRows:
         return sum(
             number
             for recompute, number in (("none", 1), ("selective", 1), ("full", largest))
-            if self.keeps(recompute=recompute)
+            if self.allows(recompute=recompute)
         )
 
 
-def chains_of(space: SpaceRows, ranks: int) -> dict[tuple[int, int], list[int]]:
+def chains_of(space: SpaceDefinition, ranks: int) -> dict[tuple[int, int], list[int]]:
     """Row 10 of the space: for each (param_shard, grad_shard) the optim_shard that go with it, without those
     beyond the target."""
     chains = space.aliased_shards(ranks)
@@ -382,8 +382,8 @@ def chains_of(space: SpaceRows, ranks: int) -> dict[tuple[int, int], list[int]]:
         }
     found: dict[tuple[int, int], list[int]] = {}
     for param, grad, optim in sorted(chains):
-        is_beyond = space.beyond.is_chain_beyond(ranks, (param, grad, optim))
-        if not is_beyond and space.keeps(param_shard=param, grad_shard=grad, optim_shard=optim):
+        is_excluded = space.target_limits.excludes_shards(ranks, (param, grad, optim))
+        if not is_excluded and space.allows(param_shard=param, grad_shard=grad, optim_shard=optim):
             found.setdefault((param, grad), []).append(optim)
     return found
 

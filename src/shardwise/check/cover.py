@@ -5,31 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from shardwise.check.rows import Rows
+from shardwise.check.rows import StrategyRows
 
 
-class OutOfTimeError(Exception):
+class ProofTimeLimitError(Exception):
     """The proof took longer than it may."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Cover:
-    """What became of the candidates; `least_s` is the least bound or time of all that fit or may fit.
+class ProofOutcome:
+    """What became of the candidates; `lower_bound_s` is the least bound or time of all that fit or may fit.
 
-    `faster` is the fastest legal fitting candidate found below the time to be beaten, one row; `faster_s` and
-    `faster_bytes` are its time and the bytes of its tightest rank.
-    """
+    `counterexample` is the fastest legal fitting candidate found below the time to be beaten, one row;
+    `counterexample_s` and `counterexample_bytes` are its time and the bytes of its tightest rank."""
 
     illegal: int = 0
-    unfitting: int = 0
-    bounded: int = 0
+    out_of_memory: int = 0
+    pruned: int = 0
     evaluated: int = 0
-    least_s: float = inf
-    faster: Rows | None = None
-    faster_s: float = inf
-    faster_bytes: float = inf
+    lower_bound_s: float = inf
+    counterexample: StrategyRows | None = None
+    counterexample_s: float = inf
+    counterexample_bytes: float = inf
 
     @property
     def count(self) -> int:
         """All candidates."""
-        return self.illegal + self.unfitting + self.bounded + self.evaluated
+        return self.illegal + self.out_of_memory + self.pruned + self.evaluated

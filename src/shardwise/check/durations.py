@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwise.check.figures import Figures
-from shardwise.check.rows import Column, Family, Rows
+from shardwise.check.rows import Column, Family, StrategyRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageTimes:
-    """Seconds of one stage; `again_s`, `offload_s` and `traffic_s` are parts of them, per microbatch.
+class StageSeconds:
+    """Seconds of one stage; `recompute_s`, `offload_s` and `traffic_s` are parts of them, per microbatch.
 
     `input_s` and `weight_s` are the halves of the backward without what a W costs as an action of its own.
     """
@@ -24,7 +24,7 @@ class StageTimes:
     weight_action_s: Column
     gather_s: Column
     reduce_s: Column
-    again_s: Column
+    recompute_s: Column
     offload_s: Column
     traffic_s: Column
 
@@ -37,31 +37,31 @@ class StageTimes:
             "W": self.weight_action_s,
         }[kind]
 
-    def row(self, index: int) -> StageTimes:
+    def row(self, index: int) -> StageSeconds:
         """The times of one row as plain numbers."""
-        return StageTimes(
-            **{name: float(getattr(self, name)[index]) for name in StageTimes.__dataclass_fields__}
+        return StageSeconds(
+            **{name: float(getattr(self, name)[index]) for name in StageSeconds.__dataclass_fields__}
         )
 
 
-def recomputed_share(rows: Rows, layers: Column) -> Column:
+def recomputed_share(rows: StrategyRows, layers: Column) -> Column:
     """The share of a stage's layers that are recomputed in full."""
     return np.minimum(rows.recompute_layers, layers) / np.maximum(layers, 1)
 
 
-def stored_bytes(rows: Rows, layers: Column, stage: Mapping[str, Column]) -> Column:
+def saved_bytes(rows: StrategyRows, layers: Column, stage: Mapping[str, Column]) -> Column:
     """Bytes of one microbatch that a stage keeps from forward to backward."""
-    kept = stage["kept_bytes"]
-    full = kept - recomputed_share(rows, layers) * (kept - stage["input_bytes"])
-    selective = np.where(rows.recompute == "selective", stage["kept_selective_bytes"], kept)
+    all_saved = stage["saved_bytes"]
+    full = all_saved - recomputed_share(rows, layers) * (all_saved - stage["input_bytes"])
+    selective = np.where(rows.recompute == "selective", stage["saved_selective_bytes"], all_saved)
     return np.where(rows.recompute == "full", full, selective)
 
 
-def offloads_activations(rows: Rows) -> Column:
+def offloads_activations(rows: StrategyRows) -> Column:
     return (rows.offload == "activations") | (rows.offload == "both")
 
 
-def offloads_optimizer(rows: Rows) -> Column:
+def offloads_optimizer(rows: StrategyRows) -> Column:
     return (rows.offload == "optimizer") | (rows.offload == "both")
 
 
@@ -73,21 +73,21 @@ def stage_times(
     reduction_s: Column,
     gathering_s: Column,
     waits_s: tuple[Column, Column],
-) -> StageTimes:
+) -> StageSeconds:
     """The times of a stage that has these amounts and so many layers, and whose reduction and gathering take
     so long when nothing hides them; `waits_s` is how long its forward and its backward wait for what they
     send."""
     rows, host_s = family.rows, figures.profile.host_action_s
     selective = np.where(rows.recompute == "selective", stage["selective_s"], 0.0)
     full = recomputed_share(rows, layers) * stage["repeated_s"]
-    again_s = np.where(rows.recompute == "full", full, selective)
-    nbytes = np.where(offloads_activations(rows), stored_bytes(rows, layers, stage), 0.0)
-    moved_s = nbytes / figures.host_link_bytes_per_s
-    out_s = figures.exposed_s(moved_s, stage["forward_computation_s"], 1.0)
-    in_s = figures.exposed_s(moved_s, stage["input_computation_s"], 1.0)
+    recompute_s = np.where(rows.recompute == "full", full, selective)
+    nbytes = np.where(offloads_activations(rows), saved_bytes(rows, layers, stage), 0.0)
+    offload_transfer_s = nbytes / figures.host_link_bytes_per_s
+    out_s = figures.exposed_s(offload_transfer_s, stage["forward_computation_s"], 1.0)
+    in_s = figures.exposed_s(offload_transfer_s, stage["input_computation_s"], 1.0)
     on_s, back_s = waits_s
     forward_s = stage["forward_s"] + host_s + on_s + out_s + stage["forward_traffic_s"]
-    input_s = stage["input_s"] + host_s + back_s + again_s + in_s + stage["input_traffic_s"]
+    input_s = stage["input_s"] + host_s + back_s + recompute_s + in_s + stage["input_traffic_s"]
     weight_s = stage["weight_s"] + stage["weight_traffic_s"]
     # What leaves by the replicas' cards leaves them nothing to sum gradients by.
     repeated_s = np.where(
@@ -97,14 +97,14 @@ def stage_times(
     last_s = weight_s if family.splits_backward else input_s + weight_s - contended_s
     profile = figures.profile
     overlap = np.where(rows.optim_shard == 1, profile.data_overlap, profile.state_overlap)
-    return StageTimes(
+    return StageSeconds(
         forward_s=forward_s,
         input_s=input_s,
         weight_s=weight_s,
         weight_action_s=weight_s + host_s,
         gather_s=_added_s(gathering_s, overlap, forward_s - stage["forward_contended_s"], layers),
         reduce_s=_added_s(reduction_s, overlap, last_s, layers),
-        again_s=again_s,
+        recompute_s=recompute_s,
         offload_s=out_s + in_s,
         traffic_s=stage["forward_traffic_s"] + stage["input_traffic_s"] + stage["weight_traffic_s"],
     )
@@ -113,10 +113,10 @@ def stage_times(
 def _added_s(seconds: Column, overlap: Column, action_s: Column, layers: Column) -> Column:
     """What a gathering or reduction in buckets of a layer adds to an action, beside which all but one go."""
     buckets = np.maximum(layers, 1)
-    beside = np.minimum(overlap * seconds, action_s)
-    return seconds - beside + beside / buckets
+    hidden_s = np.minimum(overlap * seconds, action_s)
+    return seconds - hidden_s + hidden_s / buckets
 
 
-def times_of_row(times: Sequence[StageTimes], index: int) -> list[StageTimes]:
+def times_of_row(times: Sequence[StageSeconds], index: int) -> list[StageSeconds]:
     """All stages of one row as plain numbers."""
     return [stage.row(index) for stage in times]

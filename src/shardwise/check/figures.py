@@ -17,7 +17,7 @@ from shardwise.strategy import Job, Profile
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class PrecisionRecipe:
     """Peaks of weight matmuls and of attention, bytes per activation, weight, gradient, master weight, and of
     an activation that only a matmul needs again."""
 
@@ -35,15 +35,15 @@ class Recipe:
         return 4 if self.matmul in ("fp8", "fp4") else 0
 
 
-RECIPES: Mapping[str, Recipe] = {
-    "fp32": Recipe("fp32", "fp32", 4, 4, 4, 0, 4),
-    "fp16": Recipe("fp16", "fp16"),
-    "bf16": Recipe("bf16", "bf16"),
-    "fp8": Recipe("fp8", "bf16", operand_bytes=1),
-    "fp8-current": Recipe("fp8", "bf16", operand_bytes=1),
-    "fp8-block": Recipe("fp8", "bf16", operand_bytes=1 + 4 / 128),
-    "mxfp8": Recipe("fp8", "bf16", operand_bytes=1 + 1 / 32),
-    "nvfp4": Recipe("fp4", "bf16", operand_bytes=0.5 + 1 / 16),
+RECIPES: Mapping[str, PrecisionRecipe] = {
+    "fp32": PrecisionRecipe("fp32", "fp32", 4, 4, 4, 0, 4),
+    "fp16": PrecisionRecipe("fp16", "fp16"),
+    "bf16": PrecisionRecipe("bf16", "bf16"),
+    "fp8": PrecisionRecipe("fp8", "bf16", operand_bytes=1),
+    "fp8-current": PrecisionRecipe("fp8", "bf16", operand_bytes=1),
+    "fp8-block": PrecisionRecipe("fp8", "bf16", operand_bytes=1 + 4 / 128),
+    "mxfp8": PrecisionRecipe("fp8", "bf16", operand_bytes=1 + 1 / 32),
+    "nvfp4": PrecisionRecipe("fp4", "bf16", operand_bytes=0.5 + 1 / 16),
 }
 
 OPTIMIZERS: Mapping[str, tuple[int, int]] = {
@@ -56,7 +56,7 @@ OPTIMIZERS: Mapping[str, tuple[int, int]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class DegreeLimits:
     """Counts that degrees must divide; 0 where the model has nothing of the kind."""
 
     layers: int
@@ -74,10 +74,10 @@ class Figures:
     model: Model
     cluster: Cluster
     job: Job
-    limits: Limits
+    limits: DegreeLimits
     device: Device
     efficiency: Efficiency
-    recipe: Recipe
+    recipe: PrecisionRecipe
     state_bytes: int
     update_flop: int
     matmul_flop_per_s: float
@@ -122,7 +122,7 @@ def figures_of(model: Model, cluster: Cluster, job: Job) -> Figures:
     """The figures; ConfigError for a dtype that is unknown or that a class of the cluster lacks."""
     recipe = _recipe(job.dtype, cluster)
     if not job.profile.applies_dropout:
-        model = _undropped(model)
+        model = _without_dropout(model)
     if not job.profile.reduce_in_fp32:
         recipe = replace(recipe, gradient_bytes=recipe.weight_bytes)
     state_bytes, update_flop = OPTIMIZERS[job.optimizer]
@@ -137,7 +137,7 @@ def figures_of(model: Model, cluster: Cluster, job: Job) -> Figures:
         model=model,
         cluster=cluster,
         job=job,
-        limits=limits_of(model),
+        limits=degree_limits_of(model),
         device=slowest,
         efficiency=efficiency,
         recipe=recipe,
@@ -154,17 +154,19 @@ def figures_of(model: Model, cluster: Cluster, job: Job) -> Figures:
     )
 
 
-def _undropped(model: Model) -> Model:
+def _without_dropout(model: Model) -> Model:
     """Software that drops nothing computes and keeps nothing for it."""
 
-    def rest(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+    def other_operators(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
         return tuple(each for each in operators if not each.name.endswith(".dropout"))
 
-    layers = tuple(replace(layer, operators=rest(layer.operators)) for layer in model.kinds)
-    return replace(model, kinds=layers, embedding=rest(model.embedding), head=rest(model.head))
+    layers = tuple(replace(layer, operators=other_operators(layer.operators)) for layer in model.kinds)
+    return replace(
+        model, kinds=layers, embedding=other_operators(model.embedding), head=other_operators(model.head)
+    )
 
 
-def _recipe(dtype: str, cluster: Cluster) -> Recipe:
+def _recipe(dtype: str, cluster: Cluster) -> PrecisionRecipe:
     if dtype not in RECIPES:
         raise ConfigError("unknown dtype", key="job.dtype", found=repr(dtype), allowed=", ".join(RECIPES))
     recipe = RECIPES[dtype]
@@ -174,12 +176,12 @@ def _recipe(dtype: str, cluster: Cluster) -> Recipe:
     return recipe
 
 
-def limits_of(model: Model) -> Limits:
+def degree_limits_of(model: Model) -> DegreeLimits:
     """The counts that must divide, over all operators of all kinds of layers."""
     operators = [operator for kind in model.kinds for operator in kind.operators]
     attention = [operator for operator in operators if isinstance(operator, Attention)]
     extents = list(_weight_extents(operators))
-    return Limits(
+    return DegreeLimits(
         layers=len(model.pattern),
         heads=gcd(*(operator.heads.size for operator in attention)),
         kv_heads=gcd(*(operator.kv_heads.size for operator in attention)),

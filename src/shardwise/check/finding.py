@@ -16,22 +16,22 @@ ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotJudged:
+class UncheckedKey:
     """A key of a plan file, with all below it, that no check is about, and why."""
 
     key: str
     why: str
 
 
-THE_QUESTION = "the question, taken as it stands"
-EFFORT = "how long the search took"
-ONLY_A_SUM = "of these counts only the sum is judged"
-OF_A_TRACE = "what the plan does over the trace of events is not replayed"
+REASON_QUESTION = "the question, taken as it stands"
+REASON_EFFORT = "how long the search took"
+REASON_SUM = "of these counts only the sum is judged"
+REASON_TRACE = "what the plan does over the trace of events is not replayed"
 
 
-def not_judged(why: str, *keys: str) -> tuple[NotJudged, ...]:
+def unchecked(why: str, *keys: str) -> tuple[UncheckedKey, ...]:
     """Keys that are not judged for one reason."""
-    return tuple(NotJudged(key=key, why=why) for key in keys)
+    return tuple(UncheckedKey(key=key, why=why) for key in keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +55,8 @@ def same(found: float, expected: float, scale: float = 0.0) -> bool:
     """
     if not (isfinite(found) and isfinite(expected)):
         return False
-    room = max(TOLERANCE * max(abs(found), abs(expected)), ROUNDING * abs(scale))
-    return abs(found - expected) <= room
+    tolerance = max(TOLERANCE * max(abs(found), abs(expected)), ROUNDING * abs(scale))
+    return abs(found - expected) <= tolerance
 
 
 def number_check(name: str, found: float, expected: float, scale: float = 0.0) -> Check:
@@ -93,7 +93,7 @@ def priced_as_check(cluster: Cluster, stated: Sequence[str], *, is_for_trace: bo
         )
 
 
-def of_what_was_priced(check: Check, priced_as: Sequence[str]) -> Check:
+def open_if_priced_as(check: Check, priced_as: Sequence[str]) -> Check:
     """A proof is open where something else was priced than what was given."""
     if not priced_as or not (check.ok or check.is_open):
         return check

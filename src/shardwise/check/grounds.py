@@ -14,12 +14,12 @@ import numpy as np
 
 from shardwise.check.beyond import GRID_FIELDS, ORDER_FIELDS
 from shardwise.check.collectives import Fabric, fabric_of
-from shardwise.check.count import SpaceRows, chains_of, divisors
+from shardwise.check.count import SpaceDefinition, chains_of, divisors
 from shardwise.check.figures import Figures
 from shardwise.check.groups import Groups, Sizes, groups_of
 from shardwise.check.layer import AMOUNTS, block_amounts, block_shapes
 from shardwise.check.price import rank_hops_s
-from shardwise.check.rows import Column, Family, Rows, distinct
+from shardwise.check.rows import Column, Family, StrategyRows, distinct
 from shardwise.check.rules import ATTENTION_RULES, BATCH_RULES, EXPERT_RULES, Rule
 from shardwise.check.sharding import Shardings, shardings_of, traffic_amounts
 from shardwise.check.step import tied_s
@@ -28,7 +28,7 @@ from shardwise.strategy import CP_KINDS, FIELDS
 GRID_RULES: Mapping[str, Rule] = {**ATTENTION_RULES, **EXPERT_RULES, **BATCH_RULES}
 """The rules that need no schedule."""
 
-DEGREES_AT_A_TIME = 1 << 12
+DEGREES_PER_BATCH = 1 << 12
 """Degrees and axis orders whose other choices are listed together: there are up to a hundred of each."""
 
 STACKED = (*AMOUNTS, "largest_bytes", "logits_bytes")
@@ -42,15 +42,14 @@ PLAIN = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
-    """Legal grids of one pp: their rows, how many candidates' grids each stands for (`alike`), and what they
-    cost. `amounts` by name are [kinds, embedding, head; grid]; `hops_s` [pipeline rank; grid], to the next
-    one and from the last to the first; `tied_s` by whether the ends are apart.
-    """
+class GridCosts:
+    """Legal grids of one pp: their rows, how many candidates' grids each stands for (`multiplicity`), and
+    what they cost. `amounts` by name are [kinds, embedding, head; grid]; `hops_s` [pipeline rank; grid], to
+    the next one and from the last to the first; `tied_s` by whether the ends are apart."""
 
     pp: int
-    rows: Rows
-    alike: Column
+    rows: StrategyRows
+    multiplicity: Column
     microbatches: Column
     groups: Groups
     amounts: Mapping[str, Column]
@@ -68,11 +67,11 @@ class Ground:
         return shardings_of((param, grad, optim), groups_at(self.groups, grid), has_experts=True)
 
 
-def plain_rows(**columns: Column) -> Rows:
+def plain_rows(**columns: Column) -> StrategyRows:
     """Rows with these fields, all others at their plainest."""
     length = len(columns["tp"])
     found = {name: columns[name] if name in columns else np.full(length, PLAIN[name]) for name in FIELDS}
-    return Rows(**found)
+    return StrategyRows(**found)
 
 
 def groups_at(groups: Groups, index: Column) -> Groups:
@@ -84,38 +83,40 @@ def groups_at(groups: Groups, index: Column) -> Groups:
     return Groups(**{name: at(getattr(groups, name)) for name in Groups.__dataclass_fields__})
 
 
-def grids_of(figures: Figures, space: SpaceRows, pp: int) -> Iterator[tuple[Rows, Column, Column]]:
+def grids_of(
+    figures: Figures, space: SpaceDefinition, pp: int
+) -> Iterator[tuple[StrategyRows, Column, Column]]:
     """One row for all grids of this pp that cost the same, how many they are, and whether they are beyond the
     target; some at a time."""
     rows = _axes_of(space, pp)
-    is_beyond = np.zeros(len(rows), dtype=bool)
-    if space.beyond.orders:
-        found = [space.beyond.is_order_beyond(values) for values in _values(rows, *ORDER_FIELDS)]
-        is_beyond = np.array(found, dtype=bool)
+    is_excluded = np.zeros(len(rows), dtype=bool)
+    if space.target_limits.orders:
+        found = [space.target_limits.excludes_order(values) for values in _values(rows, *ORDER_FIELDS)]
+        is_excluded = np.array(found, dtype=bool)
     groups = groups_of(rows, figures.cluster)
-    keys = [is_beyond, *(getattr(rows, name) for name in ("tp", "cp", "dp", "etp", "ep"))]
+    keys = [is_excluded, *(getattr(rows, name) for name in ("tp", "cp", "dp", "etp", "ep"))]
     for name in Groups.__dataclass_fields__:
         value = getattr(groups, name)
         keys += list(value) if isinstance(value, tuple) else [value]
     first, of = distinct(keys)
-    alike = np.bincount(of, minlength=len(first))
-    for start in range(0, len(first), DEGREES_AT_A_TIME):
-        some = slice(start, start + DEGREES_AT_A_TIME)
+    multiplicity = np.bincount(of, minlength=len(first))
+    for start in range(0, len(first), DEGREES_PER_BATCH):
+        some = slice(start, start + DEGREES_PER_BATCH)
         listed, index = _with_choices(space, rows.take(first[some]))
-        beyond_here = is_beyond[first[some]][index]
-        if space.beyond.grid:
-            found = [space.beyond.is_grid_beyond(values) for values in _values(listed, *GRID_FIELDS)]
-            beyond_here = beyond_here | np.array(found, dtype=bool)
-        yield listed, alike[some][index], beyond_here
+        excluded_here = is_excluded[first[some]][index]
+        if space.target_limits.grid:
+            found = [space.target_limits.excludes_grid(values) for values in _values(listed, *GRID_FIELDS)]
+            excluded_here = excluded_here | np.array(found, dtype=bool)
+        yield listed, multiplicity[some][index], excluded_here
 
 
-def _values(rows: Rows, *names: str) -> Iterator[Mapping[str, object]]:
+def _values(rows: StrategyRows, *names: str) -> Iterator[Mapping[str, object]]:
     """These fields of every row."""
     columns = [getattr(rows, name).tolist() for name in names]
     return (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
 
 
-def _axes_of(space: SpaceRows, pp: int) -> Rows:
+def _axes_of(space: SpaceDefinition, pp: int) -> StrategyRows:
     """Rows 1, 3 and 4 of the space."""
     found = [
         (tp, cp, pp, dp, etp, ep, order)
@@ -134,7 +135,7 @@ def _axes_of(space: SpaceRows, pp: int) -> Rows:
     )
 
 
-def _expert_pairs(space: SpaceRows, tp: int, cp: int, dp: int) -> Iterator[tuple[int, int]]:
+def _expert_pairs(space: SpaceDefinition, tp: int, cp: int, dp: int) -> Iterator[tuple[int, int]]:
     width = tp * cp * dp
     if not space.is_moe:
         pairs = [(1, 1)]
@@ -142,19 +143,19 @@ def _expert_pairs(space: SpaceRows, tp: int, cp: int, dp: int) -> Iterator[tuple
         pairs = [(tp, 1)]
     else:
         pairs = [(etp, ep) for etp in divisors(width) for ep in divisors(width // etp)]
-    return (pair for pair in pairs if space.keeps(etp=pair[0], ep=pair[1]))
+    return (pair for pair in pairs if space.allows(etp=pair[0], ep=pair[1]))
 
 
-def _with_choices(space: SpaceRows, rows: Rows) -> tuple[Rows, Column]:
+def _with_choices(space: SpaceDefinition, rows: StrategyRows) -> tuple[StrategyRows, Column]:
     """Each row with rows 2, 5 and 6 of the space, and which row each is of."""
     _, of = distinct([rows.dp, rows.tp > 1, rows.cp > 1])
     places, columns = [], []
     for number in range(int(of.max(initial=-1)) + 1):
         at = np.flatnonzero(of == number)
         tp, cp, dp = (int(getattr(rows, name)[at[0]]) for name in ("tp", "cp", "dp"))
-        kinds = [kind for kind in (CP_KINDS if cp > 1 else CP_KINDS[:1]) if space.keeps(cp_kind=kind)]
+        kinds = [kind for kind in (CP_KINDS if cp > 1 else CP_KINDS[:1]) if space.allows(cp_kind=kind)]
         flags = [
-            flag for flag in ((False, True) if tp > 1 else (False,)) if space.keeps(sequence_parallel=flag)
+            flag for flag in ((False, True) if tp > 1 else (False,)) if space.allows(sequence_parallel=flag)
         ]
         sizes = sorted(int(size) for size in space.micro_batch_sizes(dp).values["micro_batch_size"])
         choices = [(kind, flag, size) for kind in kinds for flag in flags for size in sizes]
@@ -170,10 +171,10 @@ def _with_choices(space: SpaceRows, rows: Rows) -> tuple[Rows, Column]:
     fields["cp_kind"] = np.array(kinds_, dtype="U12")
     fields["sequence_parallel"] = np.array(flags_, dtype=bool)
     fields["micro_batch_size"] = np.array(sizes_, dtype=np.int64)
-    return Rows(**fields), index
+    return StrategyRows(**fields), index
 
 
-def breaks_grid_rule(figures: Figures, rows: Rows) -> Column:
+def breaks_grid_rule(figures: Figures, rows: StrategyRows) -> Column:
     """Whether some rule that needs no schedule is broken, for every row."""
     grid = SimpleNamespace(**{name: getattr(rows, name) for name in FIELDS})
     found = np.zeros(len(rows), dtype=bool)
@@ -182,31 +183,31 @@ def breaks_grid_rule(figures: Figures, rows: Rows) -> Column:
     return found
 
 
-def ground_of(figures: Figures, pp: int, rows: Rows, alike: Column) -> Ground:
+def grid_costs_of(figures: Figures, pp: int, rows: StrategyRows, multiplicity: Column) -> GridCosts:
     """What legal grids of one pp cost."""
     fabric = fabric_of(figures.cluster, figures.efficiency)
     groups = groups_of(rows, figures.cluster)
     blocks = [block_amounts(figures, fabric, groups, rows, shape) for shape in block_shapes(figures.model)]
     microbatches = rows.microbatches(figures.job.global_batch_size)
     flat = Family(schedule="1f1b", pp=pp, vpp=1, microbatches=1, rows=rows)
-    turned = Family(schedule="zb_v", pp=pp, vpp=2, microbatches=1, rows=rows)
-    return Ground(
+    v_shaped = Family(schedule="zb_v", pp=pp, vpp=2, microbatches=1, rows=rows)
+    return GridCosts(
         pp=pp,
         rows=rows,
-        alike=alike,
+        multiplicity=multiplicity,
         microbatches=microbatches,
         groups=groups,
         amounts={name: np.array([block[name] + np.zeros(len(rows)) for block in blocks]) for name in STACKED},
         replicated=np.array([block["replicated"] for block in blocks]),
         hops_s=np.array(rank_hops_s(figures, fabric, groups, rows, pp)),
         tied_s={
-            family.ends_apart: tied_s(figures, fabric, groups, family, blocks) for family in (flat, turned)
+            family.ends_apart: tied_s(figures, fabric, groups, family, blocks) for family in (flat, v_shaped)
         },
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pairs:
+class ShardPairs:
     """Every choice of param_shard and grad_shard of every grid: `start[grid]` is its first, `number[grid]`
     how many it has; `chains` how many optim_shard go with it, `optims` which, by ranks, param_shard and
     grad_shard. `traffic` by phase is [block; pair].
@@ -221,28 +222,30 @@ class Pairs:
     optims: Mapping[tuple[int, int, int], tuple[int, ...]]
 
 
-def pairs_of_ground(figures: Figures, space: SpaceRows, ground: Ground, needed: Column) -> Pairs:
+def shard_pairs_of(
+    figures: Figures, space: SpaceDefinition, grid_costs: GridCosts, needed: Column
+) -> ShardPairs:
     """The pairs of those of the ground's grids that are `needed` (a mask); of the others none."""
     fabric: Fabric = fabric_of(figures.cluster, figures.efficiency)
-    of_ranks = {int(ranks): chains_of(space, int(ranks)) for ranks in np.unique(ground.ranks)}
+    of_ranks = {int(ranks): chains_of(space, int(ranks)) for ranks in np.unique(grid_costs.ranks)}
     optims = {
         (ranks, *pair): tuple(values) for ranks, chains in of_ranks.items() for pair, values in chains.items()
     }
-    number = np.array([len(of_ranks[int(ranks)]) for ranks in ground.ranks], dtype=np.intp) * needed
+    number = np.array([len(of_ranks[int(ranks)]) for ranks in grid_costs.ranks], dtype=np.intp) * needed
     grid = np.repeat(np.arange(len(number)), number)
-    listed = [pair for ranks in ground.ranks[needed].tolist() for pair in of_ranks[ranks]]
+    listed = [pair for ranks in grid_costs.ranks[needed].tolist() for pair in of_ranks[ranks]]
     param, grad = (np.array([pair[side] for pair in listed], dtype=np.int64) for side in (0, 1))
     chains = np.array(
-        [len(values) for ranks in ground.ranks[needed].tolist() for values in of_ranks[ranks].values()],
+        [len(values) for ranks in grid_costs.ranks[needed].tolist() for values in of_ranks[ranks].values()],
         dtype=np.int64,
     )
-    shardings = ground.shardings(grid, param, grad, ground.ranks[grid])
+    shardings = grid_costs.shardings(grid, param, grad, grid_costs.ranks[grid])
     traffic: dict[str, list[Column]] = {}
-    for block in range(len(ground.amounts["dense"])):
-        amounts = {name: values[block][grid] for name, values in ground.amounts.items()}
+    for block in range(len(grid_costs.amounts["dense"])):
+        amounts = {name: values[block][grid] for name, values in grid_costs.amounts.items()}
         for name, seconds in traffic_amounts(figures, fabric, shardings, amounts).items():
             traffic.setdefault(name, []).append(seconds)
-    return Pairs(
+    return ShardPairs(
         start=np.cumsum(number) - number,
         number=number,
         param=param,

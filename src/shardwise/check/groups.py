@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwise.check.rows import Column, Rows, strides
+from shardwise.check.rows import Column, StrategyRows, strides
 from shardwise.cluster import Cluster
 
 Sizes = tuple[Column, ...]
@@ -18,7 +18,7 @@ class Groups:
     """The groups of every row.
 
     Neighbouring stages: of each tier but the last, a group begins every `hop_every` / `hop_steps` stages (in
-    lowest terms); 1 and 1 where no two neighbours are in one group. Over each tier `hop_crowd` devices of a
+    lowest terms); 1 and 1 where no two neighbours are in one group. Over each tier `hop_senders` devices of a
     group of the one below hand over at once; 0 where none do, or so many that each has its share of all.
     """
 
@@ -31,10 +31,10 @@ class Groups:
     expert_replicas: Column
     hop_every: Sizes
     hop_steps: Sizes
-    hop_crowd: Sizes
+    hop_senders: Sizes
 
 
-def groups_of(rows: Rows, cluster: Cluster) -> Groups:
+def groups_of(rows: StrategyRows, cluster: Cluster) -> Groups:
     """The groups of the rows on the tiers of the cluster."""
     spans = [tier.span for tier in cluster.tiers]
     stride = strides(rows)
@@ -44,10 +44,10 @@ def groups_of(rows: Rows, cluster: Cluster) -> Groups:
     def within_stage(offset: Column, size: Column) -> Sizes:
         """Ranks of one stage, `offset` apart if the stage's ranks are counted one after another."""
         few = np.gcd(size, np.maximum(pp_stride // offset, 1))
-        near = np.where(offset < pp_stride, offset, offset * rows.pp)
-        beyond = np.maximum(offset * few, pp_stride) * rows.pp
-        reach = np.where(offset * few < pp_stride, offset * few, beyond)
-        return joined(sizes(spans, near, few), sizes(spans, reach, size // few))
+        near_stride = np.where(offset < pp_stride, offset, offset * rows.pp)
+        outer_stride = np.maximum(offset * few, pp_stride) * rows.pp
+        distant_stride = np.where(offset * few < pp_stride, offset * few, outer_stride)
+        return joined(sizes(spans, near_stride, few), sizes(spans, distant_stride, size // few))
 
     ones = np.ones_like(rows.tp)
     return Groups(
@@ -59,7 +59,7 @@ def groups_of(rows: Rows, cluster: Cluster) -> Groups:
         expert_data=within_stage(rows.etp * rows.ep, replicas),
         expert_replicas=replicas,
         **_borders(spans, pp_stride, rows.pp),
-        hop_crowd=_crowds(cluster, pp_stride, rows.pp),
+        hop_senders=_hop_senders(cluster, pp_stride, rows.pp),
     )
 
 
@@ -75,21 +75,21 @@ def _borders(spans: list[int], stride: Column, pp: Column) -> dict[str, Sizes]:
     return {"hop_every": tuple(every), "hop_steps": tuple(steps)}
 
 
-def _crowds(cluster: Cluster, stride: Column, pp: Column) -> Sizes:
-    """`hop_crowd`: a stage's ranks are neighbours, so many of them as there are, or as a group has."""
+def _hop_senders(cluster: Cluster, stride: Column, pp: Column) -> Sizes:
+    """`hop_senders`: a stage's ranks are neighbours, so many of them as there are, or as a group has."""
     found, below = [], 1
     for tier in cluster.tiers:
-        crowd = np.minimum(stride, below)
+        senders = np.minimum(stride, below)
         leaves = (pp > 1) & ((below == 1) | (below % (pp * stride) != 0))
-        gains = tier.flow_bytes_per_s / tier.bytes_per_s > crowd
-        found.append(np.where(leaves & gains, crowd, 0))
+        gains = tier.flow_bytes_per_s / tier.bytes_per_s > senders
+        found.append(np.where(leaves & gains, senders, 0))
         below = tier.span
     return tuple(found)
 
 
-def hop_crowd(groups: Groups, tier: Column) -> Column:
+def hop_senders(groups: Groups, tier: Column) -> Column:
     """How many devices next to each other hand over at once where `tier` lies between two stages."""
-    return np.choose(tier, groups.hop_crowd)
+    return np.choose(tier, groups.hop_senders)
 
 
 def hop_tier(groups: Groups, first: int, second: int) -> Column:
@@ -122,14 +122,14 @@ def joined(first: Sizes, second: Sizes) -> Sizes:
 
 def inner(group: Sizes, count: Column) -> Sizes:
     """The sizes of the `count` closest members of a group."""
-    found, rest = [], count
+    found, remaining = [], count
     for size in group[:-1]:
-        part = np.gcd(size, rest)
+        part = np.gcd(size, remaining)
         found.append(part)
-        rest = rest // part
-    return (*found, rest)
+        remaining = remaining // part
+    return (*found, remaining)
 
 
 def outer(group: Sizes, part: Sizes) -> Sizes:
     """The sizes of the groups that join equal members of the parts."""
-    return tuple(np.maximum(whole // piece, 1) for whole, piece in zip(group, part, strict=True))
+    return tuple(np.maximum(whole // part_size, 1) for whole, part_size in zip(group, part, strict=True))

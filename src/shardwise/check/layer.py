@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwise.check.collectives import Fabric, all_reduce_s, all_to_all_s, pass_s, scatter_s
+from shardwise.check.collectives import Fabric, all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s
 from shardwise.check.figures import Figures
 from shardwise.check.groups import Groups, Sizes
-from shardwise.check.operators import Place, operator_seconds, score_bytes
-from shardwise.check.rows import Column, Rows
+from shardwise.check.operators import LocalSizes, operator_seconds, score_bytes
+from shardwise.check.rows import Column, StrategyRows
 from shardwise.model import Experts, Model
 from shardwise.operators import Attention, GroupedMatmul, Lookup, Loss, Matmul, Operator
 
@@ -24,7 +24,7 @@ AMOUNTS = (
     "forward_computation_s", "input_computation_s", "weight_computation_s", "forward_s", "input_s",
     "weight_s", "matmul_s", "attention_s", "memory_bound_s", "tensor_s", "context_s", "expert_s",
     "host_s", "selective_s", "repeated_s", "forward_contended_s", "input_contended_s", "repeated_contended_s",
-    "dense", "expert", "dense_blocks", "expert_blocks", "kept_bytes", "kept_selective_bytes", "input_bytes",
+    "dense", "expert", "dense_blocks", "expert_blocks", "saved_bytes", "saved_selective_bytes", "input_bytes",
     "output_bytes",
 )  # fmt: skip
 """Seconds of the phases, alone and with communication; parts of all phases; what selective and full
@@ -72,12 +72,12 @@ def block_shapes(model: Model) -> tuple[BlockShape, ...]:
 
 
 def block_amounts(
-    figures: Figures, fabric: Fabric, groups: Groups, rows: Rows, shape: BlockShape
+    figures: Figures, fabric: Fabric, groups: Groups, rows: StrategyRows, shape: BlockShape
 ) -> dict[str, Column]:
     """All amounts of a block on every row."""
-    place = Place(figures=figures, rows=rows, experts=shape.experts)
-    parts = _computation(place, shape)
-    traffic = _communication(place, fabric, groups, shape, parts)
+    sizes = LocalSizes(figures=figures, rows=rows, experts=shape.experts)
+    parts = _computation(sizes, shape)
+    traffic = _communication(sizes, fabric, groups, shape, parts)
     found = {
         f"{part}_s": sum(parts[part, phase] for phase in PHASES)
         for part in ("matmul", "attention", "memory_bound")
@@ -86,7 +86,7 @@ def block_amounts(
     for phase in PHASES:
         alone = sum(parts[part, phase] for part in ("matmul", "attention", "memory_bound"))
         sent = sum(seconds for (_, of_phase), seconds in traffic.items() if of_phase == phase)
-        waits = np.maximum(_host_s(place, shape.operators, phase) - alone - sent, 0.0)
+        waits = np.maximum(_host_s(sizes, shape.operators, phase) - alone - sent, 0.0)
         busy[phase] = alone + sent
         found[f"{phase}_computation_s"] = alone + waits
         found[f"{phase}_s"] = alone + waits + sent
@@ -95,28 +95,28 @@ def block_amounts(
         found[f"{kind}_s"] = traffic[kind, "forward"] + traffic[kind, "input"]
     for phase in ("forward", "input"):
         found[f"{phase}_contended_s"] = sum(
-            np.where(_meets_replicas(place, groups, getattr(groups, kind)), traffic[kind, phase], 0.0)
+            np.where(_contends_with_replicas(sizes, groups, getattr(groups, kind)), traffic[kind, phase], 0.0)
             for kind in ("tensor", "context", "expert")
         )
-    again_s = found["forward_contended_s"]
-    found["repeated_contended_s"] = again_s if shape.is_layer else 0.0 * again_s
-    found |= _bytes(place, shape)
-    one: Column = np.ones(np.shape(place.tokens))
+    contended_s = found["forward_contended_s"]
+    found["repeated_contended_s"] = contended_s if shape.is_layer else 0.0 * contended_s
+    found |= _bytes(sizes, shape)
+    one: Column = np.ones(np.shape(sizes.tokens))
     found["dense_blocks"] = one
     found["expert_blocks"] = one if shape.experts is not None else 0.0 * one
     selective = parts["selective", "forward"]
     found["selective_s"] = selective if shape.is_layer else 0.0 * selective
-    started = _host_s(place, shape.operators[: _left_out(place, shape)], "forward")
-    again = np.maximum(busy["forward"] - parts["left_out", "forward"], started)
-    found["repeated_s"] = again if shape.is_layer else 0.0 * selective
+    started = _host_s(sizes, shape.operators[: _left_out(sizes, shape)], "forward")
+    repeated_s = np.maximum(busy["forward"] - parts["left_out", "forward"], started)
+    found["repeated_s"] = repeated_s if shape.is_layer else 0.0 * selective
     return found
 
 
-def _meets_replicas(place: Place, groups: Groups, group: Sizes) -> Column:
+def _contends_with_replicas(sizes: LocalSizes, groups: Groups, group: Sizes) -> Column:
     """Whether members of a group lie apart where the slowest hop between replicas is: on different nodes, or
     only inside them."""
-    tiers = place.figures.cluster.tiers
-    apart: Column = np.zeros_like(place.rows.tp, dtype=bool)
+    tiers = sizes.figures.cluster.tiers
+    apart: Column = np.zeros_like(sizes.rows.tp, dtype=bool)
     is_out = apart
     for tier, size in zip(tiers, groups.data, strict=True):
         is_out = is_out | (tier.is_network & (size > 1))
@@ -126,20 +126,20 @@ def _meets_replicas(place: Place, groups: Groups, group: Sizes) -> Column:
     return apart & are_replicas
 
 
-def _computation(place: Place, shape: BlockShape) -> dict[tuple[str, str], Column]:
+def _computation(sizes: LocalSizes, shape: BlockShape) -> dict[tuple[str, str], Column]:
     """Seconds by part and phase; the part `selective` is what selective recomputation repeats."""
-    zero = 0.0 * place.tokens
+    zero = 0.0 * sizes.tokens
     found = {
         (part, phase): zero
         for part in ("matmul", "attention", "memory_bound", "selective", "left_out")
         for phase in PHASES
     }
-    left_out = _left_out(place, shape)
+    left_out = _left_out(sizes, shape)
     for number, operator in enumerate(shape.operators):
         part = {"matmul": "matmul", "grouped_matmul": "matmul", "attention": "attention"}.get(
             operator.kind, "memory_bound"
         )
-        seconds = operator_seconds(operator, place)
+        seconds = operator_seconds(operator, sizes)
         for phase in PHASES:
             found[part, phase] = found[part, phase] + getattr(seconds, phase)
         if number >= left_out:
@@ -149,21 +149,21 @@ def _computation(place: Place, shape: BlockShape) -> dict[tuple[str, str], Colum
     return found
 
 
-def _left_out(place: Place, shape: BlockShape) -> int:
+def _left_out(sizes: LocalSizes, shape: BlockShape) -> int:
     """From which operator on a recomputation that stops early has nothing left to do: the last product."""
     products = [
         number
         for number, operator in enumerate(shape.operators)
         if isinstance(operator, Matmul | GroupedMatmul)
     ]
-    if not place.figures.profile.recompute_stops_early or not products:
+    if not sizes.figures.profile.recompute_stops_early or not products:
         return len(shape.operators)
     return products[-1]
 
 
-def _host_s(place: Place, operators: Sequence[Operator], phase: str) -> float:
+def _host_s(sizes: LocalSizes, operators: Sequence[Operator], phase: str) -> float:
     """Seconds that the host needs to start all kernels of a phase."""
-    profile = place.figures.profile
+    profile = sizes.figures.profile
     if phase == "weight":
         return profile.dispatch_s * sum(
             isinstance(operator, Matmul | GroupedMatmul | Lookup) for operator in operators
@@ -173,66 +173,70 @@ def _host_s(place: Place, operators: Sequence[Operator], phase: str) -> float:
 
 
 def _communication(
-    place: Place, fabric: Fabric, groups: Groups, shape: BlockShape, parts: Mapping[tuple[str, str], Column]
+    sizes: LocalSizes,
+    fabric: Fabric,
+    groups: Groups,
+    shape: BlockShape,
+    parts: Mapping[tuple[str, str], Column],
 ) -> dict[tuple[str, str], Column]:
     """Exposed seconds by kind (tensor, context, expert) and phase (forward, input)."""
-    exposed_s = place.figures.exposed_s
-    is_ring = place.rows.cp_kind == "ring"
-    sync_s = _sync_s(place, fabric, groups)
-    routing_s = _routing_s(place, fabric, groups, shape)
-    profile = place.figures.profile
+    exposed_s = sizes.figures.exposed_s
+    is_ring = sizes.rows.cp_kind == "ring"
+    sync_s = _sync_s(sizes, fabric, groups)
+    routing_s = _routing_s(sizes, fabric, groups, shape)
+    profile = sizes.figures.profile
     overlap = np.where(is_ring, profile.context_overlap, 0.0)
     found = {}
     for phase, times in (("forward", 1), ("input", 2)):
-        ring_s, exchange_s = _context_s(place, fabric, groups, shape)
-        context_s = np.where(is_ring, times * ring_s, exchange_s)
-        beside, share = parts["matmul", phase], profile.tensor_overlap
+        ring_s, a2a_s = _context_s(sizes, fabric, groups, shape)
+        context_s = np.where(is_ring, times * ring_s, a2a_s)
+        hiding, share = parts["matmul", phase], profile.tensor_overlap
         if phase == "input":
-            beside, share = beside + parts["matmul", "weight"], share + profile.tensor_backward_overlap
-        found["tensor", phase] = exposed_s(shape.tensor_syncs[phase] * sync_s, beside, share)
+            hiding, share = hiding + parts["matmul", "weight"], share + profile.tensor_backward_overlap
+        found["tensor", phase] = exposed_s(shape.tensor_syncs[phase] * sync_s, hiding, share)
         found["context", phase] = exposed_s(context_s, parts["attention", phase], overlap)
         found["expert", phase] = exposed_s(routing_s, parts["matmul", phase], profile.expert_overlap)
     return found
 
 
-def _sync_s(place: Place, fabric: Fabric, groups: Groups) -> Column:
-    nbytes = place.hidden_bytes("tokens")
+def _sync_s(sizes: LocalSizes, fabric: Fabric, groups: Groups) -> Column:
+    nbytes = sizes.hidden_bytes("tokens")
     return np.where(
-        place.rows.sequence_parallel,
-        pass_s(fabric, nbytes, groups.tensor)
-        + scatter_s(fabric, place.figures.backend, nbytes, groups.tensor),
+        sizes.rows.sequence_parallel,
+        all_gather_s(fabric, nbytes, groups.tensor)
+        + reduce_scatter_s(fabric, sizes.figures.backend, nbytes, groups.tensor),
         all_reduce_s(fabric, nbytes, groups.tensor),
     )
 
 
-def _context_s(place: Place, fabric: Fabric, groups: Groups, shape: BlockShape) -> tuple[Column, Column]:
+def _context_s(sizes: LocalSizes, fabric: Fabric, groups: Groups, shape: BlockShape) -> tuple[Column, Column]:
     """Of one forward phase: keys and values around a ring; or exchanges of heads for tokens."""
-    each = place.figures.recipe.activation_bytes
-    ring_s = exchange_s = 0.0 * place.tokens
+    each = sizes.figures.recipe.activation_bytes
+    ring_s = a2a_s = 0.0 * sizes.tokens
     for operator in shape.operators:
         if isinstance(operator, Attention):
             dims = operator.qk_dim + operator.v_dim
-            kv, q = place.width(operator.kv_heads) * dims, place.width(operator.heads) * dims
-            ring_s = ring_s + pass_s(fabric, place.tokens * kv * each * place.rows.cp, groups.context)
-            nbytes = place.tokens * (kv + q) * each / 4
-            exchange_s = exchange_s + 4 * all_to_all_s(fabric, nbytes, groups.context, 1.0)
-    return ring_s, exchange_s
+            kv, q = sizes.width(operator.kv_heads) * dims, sizes.width(operator.heads) * dims
+            ring_s = ring_s + all_gather_s(fabric, sizes.tokens * kv * each * sizes.rows.cp, groups.context)
+            nbytes = sizes.tokens * (kv + q) * each / 4
+            a2a_s = a2a_s + 4 * all_to_all_s(fabric, nbytes, groups.context, 1.0)
+    return ring_s, a2a_s
 
 
-def _routing_s(place: Place, fabric: Fabric, groups: Groups, shape: BlockShape) -> Column:
-    experts, rows = shape.experts, place.rows
+def _routing_s(sizes: LocalSizes, fabric: Fabric, groups: Groups, shape: BlockShape) -> Column:
+    experts, rows = shape.experts, sizes.rows
     if experts is None or not any(isinstance(operator, GroupedMatmul) for operator in shape.operators):
-        return 0.0 * place.tokens
-    routed = place.hidden_bytes("routed")
+        return 0.0 * sizes.tokens
+    routed = sizes.hidden_bytes("routed")
     parts = np.prod(np.array(np.broadcast_arrays(*groups.expert[1:], 1)), axis=0)
     missed = (1 - 1 / parts) ** experts.top_k
     copies = parts * (1 - missed) / experts.top_k
     if experts.groups > 1:
         copies = np.minimum(copies, experts.groups_per_token / experts.top_k)
     spread = 2 * all_to_all_s(fabric, routed / rows.etp, groups.expert, copies)
-    split = pass_s(fabric, routed, groups.expert_tensor)
-    split = split + scatter_s(fabric, place.figures.backend, routed, groups.expert_tensor)
-    whole = pass_s(fabric, place.hidden_bytes("tokens"), groups.tensor)
+    split = all_gather_s(fabric, routed, groups.expert_tensor)
+    split = split + reduce_scatter_s(fabric, sizes.figures.backend, routed, groups.expert_tensor)
+    whole = all_gather_s(fabric, sizes.hidden_bytes("tokens"), groups.tensor)
     needs_whole = (rows.tp > 1) & ~rows.sequence_parallel
     return (
         np.where(rows.ep > 1, spread, 0.0)
@@ -241,13 +245,13 @@ def _routing_s(place: Place, fabric: Fabric, groups: Groups, shape: BlockShape) 
     )
 
 
-def _bytes(place: Place, shape: BlockShape) -> dict[str, Column]:
-    zero = 0.0 * place.tokens
-    dense = expert = kept = kept_selective = largest = logits = outputs = zero
+def _bytes(sizes: LocalSizes, shape: BlockShape) -> dict[str, Column]:
+    zero = 0.0 * sizes.tokens
+    dense = expert = all_saved = selective_saved = largest = logits = outputs = zero
     replicated = 0
     for operator in shape.operators:
         for weight in operator.weights:
-            elements = place.weight_elements(weight)
+            elements = sizes.weight_elements(weight)
             if weight.experts:
                 expert = expert + elements
             else:
@@ -255,33 +259,33 @@ def _bytes(place: Place, shape: BlockShape) -> dict[str, Column]:
                 if all(extent.role == "whole" for extent in weight.shape):
                     replicated += weight.parameters
         if isinstance(operator, Matmul | GroupedMatmul) and operator.weights and shape.is_layer:
-            elements = place.count(operator.rows) * place.width(operator.n)
-            outputs = outputs + elements * place.figures.recipe.activation_bytes
-        if isinstance(operator, Attention) and place.figures.fused is None:
-            scores = score_bytes(operator, place)
-            kept, largest = kept + scores, np.maximum(largest, scores)
+            elements = sizes.count(operator.rows) * sizes.width(operator.n)
+            outputs = outputs + elements * sizes.figures.recipe.activation_bytes
+        if isinstance(operator, Attention) and sizes.figures.fused is None:
+            scores = score_bytes(operator, sizes)
+            all_saved, largest = all_saved + scores, np.maximum(largest, scores)
         for saved in operator.saved:
-            nbytes = place.saved_bytes(saved, operator)
+            nbytes = sizes.saved_bytes(saved, operator)
             if isinstance(operator, Loss):
                 logits = logits + nbytes
                 continue
-            kept = kept + nbytes
-            kept_selective = kept_selective + (0.0 if saved.selective else 1.0) * nbytes
+            all_saved = all_saved + nbytes
+            selective_saved = selective_saved + (0.0 if saved.selective else 1.0) * nbytes
             largest = np.maximum(largest, nbytes)
     return {
         "dense": dense,
         "expert": expert,
         "replicated": replicated + zero,
-        "kept_bytes": kept,
-        "kept_selective_bytes": kept_selective if shape.is_layer else kept,
-        "input_bytes": place.hidden_bytes("sequence") if shape.is_layer else kept,
+        "saved_bytes": all_saved,
+        "saved_selective_bytes": selective_saved if shape.is_layer else all_saved,
+        "input_bytes": sizes.hidden_bytes("sequence") if shape.is_layer else all_saved,
         "output_bytes": outputs,
         "largest_bytes": largest,
         "logits_bytes": logits,
     }
 
 
-def borrowed_elements(head: tuple[Operator, ...]) -> int:
+def tied_head_elements(head: tuple[Operator, ...]) -> int:
     """Elements that the matmuls of the head multiply with and that are another block's weights."""
     return sum(
         operator.k.size * operator.n.size

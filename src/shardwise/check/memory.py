@@ -8,18 +8,18 @@ from functools import reduce
 
 import numpy as np
 
-from shardwise.check.durations import offloads_activations, offloads_optimizer, stored_bytes
+from shardwise.check.durations import offloads_activations, offloads_optimizer, saved_bytes
 from shardwise.check.figures import Figures
 from shardwise.check.layer import Amounts
 from shardwise.check.rows import Column, Family
-from shardwise.check.schedules import in_flight, waiting
+from shardwise.check.schedules import in_flight, pending_weights
 from shardwise.check.sharding import Sharding, Shardings
 from shardwise.ties import first_largest
 
 ALLOCATED = (
     "parameters", "gradients", "optimizer", "gathered", "activations", "temporaries", "buffers",
 )  # fmt: skip
-MOVING = ("parameters", "gradients", "activations", "temporaries")
+TRANSIENT_PARTS = ("parameters", "gradients", "activations", "temporaries")
 """What comes and goes in a backward pass that reduces gradients as they come."""
 
 PARTS = (*ALLOCATED, "fragmentation", "communicators", "context")
@@ -70,57 +70,57 @@ def memory_of(
     for number, stage in enumerate(stages):
         rank = family.rank_of(number)
         states, host_states = _states(figures, family, shardings, dense[rank], expert[rank])
-        held, again, host_held = _activations(family, kinds, stage, layers[number], rank)
-        at_once = reduces_at_once(figures, family.microbatches, family.pp)
-        ends_here = head if number == len(stages) - 1 else None
-        largest = temporary_bytes(figures, kinds, ends_here)
-        reduced = reduced_bytes(figures, kinds, ends_here, at_once)
+        activations, recomputed, host_activations = _activations(family, kinds, stage, layers[number], rank)
+        single_backward = reduces_in_single_backward(figures, family.microbatches, family.pp)
+        stage_head = head if number == len(stages) - 1 else None
+        largest = temporary_bytes(figures, kinds, stage_head)
+        reduced = reduced_bytes(figures, kinds, stage_head, single_backward)
         whole = states["gradients"]
-        is_early = (shardings.dense.grad > 1) | (at_once & (shardings.dense.optim > 1))
+        is_early = (shardings.dense.grad > 1) | (single_backward & (shardings.dense.optim > 1))
         states["gradients"] = states["gradients"] + np.where(is_early, np.maximum(reduced - largest, 0), 0)
-        if ends_here is not None and (family.schedule == "gpipe" or family.splits_backward):
+        if stage_head is not None and (family.schedule == "gpipe" or family.splits_backward):
             # The losses of all microbatches in flight are kept.
             largest = largest + (in_flight(family, rank) - 1) * head["logits_bytes"]
-        parts = {**states, **shared, "activations": held + again, "temporaries": largest}
-        if family.pp == 1 and np.any(at_once):
+        parts = {**states, **shared, "activations": activations + recomputed, "temporaries": largest}
+        if family.pp == 1 and np.any(single_backward):
             degree = shardings.dense.optim
-            is_moving = at_once & moves_gradients(figures, degree) & (shardings.dense.param == 1)
-            moving = at_once_parts(
+            is_transient = single_backward & frees_gradients(figures, degree) & (shardings.dense.param == 1)
+            transient = single_backward_parts(
                 figures, blocks[:-1], head, is_shared=degree > 1,
-                stored=held, again=again,
+                saved=activations, recomputed=recomputed,
                 parameters=states["parameters"], gradients=whole, degree=degree,
                 others=dense[rank] - blocks[-2]["dense"],
             )  # fmt: skip
-            parts |= {name: np.where(is_moving, moving[name], parts[name]) for name in MOVING}
+            parts |= {name: np.where(is_transient, transient[name], parts[name]) for name in TRANSIENT_PARTS}
         allocated = sum(parts[name] for name in ALLOCATED)
         parts["fragmentation"] = figures.efficiency.fragmentation_ratio * allocated
         ranks.append(rank)
         parts_of_stages.append(parts)
         of_stages.append(sum(parts[name] for name in PARTS) + np.zeros(len(family.rows)))
-        host = np.maximum(host, host_states + host_held)
+        host = np.maximum(host, host_states + host_activations)
     return Memory(
         ranks=tuple(ranks), parts=tuple(parts_of_stages), of_stages=tuple(of_stages), host_bytes=host
     )
 
 
-def at_once_parts(
+def single_backward_parts(
     figures: Figures,
     blocks: Sequence[Amounts],
     head: Amounts,
     *,
     is_shared: Column,
-    stored: Column,
-    again: Column,
+    saved: Column,
+    recomputed: Column,
     parameters: Column,
     gradients: Column,
     degree: Column,
     others: Column,
 ) -> dict[str, Column]:
     """Weights, gradients, activations and temporaries of the one stage whose only backward pass reduces each
-    block when it is done with it, at the moment that needs most of all four: at the head, where all `stored`
-    activations are there and no gradient is; at the last layer, beside what it makes `again`; at the first,
-    where but its own and the embedding's all `gradients` are there, and the activations of a layer; or at the
-    embedding, which has its own narrow, and laid out to be reduced, beside them all.
+    block when it is done with it, at the moment that needs most of all four: at the head, where all `saved`
+    activations are there and no gradient is; at the last layer, beside what it makes `recomputed`; at the
+    first, where but its own and the embedding's all `gradients` are there, and the activations of a layer; or
+    at the embedding, which has its own narrow, and laid out to be reduced, beside them all.
 
     Gradients are over `degree` ranks; where they share them (`is_shared`), what is sent of a block's takes
     the place of its weights. Of `others`, the elements but the embedding's, the weights are gone with their
@@ -139,17 +139,19 @@ def at_once_parts(
     left = recipe.weight_bytes * (others - least)
     own = embedding["dense"] * (recipe.weight_bytes + recipe.gradient_bytes)
     early = gradients - (least + embedding["dense"]) * each
-    moments = (
-        (parameters, 0 * stored, stored, of_head),
-        (parameters, head["dense"] * each, stored + again, layer),
-        (parameters - np.maximum(left, 0), early, _largest(blocks, "kept_bytes"), layer),
-        (parameters - recipe.weight_bytes * others, gradients, 0 * stored, own),
+    instants = (
+        (parameters, 0 * saved, saved, of_head),
+        (parameters, head["dense"] * each, saved + recomputed, layer),
+        (parameters - np.maximum(left, 0), early, _largest(blocks, "saved_bytes"), layer),
+        (parameters - recipe.weight_bytes * others, gradients, 0 * saved, own),
     )
-    columns = np.broadcast_arrays(*(np.asarray(part, dtype=float) for moment in moments for part in moment))
-    table = np.array(columns).reshape(len(moments), len(MOVING), -1)
+    columns = np.broadcast_arrays(
+        *(np.asarray(part, dtype=float) for instant in instants for part in instant)
+    )
+    table = np.array(columns).reshape(len(instants), len(TRANSIENT_PARTS), -1)
     most = table.sum(axis=1).argmax(axis=0)
     chosen = table[most, :, np.arange(table.shape[-1])]
-    return dict(zip(MOVING, chosen.T, strict=True))
+    return dict(zip(TRANSIENT_PARTS, chosen.T, strict=True))
 
 
 def head_bytes(figures: Figures, head: Amounts) -> Column:
@@ -162,12 +164,12 @@ def head_bytes(figures: Figures, head: Amounts) -> Column:
     return np.maximum(logits + logits * narrow / 4, logits * narrow / 4 + own)
 
 
-def reduces_at_once(figures: Figures, microbatches: Column, pp: int) -> Column:
+def reduces_in_single_backward(figures: Figures, microbatches: Column, pp: int) -> Column:
     """Whether the only backward pass of a step reduces each block when it is done with it."""
     return figures.profile.reduces_by_block & (np.asarray(microbatches) == 1) & (pp == 1)
 
 
-def moves_gradients(figures: Figures, degree: Column) -> Column:
+def frees_gradients(figures: Figures, degree: Column) -> Column:
     """Whether gradients are not whole all the time: as those are that ranks hold alike and compute with as
     they are."""
     return (np.asarray(degree) > 1) | (figures.recipe.master_bytes > 0)
@@ -187,7 +189,7 @@ def temporary_bytes(figures: Figures, kinds: Sequence[Amounts], head: Amounts | 
 
 
 def reduced_bytes(
-    figures: Figures, kinds: Sequence[Amounts], head: Amounts | None, at_once: Column
+    figures: Figures, kinds: Sequence[Amounts], head: Amounts | None, single_backward: Column
 ) -> Column:
     """What a block's gradients need when they are sent: whole, in the place of weights that are not needed
     again (at once) or beside them, and copied."""
@@ -195,7 +197,7 @@ def reduced_bytes(
         return np.zeros(1)
     weights = _largest([*kinds, *([] if head is None else [head])], "dense")
     recipe = figures.recipe
-    return weights * (recipe.gradient_bytes + np.where(at_once, 0, recipe.weight_bytes))
+    return weights * (recipe.gradient_bytes + np.where(single_backward, 0, recipe.weight_bytes))
 
 
 def _largest(blocks: Sequence[Amounts], name: str) -> Column:
@@ -211,16 +213,16 @@ def _states(
     """What a rank keeps of weights, gradients and optimizer; and optimizer bytes on its host."""
     recipe, d, e = figures.recipe, shardings.dense, shardings.expert
     states = dense / d.optim * own_bytes(figures, d) + expert / e.optim * own_bytes(figures, e)
-    at_once = reduces_at_once(figures, family.microbatches, family.pp)
-    dense_grad, expert_grad = (np.where(at_once & (f.grad == 1), f.optim, f.grad) for f in (d, e))
-    is_away = offloads_optimizer(family.rows)
-    kept = {
+    single_backward = reduces_in_single_backward(figures, family.microbatches, family.pp)
+    dense_grad, expert_grad = (np.where(single_backward & (f.grad == 1), f.optim, f.grad) for f in (d, e))
+    is_offloaded = offloads_optimizer(family.rows)
+    resident = {
         "parameters": (dense / d.param + expert / e.param) * recipe.weight_bytes,
         "gradients": (dense / dense_grad + expert / expert_grad) * recipe.gradient_bytes,
-        "optimizer": np.where(is_away, 0.0, states),
+        "optimizer": np.where(is_offloaded, 0.0, states),
     }
     on_host = (dense / d.optim + expert / e.optim) * host_bytes(figures)
-    return kept, np.where(is_away, on_host, 0.0)
+    return resident, np.where(is_offloaded, on_host, 0.0)
 
 
 def host_bytes(figures: Figures) -> int:
@@ -244,19 +246,21 @@ def _activations(
     """Bytes of activations: what is stored on the device; what is made again there, of one layer, or of the
     whole stage where it waits for the weights, and the gradients that wait with it; and on the host."""
     pairs = in_flight(family, rank)
-    stored = stored_bytes(family.rows, layers, stage)
-    is_away = offloads_activations(family.rows)
-    kept = _largest(kinds, "kept_bytes")
+    saved = saved_bytes(family.rows, layers, stage)
+    is_offloaded = offloads_activations(family.rows)
+    all_saved = _largest(kinds, "saved_bytes")
     inputs, recompute = _largest(kinds, "input_bytes"), family.rows.recompute
     # While one layer computes, what another keeps comes or goes.
-    other = np.where(family.rows.recompute_layers < layers, kept, inputs)
-    pair = np.where(recompute == "selective", 2 * _largest(kinds, "kept_selective_bytes"), 2 * kept)
+    other = np.where(family.rows.recompute_layers < layers, all_saved, inputs)
+    pair = np.where(recompute == "selective", 2 * _largest(kinds, "saved_selective_bytes"), 2 * all_saved)
     pair = np.where(recompute == "full", inputs + other, pair)
-    near = np.where(is_away, np.minimum(stored, pair), pairs * stored)
-    again = np.where(recompute == "full", kept - inputs, 0.0)
-    waits = waiting(family, rank)
-    again = np.maximum(again, waits * (stage["kept_bytes"] - stored)) + waits * stage["output_bytes"]
-    return near, again, np.where(is_away, pairs * stored, 0.0)
+    on_device = np.where(is_offloaded, np.minimum(saved, pair), pairs * saved)
+    recomputed = np.where(recompute == "full", all_saved - inputs, 0.0)
+    waits = pending_weights(family, rank)
+    recomputed = (
+        np.maximum(recomputed, waits * (stage["saved_bytes"] - saved)) + waits * stage["output_bytes"]
+    )
+    return on_device, recomputed, np.where(is_offloaded, pairs * saved, 0.0)
 
 
 def boundary_buffers(figures: Figures, microbatches: Column, tp: Column) -> Column:

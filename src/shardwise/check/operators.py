@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwise.check.figures import Figures
-from shardwise.check.rows import Column, Rows
+from shardwise.check.rows import Column, StrategyRows
 from shardwise.model import Experts
 from shardwise.operators import (
     Attention,
@@ -26,11 +26,11 @@ SAVED_BYTES = {"fp32": 4, "mask": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class LocalSizes:
     """One block on every row: how many rows of data and how much of each width a rank has."""
 
     figures: Figures
-    rows: Rows
+    rows: StrategyRows
     experts: Experts | None
 
     @property
@@ -82,7 +82,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Seconds:
+class KernelSeconds:
     """One operator: forward, gradient of its input, gradient of its weights."""
 
     forward: Column
@@ -90,46 +90,52 @@ class Seconds:
     weight: Column
 
 
-def operator_seconds(operator: Operator, place: Place) -> Seconds:
+def operator_seconds(operator: Operator, sizes: LocalSizes) -> KernelSeconds:
     """Seconds of the operator on every row."""
-    zero = 0.0 * place.tokens
-    rows = place.count(operator.rows)
-    each = place.figures.recipe.activation_bytes
+    zero = 0.0 * sizes.tokens
+    rows = sizes.count(operator.rows)
+    each = sizes.figures.recipe.activation_bytes
     match operator:
         case Matmul():
-            k, n = place.width(operator.k), place.width(operator.n)
-            return Seconds(
-                _matmul_s(place, rows, n, k) + _cast_s(place, rows * k),
-                _matmul_s(place, rows, k, n) + _cast_s(place, rows * n),
-                _matmul_s(place, k, n, rows),
+            k, n = sizes.width(operator.k), sizes.width(operator.n)
+            return KernelSeconds(
+                _matmul_s(sizes, rows, n, k) + _cast_s(sizes, rows * k),
+                _matmul_s(sizes, rows, k, n) + _cast_s(sizes, rows * n),
+                _matmul_s(sizes, k, n, rows),
             )
         case GroupedMatmul():
-            return _grouped_matmul_seconds(operator, place)
+            return _grouped_matmul_seconds(operator, sizes)
         case Attention():
-            return _attention_seconds(operator, place)
+            return _attention_seconds(operator, sizes)
         case Pointwise():
-            forward = sum((place.width(extent) for extent in operator.forward), start=zero)
-            backward = sum((place.width(extent) for extent in operator.backward), start=zero)
-            moved = rows * (each * place.figures.profile.pointwise_passes)
-            return Seconds(_moved_s(place, moved * forward), _moved_s(place, moved * backward), zero)
+            forward = sum((sizes.width(extent) for extent in operator.forward), start=zero)
+            backward = sum((sizes.width(extent) for extent in operator.backward), start=zero)
+            nbytes = rows * (each * sizes.figures.profile.pointwise_passes)
+            return KernelSeconds(
+                _memory_bound_s(sizes, nbytes * forward), _memory_bound_s(sizes, nbytes * backward), zero
+            )
         case Lookup():
-            elements = rows * place.width(operator.width)
-            return Seconds(_moved_s(place, 2 * elements * each), zero, _moved_s(place, elements * (each + 8)))
+            elements = rows * sizes.width(operator.width)
+            return KernelSeconds(
+                _memory_bound_s(sizes, 2 * elements * each),
+                zero,
+                _memory_bound_s(sizes, elements * (each + 8)),
+            )
         case Loss():
-            logits = 4 * rows * place.width(operator.classes)
-            return Seconds(_moved_s(place, 3 * logits), _moved_s(place, 2 * logits), zero)
+            logits = 4 * rows * sizes.width(operator.classes)
+            return KernelSeconds(_memory_bound_s(sizes, 3 * logits), _memory_bound_s(sizes, 2 * logits), zero)
 
 
-def _moved_s(place: Place, nbytes: Column) -> Column:
+def _memory_bound_s(sizes: LocalSizes, nbytes: Column) -> Column:
     """A kernel that is bound by the memory."""
-    half = place.figures.efficiency.memory.half_bytes
-    transfer = (nbytes + half) / place.figures.memory_bytes_per_s
-    return place.figures.efficiency.launch_s + np.where(nbytes > 0, transfer, 0.0)
+    half = sizes.figures.efficiency.memory.half_bytes
+    transfer = (nbytes + half) / sizes.figures.memory_bytes_per_s
+    return sizes.figures.efficiency.launch_s + np.where(nbytes > 0, transfer, 0.0)
 
 
-def _matmul_efficiency(place: Place, m: Column, n: Column, k: Column) -> Column:
+def _matmul_efficiency(sizes: LocalSizes, m: Column, n: Column, k: Column) -> Column:
     """The share of the peak that [m, k] x [k, n] reaches."""
-    curve = place.figures.efficiency.matmul
+    curve = sizes.figures.efficiency.matmul
 
     def fill(tile_m: float, tile_n: float) -> Column:
         waves = np.ceil(np.ceil(m / tile_m) * np.ceil(n / tile_n) / curve.units)
@@ -140,25 +146,25 @@ def _matmul_efficiency(place: Place, m: Column, n: Column, k: Column) -> Column:
     return curve.peak_fraction * k / (k + curve.k_half) * np.maximum(large, small)
 
 
-def _matmul_s(place: Place, m: Column, n: Column, k: Column) -> Column:
+def _matmul_s(sizes: LocalSizes, m: Column, n: Column, k: Column) -> Column:
     """[m, k] x [k, n]."""
-    figures = place.figures
-    arithmetic = 2 * m * n * k / (figures.matmul_flop_per_s * _matmul_efficiency(place, m, n, k))
+    figures = sizes.figures
+    arithmetic = 2 * m * n * k / (figures.matmul_flop_per_s * _matmul_efficiency(sizes, m, n, k))
     nbytes = (m * k + k * n + m * n) * figures.recipe.activation_bytes
     return figures.efficiency.launch_s + np.maximum(arithmetic, nbytes / figures.memory_bytes_per_s)
 
 
-def _cast_s(place: Place, elements: Column) -> Column:
+def _cast_s(sizes: LocalSizes, elements: Column) -> Column:
     """Elements brought into the dtype of matmuls, where it is another."""
-    each = place.figures.recipe.cast_bytes
-    return _moved_s(place, each * elements) if each else 0.0 * elements
+    each = sizes.figures.recipe.cast_bytes
+    return _memory_bound_s(sizes, each * elements) if each else 0.0 * elements
 
 
-def _grouped_matmul_seconds(operator: GroupedMatmul, place: Place) -> Seconds:
-    figures, curve = place.figures, place.figures.efficiency.matmul
+def _grouped_matmul_seconds(operator: GroupedMatmul, sizes: LocalSizes) -> KernelSeconds:
+    figures, curve = sizes.figures, sizes.figures.efficiency.matmul
     grouped = figures.efficiency.grouped_matmul
-    rows, k, n = place.count(operator.rows), place.width(operator.k), place.width(operator.n)
-    local = operator.experts / place.rows.ep
+    rows, k, n = sizes.count(operator.rows), sizes.width(operator.k), sizes.width(operator.n)
+    local = operator.experts / sizes.rows.ep
     tokens = rows / local
     nbytes = (rows * k + rows * n + local * k * n) * figures.recipe.activation_bytes
     of_plain = grouped.fraction * tokens / (tokens + grouped.tokens_half)
@@ -168,8 +174,8 @@ def _grouped_matmul_seconds(operator: GroupedMatmul, place: Place) -> Seconds:
         arithmetic = 2 * rows * n * k / (figures.matmul_flop_per_s * efficiency)
         return figures.efficiency.launch_s + np.maximum(arithmetic, nbytes / figures.memory_bytes_per_s)
 
-    return Seconds(
-        seconds(k) + _cast_s(place, rows * k), seconds(n) + _cast_s(place, rows * n), seconds(tokens)
+    return KernelSeconds(
+        seconds(k) + _cast_s(sizes, rows * k), seconds(n) + _cast_s(sizes, rows * n), seconds(tokens)
     )
 
 
@@ -181,40 +187,40 @@ def keys_of_query(seq_len: int, window: int | None, *, causal: bool) -> float:
     return seq_len / 2 if causal else float(seq_len)
 
 
-def _attention_seconds(operator: Attention, place: Place) -> Seconds:
-    figures, curve = place.figures, place.figures.fused
+def _attention_seconds(operator: Attention, sizes: LocalSizes) -> KernelSeconds:
+    figures, curve = sizes.figures, sizes.figures.fused
     if curve is None:
-        return _unfused_seconds(operator, place)
+        return _unfused_seconds(operator, sizes)
     seq_len = figures.job.seq_len
-    heads, kv_heads = place.width(operator.heads), place.width(operator.kv_heads)
+    heads, kv_heads = sizes.width(operator.heads), sizes.width(operator.kv_heads)
     dims = operator.qk_dim + operator.v_dim
-    rows = place.count(operator.rows)
+    rows = sizes.count(operator.rows)
     work = 2 * rows * keys_of_query(seq_len, operator.window, causal=operator.causal) * heads * dims
     nbytes = rows * (heads + kv_heads) * dims * figures.recipe.activation_bytes
-    pace = figures.attention_flop_per_s * seq_len / (seq_len + curve.seq_half)
+    flop_per_s = figures.attention_flop_per_s * seq_len / (seq_len + curve.seq_half)
     launch, memory = figures.efficiency.launch_s, figures.memory_bytes_per_s
-    forward = launch + np.maximum(work / (pace * curve.forward_fraction), nbytes / memory)
-    backward = launch + np.maximum(2.5 * work / (pace * curve.backward_fraction), 2 * nbytes / memory)
-    return Seconds(forward, backward, 0.0 * forward)
+    forward = launch + np.maximum(work / (flop_per_s * curve.forward_fraction), nbytes / memory)
+    backward = launch + np.maximum(2.5 * work / (flop_per_s * curve.backward_fraction), 2 * nbytes / memory)
+    return KernelSeconds(forward, backward, 0.0 * forward)
 
 
-def _unfused_seconds(operator: Attention, place: Place) -> Seconds:
+def _unfused_seconds(operator: Attention, sizes: LocalSizes) -> KernelSeconds:
     """Two batched products forward and four backward over all keys, and the softmax between them."""
-    figures, each = place.figures, place.figures.recipe.activation_bytes
+    figures, each = sizes.figures, sizes.figures.recipe.activation_bytes
     keys = float(figures.job.seq_len)
-    rows = place.count(operator.rows) * place.width(operator.heads)
+    rows = sizes.count(operator.rows) * sizes.width(operator.heads)
 
     def product_s(n: float, k: float) -> Column:
-        work = 2 * rows * n * k / (figures.attention_flop_per_s * _matmul_efficiency(place, rows, n, k))
+        work = 2 * rows * n * k / (figures.attention_flop_per_s * _matmul_efficiency(sizes, rows, n, k))
         nbytes = (rows * k + k * n * (rows / keys) + rows * n) * each
         return figures.efficiency.launch_s + np.maximum(work, nbytes / figures.memory_bytes_per_s)
 
     products = product_s(keys, operator.qk_dim) + product_s(operator.v_dim, keys)
     scores = rows * keys * (each * figures.profile.pointwise_passes)
-    forward = products + _moved_s(place, 4.5 * scores)
-    return Seconds(forward, 2 * products + _moved_s(place, 5.5 * scores), 0.0 * forward)
+    forward = products + _memory_bound_s(sizes, 4.5 * scores)
+    return KernelSeconds(forward, 2 * products + _memory_bound_s(sizes, 5.5 * scores), 0.0 * forward)
 
 
-def score_bytes(operator: Attention, place: Place) -> Column:
+def score_bytes(operator: Attention, sizes: LocalSizes) -> Column:
     """Kept of unfused attention: 5 bytes of every score."""
-    return 5 * place.count(operator.rows) * place.width(operator.heads) * place.figures.job.seq_len
+    return 5 * sizes.count(operator.rows) * sizes.width(operator.heads) * sizes.figures.job.seq_len

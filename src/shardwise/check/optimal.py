@@ -9,16 +9,16 @@ from time import monotonic
 
 import numpy as np
 
-from shardwise.check.beyond import Beyond, beyond_of, limits_of
-from shardwise.check.count import SpaceRows
-from shardwise.check.cover import Cover, OutOfTimeError
+from shardwise.check.beyond import TargetLimits, plan_limits_of, target_limits_of
+from shardwise.check.count import SpaceDefinition
+from shardwise.check.cover import ProofOutcome, ProofTimeLimitError
 from shardwise.check.figures import Figures
 from shardwise.check.finding import TOLERANCE, Check
 from shardwise.check.price import evaluate
 from shardwise.check.proof import Prover
-from shardwise.check.rows import Rows, rows_of
+from shardwise.check.rows import StrategyRows, rows_of
 from shardwise.check.rules import count
-from shardwise.check.runners_up import Kind, kind_of
+from shardwise.check.runners_up import StrategyKind, kind_of
 from shardwise.plan import Certificate, Plan
 from shardwise.strategy import FIELDS
 
@@ -33,19 +33,19 @@ LARGEST_SPACE = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """No legal candidate of at most `usable_bytes` takes less than `lowest_s` seconds, of the kinds `listed`
-    less than so many; `text` says it."""
+    """No legal candidate of at most `usable_bytes` takes less than `cutoff_s` seconds, of the kinds
+    `kind_cutoffs_s` less than so many; `text` says it."""
 
-    lowest_s: float
+    cutoff_s: float
     usable_bytes: float
     text: str
-    listed: Mapping[Kind, float] = field(default_factory=dict)
+    kind_cutoffs_s: Mapping[StrategyKind, float] = field(default_factory=dict)
 
 
 def optimal_check(plan: Plan, figures: Figures, budget_s: float) -> Check:
     """The claims of the plan's objective, proven in `budget_s` seconds, or open."""
     proof = plan.certificate
-    space = space_of(figures, proof, beyond_of(limits_of(plan), plan.model, plan.job))
+    space = space_of(figures, proof, target_limits_of(plan_limits_of(plan), plan.model, plan.job))
     all_of = count(figures, proof.space, proof.fixed, proof.axes)
     until_s = monotonic() + budget_s
     # Of what fits by rounding alone nothing is claimed: the planner may find that it does not.
@@ -59,25 +59,28 @@ def optimal_check(plan: Plan, figures: Figures, budget_s: float) -> Check:
         prover = Prover(
             figures=figures,
             space=space,
-            lowest_s=claim.lowest_s,
+            cutoff_s=claim.cutoff_s,
             usable_bytes=claim.usable_bytes,
-            listed=claim.listed,
-            is_over=lambda: monotonic() > until_s,
+            kind_cutoffs_s=claim.kind_cutoffs_s,
+            is_out_of_time=lambda: monotonic() > until_s,
         )
         try:
-            cover = prover.run()
-        except OutOfTimeError:
+            outcome = prover.run()
+        except ProofTimeLimitError:
             return _open_check(found, f"not proven within {budget_s:g} s")
-        if cover.faster is not None:
+        if outcome.counterexample is not None:
             return Check(
-                name="optimal", ok=False, found=found, expected=_beaten_text(cover, cover.faster, claim)
+                name="optimal",
+                ok=False,
+                found=found,
+                expected=_counterexample_text(outcome, outcome.counterexample, claim),
             )
-        covers.append(cover)
+        covers.append(outcome)
     return Check(
         name="optimal",
-        ok=all(cover.count == all_of for cover in covers),
+        ok=all(outcome.count == all_of for outcome in covers),
         found=found,
-        expected="; ".join(_cover_text(cover, all_of) for cover in covers),
+        expected="; ".join(_outcome_text(outcome, all_of) for outcome in covers),
     )
 
 
@@ -85,9 +88,9 @@ def _open_check(found: str, expected: str) -> Check:
     return Check(name="optimal", ok=False, is_open=True, found=found, expected=expected)
 
 
-def space_of(figures: Figures, proof: Certificate, beyond: Beyond) -> SpaceRows:
+def space_of(figures: Figures, proof: Certificate, target_limits: TargetLimits) -> SpaceDefinition:
     """The space that the certificate is about, and what of it is beyond the target."""
-    return SpaceRows(
+    return SpaceDefinition(
         layers=figures.limits.layers,
         is_moe=figures.model.experts is not None,
         devices=figures.cluster.devices,
@@ -95,7 +98,7 @@ def space_of(figures: Figures, proof: Certificate, beyond: Beyond) -> SpaceRows:
         is_core=proof.space == "core",
         fixed=proof.fixed,
         axes=proof.axes,
-        beyond=beyond,
+        target_limits=target_limits,
     )
 
 
@@ -110,12 +113,12 @@ def claims_of(plan: Plan, figures: Figures) -> list[Claim]:
     results += [(one.strategy, one.step_time_s) for one in plan.runners_up]
     own = evaluate(figures, rows_of([strategy for strategy, _ in results]))
     # What is said and what is found differ by rounding; neither may be beaten.
-    times_s = [min(said, float(found)) for (_, said), found in zip(results, own.step_time_s, strict=True)]
+    times_s = [min(stated, float(found)) for (_, stated), found in zip(results, own.step_time_s, strict=True)]
     best_s = times_s[0]
     if plan.objective == "memory":
         nbytes = min(plan.best.peak_memory.device, float(own.device_bytes[0]))
         return [
-            Claim(lowest_s=inf, usable_bytes=nbytes * (1 - PROVEN_GAP), text=f"{nbytes!r} B are the least"),
+            Claim(cutoff_s=inf, usable_bytes=nbytes * (1 - PROVEN_GAP), text=f"{nbytes!r} B are the least"),
             _time_claim(best_s, min(nbytes * (1 + PROVEN_GAP), usable), f"of these {best_s!r} s"),
         ]
     # A plan file holds no other part of the cluster than the one that it uses.
@@ -123,32 +126,32 @@ def claims_of(plan: Plan, figures: Figures) -> list[Claim]:
     claim = _time_claim(max(times_s), usable, f"{best_s!r} s is the least{here}")
     if not plan.runners_up:
         return [claim]
-    listed = {
+    kind_cutoffs_s = {
         kind_of(strategy): seconds * (1 - PROVEN_GAP)
         for (strategy, _), seconds in zip(results, times_s, strict=True)
     }
-    return [replace(claim, listed=listed, text=f"{claim.text}, then the runners-up")]
+    return [replace(claim, kind_cutoffs_s=kind_cutoffs_s, text=f"{claim.text}, then the runners-up")]
 
 
 def _time_claim(seconds: float, usable: float, text: str) -> Claim:
-    return Claim(lowest_s=seconds * (1 - PROVEN_GAP), usable_bytes=usable, text=text)
+    return Claim(cutoff_s=seconds * (1 - PROVEN_GAP), usable_bytes=usable, text=text)
 
 
-def _cover_text(cover: Cover, all_of: int) -> str:
-    least = f"{cover.least_s!r} s" if cover.least_s < inf else "none"
+def _outcome_text(outcome: ProofOutcome, all_of: int) -> str:
+    least = f"{outcome.lower_bound_s!r} s" if outcome.lower_bound_s < inf else "none"
     return (
-        f"{cover.illegal} illegal + {cover.unfitting} too large + {cover.bounded} bounded "
-        f"+ {cover.evaluated} evaluated = {all_of}; least bound {least}"
+        f"{outcome.illegal} illegal + {outcome.out_of_memory} too large + {outcome.pruned} bounded "
+        f"+ {outcome.evaluated} evaluated = {all_of}; least bound {least}"
     )
 
 
-def _beaten_text(cover: Cover, row: Rows, claim: Claim) -> str:
-    best_s = min(claim.listed.values(), default=claim.lowest_s)
-    what = "" if cover.faster_s < best_s else "a runner-up not listed: "
-    return f"{what}{cover.faster_s!r} s, {cover.faster_bytes!r} B: {row_text(row)}"
+def _counterexample_text(outcome: ProofOutcome, row: StrategyRows, claim: Claim) -> str:
+    best_s = min(claim.kind_cutoffs_s.values(), default=claim.cutoff_s)
+    what = "" if outcome.counterexample_s < best_s else "a runner-up not listed: "
+    return f"{what}{outcome.counterexample_s!r} s, {outcome.counterexample_bytes!r} B: {row_text(row)}"
 
 
-def row_text(row: Rows) -> str:
+def row_text(row: StrategyRows) -> str:
     """The one strategy of `row`, all of its fields."""
     values = {name: getattr(row, name)[0] for name in FIELDS}
     return ",".join(

@@ -9,14 +9,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.check.collectives import Fabric, fabric_of, message_s, pass_s
-from shardwise.check.durations import StageTimes, stage_times
+from shardwise.check.collectives import Fabric, all_gather_s, fabric_of, send_s
+from shardwise.check.durations import StageSeconds, stage_times
 from shardwise.check.figures import Figures
-from shardwise.check.groups import Groups, groups_of, hop_crowd, hop_tier
+from shardwise.check.groups import Groups, groups_of, hop_senders, hop_tier
 from shardwise.check.layer import AMOUNTS, PHASES, block_amounts, block_shapes
 from shardwise.check.memory import Memory, memory_of
-from shardwise.check.operators import Place
-from shardwise.check.rows import Column, Family, Rows, distinct, families
+from shardwise.check.operators import LocalSizes
+from shardwise.check.rows import Column, Family, StrategyRows, distinct, families
 from shardwise.check.schedules import table_of
 from shardwise.check.sharding import (
     Reduced,
@@ -33,7 +33,7 @@ from shardwise.check.stages import (
     on_ranks,
     with_tied_copy,
 )
-from shardwise.check.step import StepEnd, step_end
+from shardwise.check.step import OptimizerStep, optimizer_step
 from shardwise.check.timing import makespan_s
 
 Floats = NDArray[np.float64]
@@ -43,22 +43,22 @@ GRID_FIELDS = (
 )  # fmt: skip
 """What the amounts of blocks depend on: rows that agree in these are priced once."""
 
-VALUES_AT_A_TIME = 1 << 22
+VALUES_PER_BATCH = 1 << 22
 """Stages times rows times blocks priced together, so that the columns stay within some hundred MiB."""
 
 STAGE_NAMES = (*AMOUNTS, *(f"{phase}_traffic_s" for phase in PHASES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
+class FamilyCosts:
     """All that the rows of one family cost, but for the walk through their table."""
 
     family: Family
     layers: tuple[Column, ...]
     stages: list[dict[str, Column]]
-    times: list[StageTimes]
+    times: list[StageSeconds]
     hops_s: tuple[Column, ...]
-    end: StepEnd
+    end: OptimizerStep
     memory: Memory
 
     def step_time_s(self, figures: Figures) -> Column:
@@ -67,7 +67,9 @@ class Price:
         return makespan + self.end.total_s + figures.profile.host_step_s
 
 
-def price(figures: Figures, family: Family, blocks: list[dict[str, Column]] | None = None) -> Price:
+def family_costs(
+    figures: Figures, family: Family, blocks: list[dict[str, Column]] | None = None
+) -> FamilyCosts:
     """The price of every row of a family; `blocks` are the amounts of `sharded_blocks_of` on its rows, where
     they are known."""
     model, rows = figures.model, family.rows
@@ -110,18 +112,18 @@ def price(figures: Figures, family: Family, blocks: list[dict[str, Column]] | No
         for number in range(family.stages)
     ]
     of_ranks = on_ranks(family, dense), on_ranks(family, expert)
-    return Price(
+    return FamilyCosts(
         family=family,
         layers=layers,
         stages=stages,
         times=times,
         hops_s=tuple(share * hop_s for hop_s in sent_s),
-        end=step_end(figures, fabric, groups, family, shardings, blocks, *of_ranks),
+        end=optimizer_step(figures, fabric, groups, family, shardings, blocks, *of_ranks),
         memory=memory_of(figures, family, shardings, blocks, stages, layers, *of_ranks),
     )
 
 
-def blocks_of(figures: Figures, fabric: Fabric, rows: Rows) -> list[dict[str, Column]]:
+def blocks_of(figures: Figures, fabric: Fabric, rows: StrategyRows) -> list[dict[str, Column]]:
     """The amounts of each kind of layer, of the embedding and of the head, on every row."""
     first, of = distinct([getattr(rows, name) for name in GRID_FIELDS])
     grids = rows.take(first)
@@ -132,7 +134,7 @@ def blocks_of(figures: Figures, fabric: Fabric, rows: Rows) -> list[dict[str, Co
     ]
 
 
-def sharded_blocks_of(figures: Figures, rows: Rows) -> list[dict[str, Column]]:
+def sharded_blocks_of(figures: Figures, rows: StrategyRows) -> list[dict[str, Column]]:
     """The same with what sharding adds to each, which no schedule changes."""
     fabric = fabric_of(figures.cluster, figures.efficiency)
     shardings = _shardings_of(figures, rows, groups_of(rows, figures.cluster))
@@ -142,22 +144,26 @@ def sharded_blocks_of(figures: Figures, rows: Rows) -> list[dict[str, Column]]:
     ]
 
 
-def _shardings_of(figures: Figures, rows: Rows, groups: Groups) -> Shardings:
+def _shardings_of(figures: Figures, rows: StrategyRows, groups: Groups) -> Shardings:
     degrees = (rows.param_shard, rows.grad_shard, rows.optim_shard)
     return shardings_of(degrees, groups, has_experts=figures.model.experts is not None)
 
 
-def rank_hops_s(figures: Figures, fabric: Fabric, groups: Groups, rows: Rows, pp: int) -> list[Column]:
+def rank_hops_s(
+    figures: Figures, fabric: Fabric, groups: Groups, rows: StrategyRows, pp: int
+) -> list[Column]:
     """Seconds of one message from each of `pp` pipeline ranks to the next, from the last one to the first: a
     share from each tensor rank, joined again behind the hop where the sequence is not split. 0 without a
     pipeline."""
-    nbytes = Place(figures=figures, rows=rows, experts=None).hidden_bytes("tokens")
+    nbytes = LocalSizes(figures=figures, rows=rows, experts=None).hidden_bytes("tokens")
     if pp == 1:
         return [0.0 * nbytes]
-    joined = np.where(rows.sequence_parallel | (rows.tp == 1), 0.0, pass_s(fabric, nbytes, groups.tensor))
+    joined = np.where(
+        rows.sequence_parallel | (rows.tp == 1), 0.0, all_gather_s(fabric, nbytes, groups.tensor)
+    )
     pairs = [*((rank, rank + 1) for rank in range(pp - 1)), (0, pp - 1)]
     tiers = [hop_tier(groups, *pair) for pair in pairs]
-    return [message_s(fabric, nbytes / rows.tp, tier, hop_crowd(groups, tier)) + joined for tier in tiers]
+    return [send_s(fabric, nbytes / rows.tp, tier, hop_senders(groups, tier)) + joined for tier in tiers]
 
 
 def hops_s(family: Family, of_ranks: Sequence[Column]) -> tuple[Column, ...]:
@@ -177,28 +183,28 @@ class Evaluation(NamedTuple):
     host_bytes: Floats
 
 
-def evaluate(figures: Figures, rows: Rows) -> Evaluation:
+def evaluate(figures: Figures, rows: StrategyRows) -> Evaluation:
     """The figures that decide between strategies, for legal rows of any schedules."""
     found = Evaluation(*(np.empty(len(rows)) for _ in Evaluation._fields))
     blocks = len(figures.model.kinds) + 2
-    most = max(VALUES_AT_A_TIME // (blocks * len(STAGE_NAMES)), 1)
+    most = max(VALUES_PER_BATCH // (blocks * len(STAGE_NAMES)), 1)
     for start in range(0, len(rows), most):
         of_part = Evaluation(*(column[start : start + most] for column in found))
         _evaluate(figures, rows.take(slice(start, start + most)), of_part)
     return found
 
 
-def _evaluate(figures: Figures, rows: Rows, found: Evaluation) -> None:
+def _evaluate(figures: Figures, rows: StrategyRows, found: Evaluation) -> None:
     """Puts the figures of all rows into `found`. Blocks are priced for all schedules together."""
     blocks = sharded_blocks_of(figures, rows)
     for places, family in families(rows, figures.job.global_batch_size):
-        length = max(VALUES_AT_A_TIME // (family.stages * (len(blocks) + 16)), 1)
+        length = max(VALUES_PER_BATCH // (family.stages * (len(blocks) + 16)), 1)
         for part, some in family.slices(length):
             own = [{name: amount[places[part]] for name, amount in block.items()} for block in blocks]
-            priced = price(figures, some, own)
-            found.step_time_s[places[part]] = priced.step_time_s(figures)
-            found.device_bytes[places[part]] = priced.memory.device_bytes
-            found.host_bytes[places[part]] = priced.memory.host_bytes
+            costs = family_costs(figures, some, own)
+            found.step_time_s[places[part]] = costs.step_time_s(figures)
+            found.device_bytes[places[part]] = costs.memory.device_bytes
+            found.host_bytes[places[part]] = costs.memory.host_bytes
 
 
 def fitting(figures: Figures, found: Evaluation) -> tuple[Column, Column]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwise.check.durations import StageTimes, times_of_row
+from shardwise.check.durations import StageSeconds, times_of_row
 from shardwise.check.figures import Figures
-from shardwise.check.layer import borrowed_elements
+from shardwise.check.layer import tied_head_elements
 from shardwise.check.operators import keys_of_query
 from shardwise.check.parameters import active_elements
-from shardwise.check.price import Price, price
+from shardwise.check.price import FamilyCosts, family_costs
 from shardwise.check.rows import families, rows_of, strides
 from shardwise.check.schedules import Table, table_of
 from shardwise.check.timing import makespan_s
@@ -21,7 +21,7 @@ from shardwise.ties import first_largest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class StrategyEstimate:
     """One strategy: its step time on a table, breakdown in seconds, memory in bytes."""
 
     step_time_s: float
@@ -32,20 +32,20 @@ class Judged:
     tightest_rank: int
 
 
-def judged(figures: Figures, strategy: Strategy, table: Table | None = None) -> Judged:
+def estimate_strategy(figures: Figures, strategy: Strategy, table: Table | None = None) -> StrategyEstimate:
     """The strategy on `table` (default: its schedule's own). StuckError where the table cannot run."""
     ((_, family),) = families(rows_of([strategy]), figures.job.global_batch_size)
-    priced = price(figures, family)
+    costs = family_costs(figures, family)
     table = table_of(family) if table is None else table
-    times = times_of_row(priced.times, 0)
-    hops_s = [float(hop[0]) for hop in priced.hops_s]
-    end_s = float(priced.end.total_s[0]) + figures.profile.host_step_s
+    times = times_of_row(costs.times, 0)
+    hops_s = [float(hop[0]) for hop in costs.hops_s]
+    end_s = float(costs.end.total_s[0]) + figures.profile.host_step_s
     step_time_s = makespan_s(table, times, hops_s, max) + end_s
-    memory = priced.memory
+    memory = costs.memory
     rank, parts = memory.tightest(0)
-    return Judged(
+    return StrategyEstimate(
         step_time_s=step_time_s,
-        breakdown=_breakdown(figures, priced, table, step_time_s),
+        breakdown=_breakdown(figures, costs, table, step_time_s),
         memory=parts,
         device_bytes=float(memory.device_bytes[0]),
         host_bytes=float(memory.host_bytes[0]),
@@ -53,14 +53,14 @@ def judged(figures: Figures, strategy: Strategy, table: Table | None = None) -> 
     )
 
 
-def _breakdown(figures: Figures, priced: Price, table: Table, step_time_s: float) -> dict[str, float]:
+def _breakdown(figures: Figures, costs: FamilyCosts, table: Table, step_time_s: float) -> dict[str, float]:
     """Where the step time goes: the parts of the busiest rank, the end of the step, what is left."""
-    times = times_of_row(priced.times, 0)
-    parts, busy_s = _busy_parts(figures, priced, times, table)
+    times = times_of_row(costs.times, 0)
+    parts, busy_s = _busy_parts(figures, costs, times, table)
     ends = {
-        "gradient_norm": float(priced.end.norm_s[0]),
-        "tied_weights": float(priced.end.tied_s[0]),
-        "optimizer": float(priced.end.optimizer_s[0]),
+        "gradient_norm": float(costs.end.norm_s[0]),
+        "tied_weights": float(costs.end.tied_s[0]),
+        "optimizer": float(costs.end.optimizer_s[0]),
         "host_step": figures.profile.host_step_s,
     }
     outside_s = step_time_s - busy_s - sum(ends.values())
@@ -76,10 +76,10 @@ def _breakdown(figures: Figures, priced: Price, table: Table, step_time_s: float
 
 
 def _busy_parts(
-    figures: Figures, priced: Price, times: Sequence[StageTimes], table: Table
+    figures: Figures, costs: FamilyCosts, times: Sequence[StageSeconds], table: Table
 ) -> tuple[dict[str, float], float]:
     """The parts of all actions of the rank that works longest, and their sum."""
-    family = priced.family
+    family = costs.family
     kinds = "FIW" if family.splits_backward else "FB"
 
     def of_microbatch_s(rank: int) -> float:
@@ -94,14 +94,14 @@ def _busy_parts(
         busy_s -= whole * figures.profile.host_action_s
 
     def amount_s(name: str) -> float:
-        return m * sum(float(priced.stages[stage][name][0]) for stage in own)
+        return m * sum(float(costs.stages[stage][name][0]) for stage in own)
 
     parts = {
         "matmul": amount_s("matmul_s"),
         "attention": amount_s("attention_s"),
         "memory_bound": amount_s("memory_bound_s"),
         "host_waits": amount_s("host_s"),
-        "recompute": m * sum(times[stage].again_s for stage in own),
+        "recompute": m * sum(times[stage].recompute_s for stage in own),
         "tensor_communication": amount_s("tensor_s"),
         "context_communication": amount_s("context_s"),
         "expert_communication": amount_s("expert_s"),
@@ -128,7 +128,7 @@ def model_flop_per_token(figures: Figures, *, full_attention: bool = False) -> f
     """Flop of a token forward and backward, without recomputation: 6 per active element that is multiplied
     with, and 3 times the forward attention."""
     model = figures.model
-    elements = borrowed_elements(model.head)
+    elements = tied_head_elements(model.head)
     attention = 0.0
     for operator, experts in _trained(figures):
         elements += active_elements(operator, experts)

@@ -18,7 +18,7 @@ Index = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class StrategyRows:
     """The fields of many strategies, each of shape (rows,): whole numbers, flags, and words as text."""
 
     tp: Column
@@ -45,24 +45,26 @@ class Rows:
     def __len__(self) -> int:
         return len(self.tp)
 
-    def take(self, index: Any) -> Rows:
+    def take(self, index: Any) -> StrategyRows:
         """These rows, in this order."""
-        return Rows(**{name: getattr(self, name)[index] for name in FIELDS})
+        return StrategyRows(**{name: getattr(self, name)[index] for name in FIELDS})
 
     def microbatches(self, global_batch_size: int) -> Column:
         """m: microbatches of a replica in a step."""
         return global_batch_size // (self.dp * self.micro_batch_size)
 
 
-def rows_of(strategies: Sequence[Strategy]) -> Rows:
+def rows_of(strategies: Sequence[Strategy]) -> StrategyRows:
     """The strategies as columns, in their order."""
-    return Rows(**{name: np.array([getattr(strategy, name) for strategy in strategies]) for name in FIELDS})
+    return StrategyRows(
+        **{name: np.array([getattr(strategy, name) for strategy in strategies]) for name in FIELDS}
+    )
 
 
-NO_ROWS = Rows(**{name: np.empty(0) for name in FIELDS})
+NO_ROWS = StrategyRows(**{name: np.empty(0) for name in FIELDS})
 
 
-def strides(rows: Rows) -> dict[str, Column]:
+def strides(rows: StrategyRows) -> dict[str, Column]:
     """How many ranks apart neighbours on each of AXES lie: the product of the degrees of faster axes."""
     found = {axis: np.ones(len(rows), dtype=np.int64) for axis in AXES}
     for order in np.unique(rows.axis_order):
@@ -93,7 +95,7 @@ class Family:
     pp: int
     vpp: int
     microbatches: int
-    rows: Rows
+    rows: StrategyRows
 
     @property
     def stages(self) -> int:
@@ -138,7 +140,7 @@ class Family:
             )
 
 
-def families(rows: Rows, global_batch_size: int) -> Iterator[tuple[Index, Family]]:
+def families(rows: StrategyRows, global_batch_size: int) -> Iterator[tuple[Index, Family]]:
     """The rows by the table that they run, each family with the places of its rows."""
     microbatches = rows.microbatches(global_batch_size)
     first, of = distinct((rows.schedule, rows.pp, rows.vpp, microbatches))

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 
 from shardwise.check.count import ALIASES, count_space
-from shardwise.check.figures import Figures, Limits
-from shardwise.check.rows import Column, Rows
+from shardwise.check.figures import DegreeLimits, Figures
+from shardwise.check.rows import Column, StrategyRows
 from shardwise.errors import ConfigError
 from shardwise.strategy import FIELDS, Job, Strategy
 
-Rule = Callable[[Any, Limits, Job], Column]
+Rule = Callable[[Any, DegreeLimits, Job], Column]
 
 MEMORY, HOST_MEMORY = "memory", "host_memory"
 
 
-def _heads_cp(grid: Any, limits: Limits, job: Job) -> Column:
+def _heads_cp(grid: Any, limits: DegreeLimits, job: Job) -> Column:
     kv_heads = np.maximum(limits.kv_heads // grid.tp, 1)
     splits = ((limits.heads // grid.tp) % grid.cp == 0) & (kv_heads % grid.cp == 0)
     return (grid.cp_kind == "all_to_all") & (splits == False)  # noqa: E712
@@ -31,13 +31,13 @@ def _microbatches(grid: Any, job: Job) -> Column:
     return job.global_batch_size // (grid.dp * grid.micro_batch_size)
 
 
-def _interleaved(grid: Any, limits: Limits, job: Job) -> Column:
+def _interleaved(grid: Any, limits: DegreeLimits, job: Job) -> Column:
     m = _microbatches(grid, job)
     broken = (m < 1) | (grid.vpp < 2) | (grid.pp < 2) | (m % grid.pp != 0)
     return (grid.schedule == "interleaved_1f1b") & broken
 
 
-def _v_shaped(grid: Any, limits: Limits, job: Job) -> Column:
+def _v_shaped(grid: Any, limits: DegreeLimits, job: Job) -> Column:
     broken = (grid.vpp != 2) | (grid.pp < 2) | (_microbatches(grid, job) < 2 * grid.pp)
     return ((grid.schedule == "zb_v") | (grid.schedule == "dualpipe_v")) & broken
 
@@ -81,13 +81,13 @@ RULES: Mapping[str, Rule] = {**ATTENTION_RULES, **EXPERT_RULES, **BATCH_RULES, *
 """All rules that need no price, in their order."""
 
 
-def first_broken(rows: Rows, figures: Figures) -> Column:
+def first_broken(rows: StrategyRows, figures: Figures) -> Column:
     """For every row the code of the first rule that it breaks; empty where it is legal."""
     broken = [np.asarray(rule(rows, figures.limits, figures.job)) for rule in RULES.values()]
     return np.select(broken, list(RULES), default="")
 
 
-def first_broken_of(grid: Any, rules: Mapping[str, Rule], limits: Limits, job: Job) -> str:
+def first_broken_of(grid: Any, rules: Mapping[str, Rule], limits: DegreeLimits, job: Job) -> str:
     """The first of `rules` that one grid breaks; empty if none."""
     return next((code for code, rule in rules.items() if rule(grid, limits, job)), "")
 

@@ -13,7 +13,7 @@ from shardwise.check.rules import first_broken, is_candidate
 from shardwise.plan import Plan, RunnerUp
 from shardwise.strategy import Strategy
 
-Kind = tuple[object, ...]
+StrategyKind = tuple[object, ...]
 
 KIND_FIELDS = ("tp", "cp", "pp", "dp", "ep", "etp", "schedule", "recompute")
 """What tells one runner-up from another."""
@@ -75,6 +75,6 @@ def _kinds_check(plan: Plan) -> Check:
     )
 
 
-def kind_of(strategy: Strategy) -> Kind:
+def kind_of(strategy: Strategy) -> StrategyKind:
     """The values in which runners-up differ."""
     return tuple(getattr(strategy, name) for name in KIND_FIELDS)

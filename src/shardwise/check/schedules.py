@@ -7,10 +7,10 @@ from itertools import count
 
 from shardwise.check.rows import Family
 
-Act = tuple[int, str, int]
+TableAction = tuple[int, str, int]
 """Stage, kind (F, B, I, W), microbatch."""
 
-Table = tuple[tuple[Act, ...], ...]
+Table = tuple[tuple[TableAction, ...], ...]
 """For each pipeline rank its actions, in order."""
 
 
@@ -20,10 +20,10 @@ def table_of(family: Family) -> Table:
     if family.schedule == "interleaved_1f1b":
         return tuple(tuple(_interleaved(pp, vpp, m, rank)) for rank in range(pp))
     word = WORDS[family.schedule]
-    return tuple(tuple(_acts(word(pp, m, rank), pp, rank)) for rank in range(pp))
+    return tuple(tuple(_actions_of_word(word(pp, m, rank), pp, rank)) for rank in range(pp))
 
 
-def _acts(word: str, pp: int, rank: int) -> Iterator[Act]:
+def _actions_of_word(word: str, pp: int, rank: int) -> Iterator[TableAction]:
     """The actions that the letters of a word stand for: capitals on stage `rank`, small ones on the stage
     that comes back through the same rank, `q` for what the next I or i left undone."""
     back = 2 * pp - 1 - rank
@@ -76,7 +76,7 @@ def _zb_v(pp: int, m: int, rank: int) -> str:
 
 def _dualpipe_v(pp: int, m: int, rank: int) -> str:
     d, c = pp - 1 - rank, (rank + 1) // 2
-    turn = "iI" * ((rank + 1) // 2) if rank % 2 else "bI" + "iI" * (rank // 2)
+    middle = "iI" * ((rank + 1) // 2) if rank % 2 else "bI" + "iI" * (rank // 2)
     return (
         "F" * (2 * d)
         + "Ff" * (rank + 1)
@@ -84,7 +84,7 @@ def _dualpipe_v(pp: int, m: int, rank: int) -> str:
         + "FbfB" * (m - 2 * pp + rank + 1)
         + "bfB" * d
         + "bB" * c
-        + turn
+        + middle
         + "qI" * d
         + "q" * (rank + 1)
     )
@@ -101,7 +101,7 @@ WORDS: dict[str, Callable[[int, int, int], str]] = {
 """The word of a rank, from pp, the microbatches and the rank."""
 
 
-def _interleaved(pp: int, vpp: int, m: int, rank: int) -> Iterator[Act]:
+def _interleaved(pp: int, vpp: int, m: int, rank: int) -> Iterator[TableAction]:
     total = m * vpp
     k = min(2 * (pp - 1 - rank) + (vpp - 1) * pp, total)
     numbers = {"F": count(), "B": count()}
@@ -126,7 +126,7 @@ def in_flight(family: Family, rank: int) -> int:
     }[family.schedule]
 
 
-def waiting(family: Family, rank: int) -> int:
+def pending_weights(family: Family, rank: int) -> int:
     """The most (stage, microbatch) of a rank from the begin of I to the end of W."""
     of_rank = {"zb_h1": rank + 1, "zb_h2": 2 * rank + 1, "zb_v": 2 * rank + 1, "dualpipe_v": rank + 1}
     return min(family.microbatches, of_rank.get(family.schedule, 0))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwise.check.collectives import Fabric, all_reduce_s, pass_s, scatter_s
+from shardwise.check.collectives import Fabric, all_gather_s, all_reduce_s, reduce_scatter_s
 from shardwise.check.figures import Figures
 from shardwise.check.groups import Groups, Sizes, inner, outer
 from shardwise.check.layer import PHASES, Amounts
@@ -75,13 +75,17 @@ def traffic_amounts(
     `input_traffic_s`, `weight_traffic_s`."""
     dense, expert = shardings.dense, shardings.expert
     recipe = figures.recipe
-    gather = pass_s(fabric, block["dense"] * recipe.weight_bytes, dense.param_group)
-    scatter = scatter_s(fabric, figures.backend, block["dense"] * recipe.gradient_bytes, dense.grad_group)
+    gather = all_gather_s(fabric, block["dense"] * recipe.weight_bytes, dense.param_group)
+    scatter = reduce_scatter_s(
+        fabric, figures.backend, block["dense"] * recipe.gradient_bytes, dense.grad_group
+    )
     if shardings.has_experts:
         has = block["expert"] > 0
-        more = pass_s(fabric, block["expert"] * recipe.weight_bytes, expert.param_group)
+        more = all_gather_s(fabric, block["expert"] * recipe.weight_bytes, expert.param_group)
         gather = gather + np.where(has, more, 0.0)
-        more = scatter_s(fabric, figures.backend, block["expert"] * recipe.gradient_bytes, expert.grad_group)
+        more = reduce_scatter_s(
+            fabric, figures.backend, block["expert"] * recipe.gradient_bytes, expert.grad_group
+        )
         scatter = scatter + np.where(has, more, 0.0)
     return {
         f"{phase}_traffic_s": figures.exposed_s(
@@ -118,7 +122,7 @@ def reduction_s(figures: Figures, fabric: Fabric, shardings: Shardings, stage: R
 
     def of(family: Sharding, elements: Column) -> Column:
         nbytes = elements * figures.recipe.gradient_bytes
-        whole = scatter_s(fabric, figures.backend, nbytes, family.scatter_group)
+        whole = reduce_scatter_s(fabric, figures.backend, nbytes, family.scatter_group)
         scatter = np.where(family.grad == 1, whole, 0.0)
         return scatter + all_reduce_s(fabric, nbytes / family.reduced, family.replica_group)
 
@@ -129,7 +133,9 @@ def gathering_s(figures: Figures, fabric: Fabric, shardings: Shardings, stage: R
     """Seconds of a stage's parameter gathering at the start of the step."""
 
     def of(family: Sharding, elements: Column) -> Column:
-        return pass_s(fabric, elements * figures.recipe.weight_bytes / family.param, family.regather_group)
+        return all_gather_s(
+            fabric, elements * figures.recipe.weight_bytes / family.param, family.regather_group
+        )
 
     return _of_both(shardings, stage, of)
 

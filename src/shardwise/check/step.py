@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwise.check.collectives import Fabric, all_reduce_s, message_s
+from shardwise.check.collectives import Fabric, all_reduce_s, send_s
 from shardwise.check.durations import offloads_optimizer
 from shardwise.check.figures import Figures
-from shardwise.check.groups import Groups, hop_crowd, hop_tier
+from shardwise.check.groups import Groups, hop_senders, hop_tier
 from shardwise.check.layer import Amounts
 from shardwise.check.rows import Column, Family
 from shardwise.check.sharding import Shardings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepEnd:
+class OptimizerStep:
     """Seconds after the makespan."""
 
     norm_s: Column
@@ -31,7 +31,7 @@ class StepEnd:
         return self.norm_s + self.tied_s + self.optimizer_s
 
 
-def step_end(
+def optimizer_step(
     figures: Figures,
     fabric: Fabric,
     groups: Groups,
@@ -40,16 +40,16 @@ def step_end(
     blocks: Sequence[Amounts],
     dense: Sequence[Column],
     expert: Sequence[Column],
-) -> StepEnd:
+) -> OptimizerStep:
     """The end of the step on every row; `dense` and `expert` are the elements on each pipeline rank."""
     rows = family.rows
     owned = dense[0] / shardings.dense.optim + expert[0] / shardings.expert.optim
-    held = dense[0] + expert[0]
+    local_elements = dense[0] + expert[0]
     for of_dense, of_expert in zip(dense[1:], expert[1:], strict=True):
         owned = np.maximum(owned, of_dense / shardings.dense.optim + of_expert / shardings.expert.optim)
-        held = np.maximum(held, of_dense + of_expert)
+        local_elements = np.maximum(local_elements, of_dense + of_expert)
     ranks = rows.tp * rows.cp * rows.pp * rows.dp
-    return StepEnd(
+    return OptimizerStep(
         norm_s=norm_s(figures, fabric, ranks, owned),
         tied_s=tied_s(figures, fabric, groups, family, blocks),
         optimizer_s=optimizer_s(figures, offloads_optimizer(rows), owned)
@@ -57,8 +57,8 @@ def step_end(
             figures,
             family.microbatches,
             owned,
-            held,
-            is_alone=(shardings.dense.optim == 1) & (shardings.expert.optim == 1),
+            local_elements,
+            is_unsharded=(shardings.dense.optim == 1) & (shardings.expert.optim == 1),
         ),
     )
 
@@ -81,27 +81,28 @@ def tied_s(
     if figures.model.tied_embeddings and family.ends_apart:
         nbytes = embedding["dense"] * figures.recipe.gradient_bytes
         tier = hop_tier(groups, 0, family.pp - 1)
-        found = found + 2 * message_s(fabric, nbytes / 2, tier, hop_crowd(groups, tier))
+        found = found + 2 * send_s(fabric, nbytes / 2, tier, hop_senders(groups, tier))
     return found
 
 
-def optimizer_s(figures: Figures, is_away: Column, owned: Column) -> Column:
-    """Seconds of the update of `owned` elements, on the device or, where `is_away`, on its host."""
+def optimizer_s(figures: Figures, is_offloaded: Column, owned: Column) -> Column:
+    """Seconds of the update of `owned` elements, on the device or, where `is_offloaded`, on its host."""
     recipe = figures.recipe
     own = recipe.master_bytes or recipe.weight_bytes
     copy = recipe.weight_bytes if recipe.master_bytes else 0
-    moved = recipe.gradient_bytes + 2 * own + 2 * figures.state_bytes + copy
+    update_bytes = recipe.gradient_bytes + 2 * own + 2 * figures.state_bytes + copy
     peak = figures.matmul_flop_per_s * figures.efficiency.matmul.peak_fraction
     here_s = (
-        owned * moved / figures.memory_bytes_per_s + owned * figures.update_flop * figures.model.hidden / peak
+        owned * update_bytes / figures.memory_bytes_per_s
+        + owned * figures.update_flop * figures.model.hidden / peak
     )
-    there = recipe.gradient_bytes + recipe.weight_bytes + moved
+    there = recipe.gradient_bytes + recipe.weight_bytes + update_bytes
     there_s = owned * there / figures.host_link_bytes_per_s
-    return np.where(is_away, there_s, here_s)
+    return np.where(is_offloaded, there_s, here_s)
 
 
 def copies_s(
-    figures: Figures, microbatches: Column, owned: Column, held: Column, *, is_alone: Column
+    figures: Figures, microbatches: Column, owned: Column, local_elements: Column, *, is_unsharded: Column
 ) -> Column:
     """Seconds of what fully_shard copies in a step where gradients are wider than the weights that are
     computed with: of each element, and of each that the rank owns."""
@@ -110,10 +111,10 @@ def copies_s(
         return 0 * owned
     narrow, wide = recipe.weight_bytes, recipe.gradient_bytes
     # In and out of what is gathered; the narrow weights are written with the update.
-    nbytes = held * 2 * narrow + owned * (recipe.master_bytes + 2 * narrow)
+    nbytes = local_elements * 2 * narrow + owned * (recipe.master_bytes + 2 * narrow)
     # Sums, the first of which only widens, and into what is reduced; one microbatch's are widened there.
     added = (narrow + wide) + (microbatches - 1) * (narrow + 2 * wide) + 2 * wide
-    nbytes = nbytes + held * np.where(microbatches > 1, added, narrow + wide)
+    nbytes = nbytes + local_elements * np.where(microbatches > 1, added, narrow + wide)
     # In a group of one what is gathered and reduced is copied.
-    nbytes = nbytes + np.where(is_alone, held * 2 * (narrow + wide), 0)
+    nbytes = nbytes + np.where(is_unsharded, local_elements * 2 * (narrow + wide), 0)
     return nbytes / figures.memory_bytes_per_s

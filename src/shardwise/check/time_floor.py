@@ -20,13 +20,13 @@ import numpy as np
 
 from shardwise.check.bytes_floor import (
     SELECTIVE,
-    degrees_of,
-    held_elements,
-    least_stored_bytes,
-    moves_activations,
-    moves_optimizer,
+    has_activation_offload,
+    has_optimizer_offload,
+    least_rank_elements,
+    least_saved_bytes,
+    shardings_of_nodes,
 )
-from shardwise.check.cells import EMBEDDING, Cells, Layers, Pipeline, layers_of
+from shardwise.check.cells import EMBEDDING, LayerBounds, PipelineContext, ProofNodes, layer_bounds_of
 from shardwise.check.rows import Column
 from shardwise.check.sharding import Reduced, Shardings, gathering_s, reduction_s
 from shardwise.check.splits import FULL
@@ -54,146 +54,158 @@ class _Ends:
     step_s: Column
 
 
-def time_floor(pipeline: Pipeline, cells: Cells, *, is_paired: bool, is_sharded: bool) -> Column:
+def time_lower_bound(
+    pipeline: PipelineContext, nodes: ProofNodes, *, is_paired: bool, is_sharded: bool
+) -> Column:
     """Seconds per step, at least: (cells,). `is_paired` where all cells have a pair, `is_sharded` where they
     have an optim_shard too."""
-    layers = layers_of(pipeline, cells.box)
-    shardings = degrees_of(pipeline, cells, is_paired=is_paired)
-    actions = _actions(pipeline, layers, cells, is_paired=is_paired)
-    ends = _ends(pipeline, layers, cells, shardings, is_paired=is_paired, is_sharded=is_sharded)
-    return _longest_path_s(pipeline, actions, ends, cells) + ends.step_s
+    layers = layer_bounds_of(pipeline, nodes.box)
+    shardings = shardings_of_nodes(pipeline, nodes, is_paired=is_paired)
+    actions = _actions(pipeline, layers, nodes, is_paired=is_paired)
+    ends = _ends(pipeline, layers, nodes, shardings, is_paired=is_paired, is_sharded=is_sharded)
+    return _longest_path_s(pipeline, actions, ends, nodes) + ends.step_s
 
 
-def work_floor(pipeline: Pipeline) -> Column:
+def work_lower_bound(pipeline: PipelineContext) -> Column:
     """Seconds per step of each grid, at least, under any schedule, split or sharding: (grids,).
 
     All layers forward and backward for every microbatch, shared by the ranks as evenly as can be.
     """
-    ground = pipeline.ground
-    of_blocks = sum(ground.amounts[f"{phase}_s"] for phase in ("forward", "input", "weight"))
+    grid_costs = pipeline.grid_costs
+    of_blocks = sum(grid_costs.amounts[f"{phase}_s"] for phase in ("forward", "input", "weight"))
     model_s = pipeline.whole_model(of_blocks)
-    seconds: Column = ground.microbatches * model_s / pipeline.pp
+    seconds: Column = grid_costs.microbatches * model_s / pipeline.pp
     return seconds
 
 
-def _actions(pipeline: Pipeline, layers: Layers, cells: Cells, *, is_paired: bool) -> _Actions:
+def _actions(
+    pipeline: PipelineContext, layers: LayerBounds, nodes: ProofNodes, *, is_paired: bool
+) -> _Actions:
     host_s, share = pipeline.figures.profile.host_action_s, pipeline.figures.profile.pipeline_overlap
-    sent_s = _sent_s(pipeline, cells)
+    sent_s = _sent_s(pipeline, nodes)
     waiting_s = (1 - share) * sent_s
     # The last stage sends nothing on, the first nothing back.
-    nothing = np.zeros((1, len(cells)))
+    nothing = np.zeros((1, len(nodes)))
     on_s, back_s = np.concatenate([waiting_s, nothing]), np.concatenate([nothing, waiting_s])
     of_blocks = {
-        phase: pipeline.with_traffic(phase, cells, is_paired=is_paired)
+        phase: pipeline.with_traffic(phase, nodes, is_paired=is_paired)
         for phase in ("forward", "input", "weight")
     }
-    again_s, all_again_s = _again_s(pipeline, layers, cells)
-    out_s, in_s, moved_s = _moved_s(pipeline, layers, cells)
-    forward_s = _summed_s(layers, of_blocks["forward"], "forward", cells) + host_s + on_s + out_s
-    input_s = _summed_s(layers, of_blocks["input"], "input", cells) + host_s + back_s + again_s + in_s
+    recompute_s, all_recompute_s = _recompute_s(pipeline, layers, nodes)
+    out_s, in_s, offload_transfer_s = _offload_s(pipeline, layers, nodes)
+    forward_s = _summed_s(layers, of_blocks["forward"], "forward", nodes) + host_s + on_s + out_s
+    input_s = _summed_s(layers, of_blocks["input"], "input", nodes) + host_s + back_s + recompute_s + in_s
     # In DualPipe some backwards are whole and cost the host one action.
     starts = 3 if pipeline.splits_backward and pipeline.schedule != "dualpipe_v" else 2
     weight_s = layers.summed(of_blocks["weight"]) + (starts - 2) * host_s
     model_s = sum(layers.total(seconds) for seconds in of_blocks.values())
     model_s = model_s + starts * host_s * pipeline.stages + 2 * waiting_s.sum(axis=0)
-    model_s = model_s + all_again_s + moved_s
+    model_s = model_s + all_recompute_s + offload_transfer_s
     return _Actions(
         forward_s=forward_s, input_s=input_s, weight_s=weight_s, hops_s=share * sent_s, model_s=model_s
     )
 
 
-def _sent_s(pipeline: Pipeline, cells: Cells) -> Column:
+def _sent_s(pipeline: PipelineContext, nodes: ProofNodes) -> Column:
     """Seconds of a message from each stage to the next, [stages - 1, cells]."""
     stage = np.arange(pipeline.stages - 1)
     # A V comes back over the hops that it went, and turns round on one rank for nothing.
     hop = np.minimum(stage, 2 * pipeline.pp - 2 - stage) if pipeline.is_v else stage % pipeline.pp
-    found = pipeline.ground.hops_s[np.ix_(hop, cells.grid)]
+    found = pipeline.grid_costs.hops_s[np.ix_(hop, nodes.grid)]
     if pipeline.is_v:
         found[pipeline.pp - 1] = 0.0
     return found
 
 
-def _summed_s(layers: Layers, of_blocks: Column, phase: str, cells: Cells) -> Column:
+def _summed_s(layers: LayerBounds, of_blocks: Column, phase: str, nodes: ProofNodes) -> Column:
     """The least seconds of a phase of each stage. Where activations move beside it, the computation and the
     rest are each the least that they can be: less computation hides less, so it must not be more
     elsewhere."""
-    if len(layers.mixes) == 1 or not moves_activations(cells).any():
+    if len(layers.mixes) == 1 or not has_activation_offload(nodes).any():
         return layers.summed(of_blocks)
-    alone = layers.pipeline.amount(f"{phase}_computation_s", cells)
+    alone = layers.pipeline.amount(f"{phase}_computation_s", nodes)
     return layers.summed(alone) + layers.summed(of_blocks - alone)
 
 
-def _again_s(pipeline: Pipeline, layers: Layers, cells: Cells) -> tuple[Column, Column]:
+def _recompute_s(pipeline: PipelineContext, layers: LayerBounds, nodes: ProofNodes) -> tuple[Column, Column]:
     """Seconds of recomputation per microbatch, at least: of each stage and of all."""
-    again_s = np.zeros(layers.least.shape)
-    all_again_s = np.zeros(len(cells))
-    if (cells.recompute == SELECTIVE).any():
-        seconds = pipeline.amount("selective_s", cells)
-        is_selective = cells.recompute == SELECTIVE
-        again_s = np.where(is_selective, layers.summed(seconds), again_s)
-        all_again_s = np.where(is_selective, layers.total(seconds), all_again_s)
-    if (cells.recompute == FULL).any():
-        seconds = pipeline.amount("repeated_s", cells)
-        number = np.minimum(cells.box.layers_low, layers.least)
+    recompute_s = np.zeros(layers.least.shape)
+    all_recompute_s = np.zeros(len(nodes))
+    if (nodes.recompute == SELECTIVE).any():
+        seconds = pipeline.amount("selective_s", nodes)
+        is_selective = nodes.recompute == SELECTIVE
+        recompute_s = np.where(is_selective, layers.summed(seconds), recompute_s)
+        all_recompute_s = np.where(is_selective, layers.total(seconds), all_recompute_s)
+    if (nodes.recompute == FULL).any():
+        seconds = pipeline.amount("repeated_s", nodes)
+        number = np.minimum(nodes.box.layers_low, layers.least)
         cheapest = seconds[:EMBEDDING].min(axis=0)
         each = np.repeat(cheapest[None], pipeline.stages, axis=0)
         if len(seconds) > 3:
             # Only of layers that are known does the mean count: one cheap layer more may lower it.
             mean = layers.of_layers(seconds) / np.maximum(layers.least, 1)
-            each = np.where(cells.box.is_point & (layers.least > 0), mean, each)
-        is_full = cells.recompute == FULL
-        again_s = np.where(is_full, number * each, again_s)
-        all_again_s = np.where(is_full, number.sum(axis=0) * cheapest, all_again_s)
-    return again_s, all_again_s
+            each = np.where(nodes.box.is_point & (layers.least > 0), mean, each)
+        is_full = nodes.recompute == FULL
+        recompute_s = np.where(is_full, number * each, recompute_s)
+        all_recompute_s = np.where(is_full, number.sum(axis=0) * cheapest, all_recompute_s)
+    return recompute_s, all_recompute_s
 
 
-def _moved_s(pipeline: Pipeline, layers: Layers, cells: Cells) -> tuple[Column, Column, Column]:
+def _offload_s(
+    pipeline: PipelineContext, layers: LayerBounds, nodes: ProofNodes
+) -> tuple[Column, Column, Column]:
     """Exposed seconds of activations on their way to the host and back, at least: out and in of each stage,
     both of all stages."""
     nothing = np.zeros(layers.least.shape)
-    is_away = moves_activations(cells)
-    if not is_away.any():
-        return nothing, nothing, np.zeros(len(cells))
+    is_offloaded = has_activation_offload(nodes)
+    if not is_offloaded.any():
+        return nothing, nothing, np.zeros(len(nodes))
     figures, link = pipeline.figures, pipeline.figures.host_link_bytes_per_s
-    stored_s = least_stored_bytes(pipeline, layers, cells, cells.box.layers_high) / link
-    forward = pipeline.amount("forward_computation_s", cells)
-    backward = pipeline.amount("input_computation_s", cells)
+    saved_s = least_saved_bytes(pipeline, layers, nodes, nodes.box.layers_high) / link
+    forward = pipeline.amount("forward_computation_s", nodes)
+    backward = pipeline.amount("input_computation_s", nodes)
     # A stage's computation and what is exposed beside it grow, together, with both.
-    out_s = np.where(is_away, figures.exposed_s(stored_s, layers.summed(forward), 1.0), 0.0)
-    in_s = np.where(is_away, figures.exposed_s(stored_s, layers.summed(backward), 1.0), 0.0)
-    of_all_s = _all_stored_bytes(pipeline, layers, cells) / link
+    out_s = np.where(is_offloaded, figures.exposed_s(saved_s, layers.summed(forward), 1.0), 0.0)
+    in_s = np.where(is_offloaded, figures.exposed_s(saved_s, layers.summed(backward), 1.0), 0.0)
+    of_all_s = _all_saved_bytes(pipeline, layers, nodes) / link
     all_s = sum(_exposed_at_least_s(pipeline, of_all_s, layers.total(each)) for each in (forward, backward))
-    return out_s, in_s, np.where(is_away, all_s, 0.0)
+    return out_s, in_s, np.where(is_offloaded, all_s, 0.0)
 
 
-def _exposed_at_least_s(pipeline: Pipeline, moved_s: Column, computation_s: Column) -> Column:
+def _exposed_at_least_s(
+    pipeline: PipelineContext, offload_transfer_s: Column, computation_s: Column
+) -> Column:
     """Of sums over stages no more than the sum of what each exposes: exposure is convex and homogeneous."""
     slowdown = pipeline.figures.efficiency.overlap_slowdown
     if slowdown > 2:
-        return moved_s
-    return np.maximum((slowdown - 1) * moved_s, moved_s - (2 - slowdown) * computation_s)
+        return offload_transfer_s
+    return np.maximum(
+        (slowdown - 1) * offload_transfer_s, offload_transfer_s - (2 - slowdown) * computation_s
+    )
 
 
-def _all_stored_bytes(pipeline: Pipeline, layers: Layers, cells: Cells) -> Column:
+def _all_saved_bytes(pipeline: PipelineContext, layers: LayerBounds, nodes: ProofNodes) -> Column:
     """What all stages together keep of one microbatch at least."""
-    kept = pipeline.amount("kept_bytes", cells)
-    found = layers.total(kept)
-    selective = layers.total(pipeline.amount("kept_selective_bytes", cells))
-    saved = np.maximum(kept - pipeline.amount("input_bytes", cells), 0.0)[:EMBEDDING].max(axis=0)
-    number = np.minimum(cells.box.layers_high * pipeline.stages, pipeline.splits.layers)
-    full = np.maximum(found - number * saved, 0.0)
-    found = np.where(cells.recompute == SELECTIVE, selective, found)
-    return np.where(cells.recompute == FULL, full, found)
+    all_saved = pipeline.amount("saved_bytes", nodes)
+    found = layers.total(all_saved)
+    selective = layers.total(pipeline.amount("saved_selective_bytes", nodes))
+    recompute_saving = np.maximum(all_saved - pipeline.amount("input_bytes", nodes), 0.0)[:EMBEDDING].max(
+        axis=0
+    )
+    number = np.minimum(nodes.box.layers_high * pipeline.stages, pipeline.splits.layers)
+    full = np.maximum(found - number * recompute_saving, 0.0)
+    found = np.where(nodes.recompute == SELECTIVE, selective, found)
+    return np.where(nodes.recompute == FULL, full, found)
 
 
-def _longest_path_s(pipeline: Pipeline, actions: _Actions, ends: _Ends, cells: Cells) -> Column:
+def _longest_path_s(pipeline: PipelineContext, actions: _Actions, ends: _Ends, nodes: ProofNodes) -> Column:
     """The longest of the paths, from the start of the step to the end of stage 0's reduction."""
     pp, whole = pipeline.pp, not pipeline.splits_backward
-    m = pipeline.ground.microbatches[cells.grid]
+    m = pipeline.grid_costs.microbatches[nodes.grid]
     forward_s, weight_s = actions.forward_s, actions.weight_s
     back_s = actions.input_s + weight_s if whole else actions.input_s
     both_s = actions.input_s + weight_s
-    zero = np.zeros((1, len(cells)))
+    zero = np.zeros((1, len(nodes)))
     hop_ups = np.concatenate([zero, actions.hops_s])
     # Of each stage: the way to its forward; from its backward to the end of stage 0's; from its forward to
     # the end of the last stage's; and from there back to where its own backward may start.
@@ -203,76 +215,84 @@ def _longest_path_s(pipeline: Pipeline, actions: _Actions, ends: _Ends, cells: C
     back_to_s = down_s[-1] + back_s[-1] - down_s - back_s
     all_up_s, all_down_s = up_s[-1] + forward_s[-1], down_s[-1] + back_s[-1]
     work_s = m * pipeline.of_ranks(forward_s + both_s)
-    at = np.arange(len(cells))
-    before_s = pipeline.of_ranks(pipeline.turn("before", cells) * forward_s)
+    at = np.arange(len(nodes))
+    before_s = pipeline.of_ranks(pipeline.ramp("warmup_forwards", nodes) * forward_s)
     after_s = pipeline.of_ranks(
-        pipeline.turn("backwards", cells) * both_s
-        + pipeline.turn("inputs", cells) * actions.input_s
-        + pipeline.turn("weights", cells) * weight_s
+        pipeline.ramp("cooldown_backwards", nodes) * both_s
+        + pipeline.ramp("cooldown_inputs", nodes) * actions.input_s
+        + pipeline.ramp("cooldown_weights", nodes) * weight_s
     )
     enter_s = up_s[:pp] + ends.gather_s
-    turn_in_s = all_up_s + back_to_s[pipeline.turn("first_back", cells), at] - before_s + ends.gather_s
-    leave_s = down_s[:pp] + ends.reduce_s if whole else np.zeros((pp, len(cells)))
+    from_first_backward_s = (
+        all_up_s + back_to_s[pipeline.ramp("first_backward_stage", nodes), at] - before_s + ends.gather_s
+    )
+    leave_s = down_s[:pp] + ends.reduce_s if whole else np.zeros((pp, len(nodes)))
     if not whole:
         leave_s[0] += ends.reduce_s
     last_s = ends.reduce_s if whole else weight_s[0] + ends.reduce_s
-    turn_out_s = there_s[pipeline.turn("last_forward", cells), at] + all_down_s + last_s - after_s
-    turning = np.where(pipeline.turn("in_order", cells), turn_in_s + turn_out_s, 0.0)
-    of_ranks = np.maximum(np.maximum(enter_s, turn_in_s) + leave_s, enter_s + turn_out_s)
-    found = (work_s + np.maximum(of_ranks, turning)).max(axis=0)
+    to_last_forward_s = (
+        there_s[pipeline.ramp("last_forward_stage", nodes), at] + all_down_s + last_s - after_s
+    )
+    both_ends_s = np.where(
+        pipeline.ramp("has_steady_state", nodes), from_first_backward_s + to_last_forward_s, 0.0
+    )
+    of_ranks = np.maximum(np.maximum(enter_s, from_first_backward_s) + leave_s, enter_s + to_last_forward_s)
+    found = (work_s + np.maximum(of_ranks, both_ends_s)).max(axis=0)
     mean = m * actions.model_s / pp + (enter_s + leave_s).mean(axis=0)
     longest: Column = np.maximum(found, mean)
     return longest
 
 
 def _ends(
-    pipeline: Pipeline,
-    layers: Layers,
-    cells: Cells,
+    pipeline: PipelineContext,
+    layers: LayerBounds,
+    nodes: ProofNodes,
     shardings: Shardings,
     *,
     is_paired: bool,
     is_sharded: bool,
 ) -> _Ends:
-    figures, ground = pipeline.figures, pipeline.ground
-    dense, expert = held_elements(pipeline, layers, cells)
+    figures, grid_costs = pipeline.figures, pipeline.grid_costs
+    dense, expert = least_rank_elements(pipeline, layers, nodes)
     d, e = shardings.dense, shardings.expert
-    all_dense = layers.total(pipeline.amount("dense", cells))
+    all_dense = layers.total(pipeline.amount("dense", nodes))
     if figures.model.tied_embeddings and pipeline.ends_apart:
-        all_dense = all_dense + pipeline.amount("dense", cells)[EMBEDDING]
-    all_expert = layers.total(pipeline.amount("expert", cells))
+        all_dense = all_dense + pipeline.amount("dense", nodes)[EMBEDDING]
+    all_expert = layers.total(pipeline.amount("expert", nodes))
     mean = (all_dense / d.optim + all_expert / e.optim) / pipeline.pp
     owned = np.maximum((dense / d.optim + expert / e.optim).max(axis=0), mean)
-    away = moves_optimizer(cells)
-    here_s, there_s = (optimizer_s(figures, np.full(len(cells), flag), owned) for flag in (False, True))
-    least_s = np.where(cells.offload < 0, np.minimum(here_s, there_s), np.where(away, there_s, here_s))
+    optimizer_offloaded = has_optimizer_offload(nodes)
+    here_s, there_s = (optimizer_s(figures, np.full(len(nodes), flag), owned) for flag in (False, True))
+    update_lower_bound_s = np.where(
+        nodes.offload < 0, np.minimum(here_s, there_s), np.where(optimizer_offloaded, there_s, here_s)
+    )
     ranks = figures.cluster.devices
     step_s = (
         norm_s(figures, pipeline.fabric, ranks, owned)
-        + least_s
+        + update_lower_bound_s
         + copies_s(
             figures,
-            ground.microbatches[cells.grid],
+            grid_costs.microbatches[nodes.grid],
             owned,
             (dense + expert).max(axis=0),
-            is_alone=(d.optim == 1) & (e.optim == 1),
+            is_unsharded=(d.optim == 1) & (e.optim == 1),
         )
-        + ground.tied_s[pipeline.ends_apart][cells.grid]
+        + grid_costs.tied_s[pipeline.ends_apart][nodes.grid]
         + figures.profile.host_step_s
     )
-    zero = np.zeros(len(cells))
+    zero = np.zeros(len(nodes))
     if not is_sharded:
         return _Ends(gather_s=zero, reduce_s=zero, step_s=step_s)
-    forward_s, last_s = _first_stage_at_most_s(pipeline, layers, cells, is_paired=is_paired)
+    forward_s, last_s = _first_stage_upper_bound_s(pipeline, layers, nodes, is_paired=is_paired)
     buckets = np.maximum(layers.most_first, 1)
     names = ("dense", "expert", "dense_blocks", "expert_blocks")
-    of_first = {name: layers.summed(pipeline.amount(name, cells))[0] for name in names}
+    of_first = {name: layers.summed(pipeline.amount(name, nodes))[0] for name in names}
     if figures.model.tied_embeddings and pipeline.pp == 1:  # both ends, one table, one block
         of_first["dense_blocks"] = of_first["dense_blocks"] - 1
     # Fewer elements in fewer parts never take longer.
-    held = Reduced.of(figures, **{name: of_first[name] for name in names})
-    reduction = reduction_s(figures, pipeline.fabric, shardings, held)
-    gathering = gathering_s(figures, pipeline.fabric, shardings, held)
+    first_stage = Reduced.of(figures, **{name: of_first[name] for name in names})
+    reduction = reduction_s(figures, pipeline.fabric, shardings, first_stage)
+    gathering = gathering_s(figures, pipeline.fabric, shardings, first_stage)
     profile = figures.profile
     overlap = np.where(d.optim == 1, profile.data_overlap, profile.state_overlap)
     return _Ends(
@@ -284,50 +304,52 @@ def _ends(
 
 def _added_s(seconds: Column, overlap: Column, action_s: Column, buckets: Column) -> Column:
     """What a gathering or reduction adds to an action that is no longer than this."""
-    beside = np.minimum(overlap * seconds, action_s)
-    return seconds - beside + beside / buckets
+    hidden_s = np.minimum(overlap * seconds, action_s)
+    return seconds - hidden_s + hidden_s / buckets
 
 
-def _first_stage_at_most_s(
-    pipeline: Pipeline, layers: Layers, cells: Cells, *, is_paired: bool
+def _first_stage_upper_bound_s(
+    pipeline: PipelineContext, layers: LayerBounds, nodes: ProofNodes, *, is_paired: bool
 ) -> tuple[Column, Column]:
     """The most of stage 0's forward and of its last action beside which parameters are gathered and gradients
     reduced: without what passes in collectives by the same cards."""
     figures = pipeline.figures
     host_s = figures.profile.host_action_s
-    box, most = cells.box, layers.most_first
+    box, most = nodes.box, layers.most_first
     of_blocks = {
-        phase: pipeline.with_traffic(phase, cells, is_paired=is_paired)
+        phase: pipeline.with_traffic(phase, nodes, is_paired=is_paired)
         for phase in ("forward", "input", "weight")
     }
     for phase in ("forward", "input"):
-        of_blocks[phase] = of_blocks[phase] - pipeline.amount(f"{phase}_contended_s", cells)
-    forward_s, input_s, weight_s = (layers.first_at_most(each) for each in of_blocks.values())
+        of_blocks[phase] = of_blocks[phase] - pipeline.amount(f"{phase}_contended_s", nodes)
+    forward_s, input_s, weight_s = (layers.first_stage_upper_bound(each) for each in of_blocks.values())
     if pipeline.splits_backward:
         input_s = 0.0 * input_s
-    repeated = pipeline.amount("repeated_s", cells) - pipeline.amount("repeated_contended_s", cells)
-    mean = (layers.first_at_most(repeated) - repeated[EMBEDDING]) / np.maximum(most, 1)
+    repeated = pipeline.amount("repeated_s", nodes) - pipeline.amount("repeated_contended_s", nodes)
+    mean = (layers.first_stage_upper_bound(repeated) - repeated[EMBEDDING]) / np.maximum(most, 1)
     each = np.where(box.first_low == box.first_high, mean, repeated[:EMBEDDING].max(axis=0))
     full = np.minimum(box.layers_high, most) * each
-    selective = layers.first_at_most(pipeline.amount("selective_s", cells))
-    again_s = np.where(cells.recompute == FULL, full, 0.0)
-    again_s = np.where(cells.recompute == SELECTIVE, selective, again_s)
-    stored = layers.first_at_most(pipeline.amount("kept_bytes", cells))
-    inputs = layers.first_at_most(pipeline.amount("input_bytes", cells))
+    selective = layers.first_stage_upper_bound(pipeline.amount("selective_s", nodes))
+    recompute_s = np.where(nodes.recompute == FULL, full, 0.0)
+    recompute_s = np.where(nodes.recompute == SELECTIVE, selective, recompute_s)
+    saved = layers.first_stage_upper_bound(pipeline.amount("saved_bytes", nodes))
+    inputs = layers.first_stage_upper_bound(pipeline.amount("input_bytes", nodes))
     share = np.minimum(box.layers_low, most) / np.maximum(most, 1)
-    selected = layers.first_at_most(pipeline.amount("kept_selective_bytes", cells))
-    stored = np.where(cells.recompute == FULL, stored - share * (stored - inputs), stored)
-    stored = np.where(cells.recompute == SELECTIVE, selected, stored)
-    moved_s = np.where(moves_activations(cells), stored, 0.0) / figures.host_link_bytes_per_s
+    selected = layers.first_stage_upper_bound(pipeline.amount("saved_selective_bytes", nodes))
+    saved = np.where(nodes.recompute == FULL, saved - share * (saved - inputs), saved)
+    saved = np.where(nodes.recompute == SELECTIVE, selected, saved)
+    offload_transfer_s = np.where(has_activation_offload(nodes), saved, 0.0) / figures.host_link_bytes_per_s
     out_s, in_s = (
         figures.exposed_s(
-            moved_s, layers.first_at_most(pipeline.amount(f"{phase}_computation_s", cells)), 1.0
+            offload_transfer_s,
+            layers.first_stage_upper_bound(pipeline.amount(f"{phase}_computation_s", nodes)),
+            1.0,
         )
         for phase in ("forward", "input")
     )
     share = figures.profile.pipeline_overlap
-    sent_s = _sent_s(pipeline, cells)[:1].sum(axis=0)
+    sent_s = _sent_s(pipeline, nodes)[:1].sum(axis=0)
     forward_s = forward_s + host_s + (1 - share) * sent_s + out_s
     if pipeline.splits_backward:
         return forward_s, weight_s
-    return forward_s, input_s + host_s + again_s + in_s + weight_s
+    return forward_s, input_s + host_s + recompute_s + in_s + weight_s

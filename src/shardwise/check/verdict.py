@@ -12,30 +12,30 @@ from shardwise.check.beyond import target_check
 from shardwise.check.certificate import certificate_checks
 from shardwise.check.figures import Figures, figures_of
 from shardwise.check.finding import (
-    EFFORT,
-    OF_A_TRACE,
-    ONLY_A_SUM,
-    THE_QUESTION,
+    REASON_EFFORT,
+    REASON_QUESTION,
+    REASON_SUM,
+    REASON_TRACE,
     Check,
-    NotJudged,
+    UncheckedKey,
     fit_check,
-    not_judged,
     number_check,
-    of_what_was_priced,
+    open_if_priced_as,
     parts_check,
     priced_as_check,
+    unchecked,
     value_check,
 )
 from shardwise.check.layout import layout_of
 from shardwise.check.memory import ALLOCATED
 from shardwise.check.optimal import PROOF_BUDGET_S, optimal_check
 from shardwise.check.parameters import active_parameters, parameters
-from shardwise.check.result import Judged, judged, mfu, tokens_per_s_per_device
+from shardwise.check.result import StrategyEstimate, estimate_strategy, mfu, tokens_per_s_per_device
 from shardwise.check.rows import Family, families, rows_of
 from shardwise.check.rules import HOST_MEMORY, MEMORY, first_broken, is_candidate
 from shardwise.check.runners_up import runners_up_checks
-from shardwise.check.schedules import Act, Table, table_of
-from shardwise.check.timing import StuckError
+from shardwise.check.schedules import Table, TableAction, table_of
+from shardwise.check.timing import DeadlockError
 from shardwise.inputs import read_mapping
 from shardwise.plan import Plan, read_plan
 
@@ -51,11 +51,11 @@ PROVENANCE = ("assumptions", "provenance", "sources")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """All checks, in order; the plan holds where none fails. `plan_hash` is what the file states;
-    `not_judged` are the keys of the file that no check is about."""
+    `unchecked` are the keys of the file that no check is about."""
 
     plan_hash: str
     checks: tuple[Check, ...]
-    not_judged: tuple[NotJudged, ...]
+    unchecked: tuple[UncheckedKey, ...]
 
     @property
     def ok(self) -> bool:
@@ -76,19 +76,19 @@ def check_file(path: str, *, proof_budget_s: float = PROOF_BUDGET_S) -> Verdict:
     figures = figures_of(plan.model, plan.cluster, plan.job)
     checks = [first, *_count_checks(plan, document), *plan_checks(plan, figures)]
     if all(check.ok for check in checks):
-        checks.append(of_what_was_priced(optimal_check(plan, figures, proof_budget_s), plan.priced_as))
-    return Verdict(plan_hash=stated, checks=tuple(checks), not_judged=tuple(_not_judged(plan)))
+        checks.append(open_if_priced_as(optimal_check(plan, figures, proof_budget_s), plan.priced_as))
+    return Verdict(plan_hash=stated, checks=tuple(checks), unchecked=tuple(_unchecked(plan)))
 
 
-def _not_judged(plan: Plan) -> Iterator[NotJudged]:
-    yield from not_judged(THE_QUESTION, "model.name", "model.config", "job", "cluster")
+def _unchecked(plan: Plan) -> Iterator[UncheckedKey]:
+    yield from unchecked(REASON_QUESTION, "model.name", "model.config", "job", "cluster")
     if plan.objective in ("devices", "cost"):
-        yield from not_judged("other parts of the cluster are not in the file", "objective")
+        yield from unchecked("other parts of the cluster are not in the file", "objective")
     counts = [f"certificate.rejected.{code}" for code in (MEMORY, HOST_MEMORY)]
-    yield from not_judged(ONLY_A_SUM, *counts, "certificate.cut_by_bound", "certificate.simulated")
-    yield from not_judged(EFFORT, "certificate.search_s", "certificate.search_cpu_s")
+    yield from unchecked(REASON_SUM, *counts, "certificate.cut_by_bound", "certificate.simulated")
+    yield from unchecked(REASON_EFFORT, "certificate.search_s", "certificate.search_cpu_s")
     if plan.for_trace is not None:
-        yield from not_judged(OF_A_TRACE, "for_trace")
+        yield from unchecked(REASON_TRACE, "for_trace")
 
 
 def plan_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
@@ -187,16 +187,16 @@ def _listed(ranks: tuple[int, ...]) -> str:
 def _first_difference(found: Table, expected: Table) -> tuple[str, str]:
     """Where two tables differ first, and what is there in each."""
     for rank, (row, own) in enumerate(zip(found, expected, strict=False)):
-        for place, (act, should) in enumerate(zip(row, own, strict=False)):
-            if act != should:
-                return f"rank {rank}, action {place}: {_act_text(act)}", _act_text(should)
+        for place, (action, should) in enumerate(zip(row, own, strict=False)):
+            if action != should:
+                return f"rank {rank}, action {place}: {_action_text(action)}", _action_text(should)
         if len(row) != len(own):
             return f"{len(row)} actions on rank {rank}", f"{len(own)} actions"
     return f"{len(found)} ranks", f"{len(expected)} ranks"
 
 
-def _act_text(act: Act) -> str:
-    stage, kind, microbatch = act
+def _action_text(action: TableAction) -> str:
+    stage, kind, microbatch = action
     return f"{stage}{kind}{microbatch}"
 
 
@@ -212,13 +212,13 @@ def _best_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
     """Times and bytes of the best strategy, on the actions of the file."""
     best = plan.best
     try:
-        own = judged(figures, best.strategy, table_in(plan))
-    except (StuckError, LookupError):
+        own = estimate_strategy(figures, best.strategy, table_in(plan))
+    except (DeadlockError, LookupError):
         yield Check(
             name="step time",
             ok=False,
             found="actions that cannot all run",
-            expected=repr(judged(figures, best.strategy).step_time_s),
+            expected=repr(estimate_strategy(figures, best.strategy).step_time_s),
         )
         return
     step_s = own.step_time_s
@@ -239,7 +239,7 @@ def _best_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
     yield value_check("evaluator", best.evaluator, EVALUATOR)
 
 
-def _peak_checks(plan: Plan, figures: Figures, own: Judged) -> Iterator[Check]:
+def _peak_checks(plan: Plan, figures: Figures, own: StrategyEstimate) -> Iterator[Check]:
     """Peak memory and whether it fits, on the device and on the host."""
     peak = plan.best.peak_memory
     allocated = sum(own.memory[name] for name in ALLOCATED)

@@ -15,9 +15,9 @@ from shardwise.cluster.conditions import (
     Conditions,
     NodeState,
     NodeView,
-    alike_cluster,
-    present_cluster,
-    stepped,
+    current_cluster,
+    rounded_down,
+    uniform_cluster,
 )
 from shardwise.cluster.device import Device
 from shardwise.cluster.device_file import ATTENTION_KERNELS, device_of
@@ -34,7 +34,7 @@ from shardwise.cluster.event_convert import convert_events
 from shardwise.cluster.event_file import events_text, load_events, parse_events
 from shardwise.cluster.event_generate import EVENT_KINDS, generate_events
 from shardwise.cluster.event_nodes import NodeEvents, events_of_nodes
-from shardwise.cluster.event_words import events_in_words
+from shardwise.cluster.event_words import events_from_text
 from shardwise.cluster.events import (
     ClusterEvent,
     DeviceLost,
@@ -45,7 +45,7 @@ from shardwise.cluster.events import (
     Notice,
     Slowdown,
     check_events,
-    first_fault,
+    first_invalid_event,
 )
 from shardwise.cluster.groups import NodeGroups
 from shardwise.cluster.links import link_graph, route
@@ -54,9 +54,9 @@ from shardwise.cluster.mesh import Mesh, MeshAxis, mesh_of, meshes_of, tier_mesh
 from shardwise.cluster.named import cluster_names
 from shardwise.cluster.parts import Parts, Selection
 from shardwise.cluster.placement import group_members, group_members_of
-from shardwise.cluster.pools import Pool, cluster_of_pools, pools_of, tier_seen_by
+from shardwise.cluster.pools import Pool, cluster_of_pools, pools_of, tier_of_pool
 from shardwise.cluster.record import cluster_from_record, cluster_record
-from shardwise.cluster.resize import multiplied, of_nodes, part_of, part_sizes, resized
+from shardwise.cluster.resize import cluster_of_nodes, multiplied, part_of, part_sizes, resized
 
 __all__ = [
     "ATTENTION_KERNELS",
@@ -94,22 +94,23 @@ __all__ = [
     "Selection",
     "Slowdown",
     "Tier",
-    "alike_cluster",
     "check_events",
     "cluster_from_record",
     "cluster_names",
+    "cluster_of_nodes",
     "cluster_of_pools",
     "cluster_record",
     "convert_events",
+    "current_cluster",
     "device_names",
     "device_of",
     "devices",
     "efficiency_numbers",
-    "events_in_words",
+    "events_from_text",
     "events_of_nodes",
     "events_text",
     "find_device",
-    "first_fault",
+    "first_invalid_event",
     "generate_events",
     "group_members",
     "group_members_of",
@@ -121,16 +122,15 @@ __all__ = [
     "multiplied",
     "node_runs",
     "numbers_of_device",
-    "of_nodes",
     "parse_events",
     "part_of",
     "part_sizes",
     "pools_of",
-    "present_cluster",
     "resized",
+    "rounded_down",
     "route",
-    "stepped",
     "tier_mesh",
-    "tier_seen_by",
+    "tier_of_pool",
+    "uniform_cluster",
     "with_efficiency",
 ]

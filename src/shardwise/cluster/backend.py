@@ -14,7 +14,7 @@ class Backend:
     name: str
     instead: Mapping[str, str] = field(hash=False)
 
-    def does(self, collective: str) -> str:
+    def substitute(self, collective: str) -> str:
         """The collective that is carried out where this one is asked for."""
         return self.instead.get(collective, collective)
 

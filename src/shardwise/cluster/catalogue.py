@@ -13,10 +13,10 @@ from typing import Any
 from shardwise.cluster.backend import NATIVE, Backend
 from shardwise.cluster.device import Device
 from shardwise.cluster.device_file import device_of
-from shardwise.cluster.efficiency import efficiency_of
+from shardwise.cluster.efficiency import efficiency_from_numbers
 from shardwise.errors import ConfigError
-from shardwise.inputs import Fields, nearest, shown
-from shardwise.numbers import Number, chosen, numbers_of
+from shardwise.inputs import Fields, nearest, short_repr
+from shardwise.numbers import Number, most_specific, numbers_of
 
 
 @cache
@@ -36,7 +36,7 @@ def _device(name: str) -> Device:
     named = {figure: documents.get(source, source) for figure, source in record.pop("sources").items()}
     units, of_units = record.pop("units"), named.pop("units")
     backend = record.pop("backend", NATIVE.name)
-    efficiency = efficiency_of(
+    efficiency = efficiency_from_numbers(
         (record["architecture"], name), efficiency_numbers(), units=units, units_source=of_units
     )
     device = device_of(Fields({**record, "sources": named}, key=name), name=name, efficiency=efficiency)
@@ -53,7 +53,7 @@ def efficiency_numbers() -> tuple[Number, ...]:
 def with_efficiency(device: Device, numbers: Iterable[Number]) -> Device:
     """A device of the catalogue with the efficiency that `numbers` give it instead of its own."""
     curve, provenance = device.efficiency.matmul, device.efficiency.provenance
-    efficiency = efficiency_of(
+    efficiency = efficiency_from_numbers(
         _names(device), numbers, units=curve.units, units_source=provenance["matmul.units"]
     )
     return replace(device, efficiency=efficiency)
@@ -61,7 +61,7 @@ def with_efficiency(device: Device, numbers: Iterable[Number]) -> Device:
 
 def numbers_of_device(device: Device, numbers: Iterable[Number]) -> tuple[Number, ...]:
     """Those of `numbers` that hold for a device of the catalogue."""
-    return tuple(chosen(numbers, _names(device)).values())
+    return tuple(most_specific(numbers, _names(device)).values())
 
 
 def _names(device: Device) -> tuple[str, str]:
@@ -102,16 +102,16 @@ def find_device(text: str, measured: Mapping[str, Device] | None = None) -> Devi
     (`A100`), with the candidates.
     """
     folded = _folded(text)
-    spelled = _spellings().get(folded)
-    if spelled is not None:
-        return (measured or {}).get(spelled) or _device(spelled)
+    known_name = _spellings().get(folded)
+    if known_name is not None:
+        return (measured or {}).get(known_name) or _device(known_name)
     names = device_names()
     candidates = [name for name in names if len(folded) >= 2 and _folded(name).startswith(folded)]
     if len(candidates) > 1:
-        raise ConfigError("is ambiguous", found=shown(text), allowed=" or ".join(candidates))
+        raise ConfigError("is ambiguous", found=short_repr(text), allowed=" or ".join(candidates))
     guess = candidates[0] if candidates else _device_like(text)
     hint = f" (did you mean {guess}?)" if guess else ""
-    raise ConfigError(f"is not a known device{hint}", found=shown(text), allowed=", ".join(names))
+    raise ConfigError(f"is not a known device{hint}", found=short_repr(text), allowed=", ".join(names))
 
 
 def _device_like(text: str) -> str | None:

@@ -1,8 +1,8 @@
 """What holds on a cluster at an instant of a trace, node by node, and the clusters that such nodes make up.
 
-Shares of speed and bandwidth are rounded down to steps of 2 % (`stepped`), and no link counts as faster than
-the cluster has it: what is planned on is never better than what is there, and alike instants become equal.
-"""
+Shares of speed and bandwidth are rounded down to steps of 2 % (`rounded_down`), and no link counts as faster
+than the cluster has it: what is planned on is never better than what is there, and alike instants become
+equal."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from shardwise.cluster.events import (
     Notice,
     Slowdown,
 )
-from shardwise.cluster.groups import NodeGroups, between_nodes, customary_in_groups, with_spans
+from shardwise.cluster.groups import NodeGroups, default_tiers_in_groups, inter_node_tiers, with_spans
 from shardwise.cluster.links import link_graph
 from shardwise.cluster.pools import Pool, pools_of
-from shardwise.cluster.resize import clipped, of_nodes, with_nodes
-from shardwise.cluster.tiers import customary_tiers
+from shardwise.cluster.resize import clipped_tiers, cluster_of_nodes, with_nodes
+from shardwise.cluster.tiers import default_tiers
 from shardwise.errors import InternalError
 
-STEP = 1.02
+SHARE_STEP = 1.02
 
 Sites = tuple[str, str]
 """Two sites, in the order of their names."""
@@ -63,8 +63,8 @@ class Conditions:
         if isinstance(event, NodeLost):
             return replace(self, present=self.present - {event.node}, noticed=self.noticed - {event.node})
         if isinstance(event, NodeJoined):
-            kept = {where: speed for where, speed in self.speeds.items() if where != event.node}
-            return replace(self, present=self.present | {event.node}, speeds=kept)
+            remaining = {where: speed for where, speed in self.speeds.items() if where != event.node}
+            return replace(self, present=self.present | {event.node}, speeds=remaining)
         if isinstance(event, Notice):
             return replace(self, noticed=self.noticed | {event.node})
         if isinstance(event, Slowdown):
@@ -93,25 +93,25 @@ class NodeState:
     device, of the bandwidth between nodes and of that inside it (1 is nominal), and the least one-way latency
     to other nodes in seconds (0: as the cluster has it).
 
-    Among the nodes of an arrangement also the share of its cards that it may send `beyond` its site, and how
-    late that is; how many of the tiers that reach over several nodes lie `within` a site; and the devices
-    that a group of each such tier has in the arrangement, where those are not as the cluster's (`spans`).
-    """
+    Among the nodes of an arrangement also the share of its cards that it may send `inter_site_share` its
+    site, and how late that is; how many of the tiers that reach over several nodes lie `site_tiers` a site;
+    and the devices that a group of each such tier has in the arrangement, where those are not as the
+    cluster's (`spans`)."""
 
     pool: int
     speed: float = 1.0
     network: float = 1.0
     inside: float = 1.0
     latency_s: float = 0.0
-    beyond: float = 1.0
-    beyond_latency_s: float = 0.0
-    within: int = 0
+    inter_site_share: float = 1.0
+    inter_site_latency_s: float = 0.0
+    site_tiers: int = 0
     spans: tuple[int, ...] = ()
 
 
-def stepped(share: float) -> float:
+def rounded_down(share: float) -> float:
     """`share` rounded down to a power of 1.02; 0 and 1 stay."""
-    return STEP ** math.floor(math.log(share) / math.log(STEP) + 1e-9) if share > 0.0 else 0.0
+    return SHARE_STEP ** math.floor(math.log(share) / math.log(SHARE_STEP) + 1e-9) if share > 0.0 else 0.0
 
 
 class NodeView:
@@ -144,9 +144,9 @@ class NodeView:
                 continue
             state = NodeState(
                 pool=pool,
-                speed=stepped(min(speeds.get(name, 1.0), 1.0)),
-                network=stepped(network.get(name, 1.0)),
-                inside=stepped(inside.get(name, 1.0)),
+                speed=rounded_down(min(speeds.get(name, 1.0), 1.0)),
+                network=rounded_down(network.get(name, 1.0)),
+                inside=rounded_down(inside.get(name, 1.0)),
                 latency_s=latency_s.get(name, 0.0),
             )
             if state.speed and state.network and state.inside:
@@ -198,8 +198,8 @@ class NodeView:
     def _is_inside(self, name: str) -> bool:
         """Whether it is a link of a scale-up fabric or of a device to its host."""
         link = self._link(name)
-        ends = (link.source[0], link.target[0])
-        return not self.cluster.links and ("u" in ends or "d" in ends)
+        endpoints = (link.source[0], link.target[0])
+        return not self.cluster.links and ("u" in endpoints or "d" in endpoints)
 
     def _nodes_of(self, name: str) -> Iterable[str]:
         link = self._link(name)
@@ -218,33 +218,33 @@ class NodeView:
         return tuple(f"n{index}" for index, rank in enumerate(self._first_ranks[:-1]) if first <= rank < last)
 
 
-def alike_cluster(cluster: Cluster, pool: Pool, nodes: int, state: NodeState) -> Cluster:
+def uniform_cluster(cluster: Cluster, pool: Pool, nodes: int, state: NodeState) -> Cluster:
     """`nodes` nodes of a pool of `cluster`, all in one state, with those of the cluster's tiers that they
     have."""
     own = replace(pool.node, speed=pool.node.speed * state.speed)
     every = (own,) * nodes
-    if cluster.tiers == customary_tiers(cluster.classes, node_runs(cluster.nodes)):
-        tiers = customary_in_groups(cluster.classes, every, state.spans)
+    if cluster.tiers == default_tiers(cluster.classes, node_runs(cluster.nodes)):
+        tiers = default_tiers_in_groups(cluster.classes, every, state.spans)
     else:
-        spans = dict(zip(between_nodes(cluster), state.spans, strict=False))
-        tiers = clipped(with_spans(cluster.tiers, spans), own.devices * nodes)
+        spans = dict(zip(inter_node_tiers(cluster), state.spans, strict=False))
+        tiers = clipped_tiers(with_spans(cluster.tiers, spans), own.devices * nodes)
     return with_nodes(cluster, every, _in_states(cluster, tiers, [own], state))
 
 
-def present_cluster(cluster: Cluster, states: Mapping[str, NodeState]) -> Cluster:
+def current_cluster(cluster: Cluster, states: Mapping[str, NodeState]) -> Cluster:
     """The nodes of `cluster` that have a state, in its order, each at its own speed; what lies between and
     inside them is as the worst of them has it."""
     places = [place for place in range(len(cluster.nodes)) if f"n{place}" in states]
-    part = of_nodes(cluster, places)
+    part = cluster_of_nodes(cluster, places)
     every = [states[f"n{place}"] for place in places]
     worst = NodeState(
         pool=0,
         network=min(state.network for state in every),
         inside=min(state.inside for state in every),
         latency_s=max(state.latency_s for state in every),
-        beyond=min(state.beyond for state in every),
-        beyond_latency_s=max(state.beyond_latency_s for state in every),
-        within=min(state.within for state in every),
+        inter_site_share=min(state.inter_site_share for state in every),
+        inter_site_latency_s=max(state.inter_site_latency_s for state in every),
+        site_tiers=min(state.site_tiers for state in every),
     )
     nodes = tuple(
         replace(node, speed=node.speed * state.speed) for node, state in zip(part.nodes, every, strict=True)
@@ -258,17 +258,19 @@ def _in_states(
     """Tiers of some nodes of `cluster` at what is left of their bandwidth. Those that are not within a site
     carry what may leave it at most."""
     inside = max(node.devices for node in nodes)
-    if cluster.tiers == customary_tiers(cluster.classes, node_runs(cluster.nodes)):
+    if cluster.tiers == default_tiers(cluster.classes, node_runs(cluster.nodes)):
         joining = [tier.name for tier in tiers if not tier.is_network]
     else:
-        joining = [tier.name for tier in between_nodes(cluster)]
-    beyond = state.beyond * min(node.nics * node.nic_bytes_per_s / node.devices for node in nodes)
+        joining = [tier.name for tier in inter_node_tiers(cluster)]
+    inter_site_share = state.inter_site_share * min(
+        node.nics * node.nic_bytes_per_s / node.devices for node in nodes
+    )
     found = []
     for tier in tiers:
         now = _in_state(tier, inside, state)
-        if tier.span > inside and tier.name not in joining[: state.within]:
-            latency_s = max(now.latency_s, state.beyond_latency_s)
-            share = min(beyond / now.bytes_per_s, 1.0) if state.beyond < 1.0 else 1.0
+        if tier.span > inside and tier.name not in joining[: state.site_tiers]:
+            latency_s = max(now.latency_s, state.inter_site_latency_s)
+            share = min(inter_site_share / now.bytes_per_s, 1.0) if state.inter_site_share < 1.0 else 1.0
             now = _slower(now, share, latency_s)
         found.append(now)
     return tuple(found)

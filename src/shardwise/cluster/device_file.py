@@ -12,7 +12,7 @@ from shardwise.cluster.backend import NATIVE
 from shardwise.cluster.device import Device
 from shardwise.cluster.efficiency import CURVES, AttentionCurve, Efficiency
 from shardwise.cluster.ranges import COUNT, DEVICE_PRICE, HOST_MEMORY, LATENCY, MEMORY, PEAK, RATE
-from shardwise.inputs import Fields, shown
+from shardwise.inputs import Fields, short_repr
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 """The dtypes that a device can have a dense matrix peak for."""
@@ -41,7 +41,7 @@ def device_of(
     figures = (
         _own_figures(fields, base) | _scale_up(fields, base) | _scale_out(fields, base) | _host(fields, base)
     )
-    efficiency = efficiency_of(fields, base.efficiency if base else efficiency, given)
+    efficiency = efficiency_from_fields(fields, base.efficiency if base else efficiency, given)
     sources = {} if base is None else dict(base.sources)
     changed = {key for key in figures if figures[key] not in (_known(base, key), ())}
     sources |= {key: given for key in figures if key in changed and key not in _NAMES}
@@ -115,7 +115,7 @@ def checked_links(part: Fields, name: str, links: Sequence[tuple[int, int]]) -> 
     counts = [count for _, count in links]
     if not links or links[0][0] > 2 or counts != sorted(counts):
         allowed = "those of 2 devices, and no fewer in larger groups"
-        raise part.error(name, "are not links of groups", found=shown(dict(links)), allowed=allowed)
+        raise part.error(name, "are not links of groups", found=short_repr(dict(links)), allowed=allowed)
     return tuple(links)
 
 
@@ -172,7 +172,7 @@ def _text(fields: Fields, name: str, known: str | None) -> str:
 # --- efficiency ------------------------------------------------------------------------------------------
 
 
-def efficiency_of(fields: Fields, base: Efficiency | None, given: str = _GIVEN) -> Efficiency:
+def efficiency_from_fields(fields: Fields, base: Efficiency | None, given: str = _GIVEN) -> Efficiency:
     """`base` with the values that `fields.efficiency` gives; ConfigError where there is neither."""
     if base is None:
         raise fields.error("efficiency", "is unknown", allowed="a device class based on a known device")

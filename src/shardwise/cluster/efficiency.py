@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardwise.numbers import Number, chosen, nested
+from shardwise.numbers import Number, most_specific, nested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,11 +131,11 @@ CURVES: Mapping[str, type[Any]] = {
 }
 
 
-def efficiency_of(
+def efficiency_from_numbers(
     names: Sequence[str], numbers: Iterable[Number], *, units: int, units_source: str
 ) -> Efficiency:
     """The efficiency that `numbers` give to what is called by `names` (its architecture, its own name)."""
-    found = chosen(numbers, names)
+    found = most_specific(numbers, names)
     record = nested({field: number.value for field, number in found.items()})
     record["matmul"]["units"] = units
     record["attention"] = {

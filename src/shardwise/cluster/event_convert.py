@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from shardwise.cluster.events import ClusterEvent, EventTrace, LinkChange, NodeJoined, NodeLost
 from shardwise.errors import ConfigError
-from shardwise.inputs import printable, read_text, shown
+from shardwise.inputs import printable, read_text, short_repr
 
 Row = TypeVar("Row", tuple[float, bool, str], tuple[float, int], tuple[float, list[int]])
 """A change or a count, with its time first."""
@@ -30,7 +30,7 @@ PAIRS = ["region_a", "region_b", "delay_ms", "bandwidth_gbit_per_s"]
 """Of regions: the one-way delay and the bandwidth in each direction between two of them."""
 
 MAX_CSV_BYTES = 64 << 20
-MOST_NODES = 100_000
+MAX_CONVERTED_NODES = 100_000
 
 
 def convert_events(path: str, *, per_node: int) -> tuple[EventTrace, list[str]]:
@@ -59,7 +59,8 @@ def convert_events(path: str, *, per_node: int) -> tuple[EventTrace, list[str]]:
     if first == PAIRS:
         return _from_pairs(rows, where)
     raise ConfigError(
-        "is no availability trace that is known", file=where, key="line 1", found=shown(",".join(first)[:60]),
+        "is no availability trace that is known", file=where, key="line 1",
+        found=short_repr(",".join(first)[:60]),
         allowed="ms,add|remove,node; date,time,count; or a header with Timestamp, or of region_a",
     )  # fmt: skip
 
@@ -72,7 +73,7 @@ def _from_nodes(rows: Rows, where: str) -> tuple[EventTrace, list[str]]:
         if len(row) != 3 or row[1] not in ("add", "remove") or not re.fullmatch(r"\d{1,15}", row[0]):
             raise _wrong(row, number, where, "milliseconds,add|remove,node")
         changes.append((int(row[0]) / 1000.0, row[1] == "add", row[2]))
-    ordered, told = _sorted(changes)
+    ordered, notes = _sorted(changes)
     names = {name: f"n{index}" for index, name in enumerate(dict.fromkeys(name for _, _, name in ordered))}
     start_s = ordered[0][0]
     events: list[ClusterEvent] = []
@@ -87,9 +88,9 @@ def _from_nodes(rows: Rows, where: str) -> tuple[EventTrace, list[str]]:
         kind = NodeJoined if is_added else NodeLost
         events.append(kind(time_s=time_s - start_s, node=node))
     if skipped:
-        told.append(f"{skipped} lines add a node that is there or remove one that is not: skipped")
+        notes.append(f"{skipped} lines add a node that is there or remove one that is not: skipped")
     absent = frozenset(names.values())
-    return _trace(len(names), events, absent, where), told
+    return _trace(len(names), events, absent, where), notes
 
 
 def _from_counts(
@@ -101,8 +102,8 @@ def _from_counts(
         if len(row) != 2 or not isinstance(row[0], float) or not re.fullmatch(r"\d{1,9}", str(row[1])):
             raise _wrong(list(map(str, row)), number, where, "date,time,count")
         counts.append((row[0], int(str(row[1])) // per_node))
-    ordered, told = _sorted(counts)
-    return _trace_of_counts([(time_s, [nodes]) for time_s, nodes in ordered], where), told
+    ordered, notes = _sorted(counts)
+    return _trace_of_counts([(time_s, [nodes]) for time_s, nodes in ordered], where), notes
 
 
 def _from_zones(rows: Rows, per_node: int, where: str) -> tuple[EventTrace, list[str]]:
@@ -118,8 +119,8 @@ def _from_zones(rows: Rows, per_node: int, where: str) -> tuple[EventTrace, list
         found.append((float(cells[0]), [int(float(cell)) // per_node for cell in cells[1:]]))
     if not found:
         raise ConfigError("has no counts", file=where, allowed="lines below its header")
-    ordered, told = _sorted(found)
-    return _trace_of_counts(ordered, where, [head[place] for place in zones]), told
+    ordered, notes = _sorted(found)
+    return _trace_of_counts(ordered, where, [head[place] for place in zones]), notes
 
 
 def _from_pairs(rows: Rows, where: str) -> tuple[EventTrace, list[str]]:
@@ -147,8 +148,10 @@ def _trace_of_counts(
     """Of the nodes of each zone, numbered one zone after another, the first so many are there."""
     most = [max(row[zone] for _, row in counts) for zone in range(len(counts[0][1]))]
     firsts = [sum(most[:zone]) for zone in range(len(most))]
-    if sum(most) > MOST_NODES:
-        raise ConfigError("has too many nodes", file=where, found=str(sum(most)), allowed=str(MOST_NODES))
+    if sum(most) > MAX_CONVERTED_NODES:
+        raise ConfigError(
+            "has too many nodes", file=where, found=str(sum(most)), allowed=str(MAX_CONVERTED_NODES)
+        )
     start_s, before = counts[0]
     events: list[ClusterEvent] = []
     for time_s, row in counts[1:]:
@@ -181,8 +184,8 @@ def _trace(nodes: int, events: Sequence[ClusterEvent], absent: frozenset[str], w
 def _sorted(rows: list[Row]) -> tuple[list[Row], list[str]]:
     """By time, those of one time as they stood; and how many stood later than they should."""
     late = sum(later[0] < row[0] for row, later in pairwise(rows))
-    told = [f"{late} lines are earlier than the one before them: sorted by time"] if late else []
-    return sorted(rows, key=lambda row: row[0]), told
+    notes = [f"{late} lines are earlier than the one before them: sorted by time"] if late else []
+    return sorted(rows, key=lambda row: row[0]), notes
 
 
 def _clock_s(row: list[str], number: int, where: str) -> float:
@@ -193,7 +196,7 @@ def _clock_s(row: list[str], number: int, where: str) -> float:
 
 
 def _wrong(row: Sequence[str], number: int, where: str, allowed: str) -> ConfigError:
-    found = shown(",".join(row)[:60])
+    found = short_repr(",".join(row)[:60])
     return ConfigError(
         "is no line of such a trace", file=where, key=f"line {number}", found=found, allowed=allowed
     )

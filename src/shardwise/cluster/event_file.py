@@ -16,10 +16,10 @@ from shardwise.cluster.events import (
     NodeLost,
     Notice,
     Slowdown,
-    first_fault,
+    first_invalid_event,
 )
 from shardwise.errors import ConfigError
-from shardwise.inputs import Fields, parse_mapping, printable, read_text, shown
+from shardwise.inputs import Fields, parse_mapping, printable, read_text, short_repr
 
 SCHEMA, VERSION = "shardwise.events", 1
 
@@ -41,25 +41,25 @@ def parse_events(text: str, *, file: str | None = None) -> tuple[EventTrace, str
     where = printable(file) if file else None
     lines = text.split("\n")
     torn, whole = lines[-1], lines[:-1]
-    told = None
+    warning = None
     if torn.strip():
         if _is_object(torn):
             whole.append(torn)
         else:
-            told = f"{where or 'the trace'}: line {len(lines)} ends in its middle and is dropped"
+            warning = f"{where or 'the trace'}: line {len(lines)} ends in its middle and is dropped"
     numbered = [(number, line) for number, line in enumerate(whole, start=1) if line.strip()]
     if not numbered:
         raise ConfigError("is empty", file=where, allowed=f'{{"schema": "{SCHEMA}", ...}} and events')
-    head, *rest = numbered
+    head, *event_lines = numbered
     trace = _head(_fields(head, file))
-    events = tuple(_event(_fields(line, file)) for line in rest)
+    events = tuple(_event(_fields(line, file)) for line in event_lines)
     trace = EventTrace(
         nodes=trace.nodes, events=events, absent=trace.absent, sites=trace.sites, source=trace.source
     )
-    fault = first_fault(trace)
-    if fault is not None:
-        raise ConfigError(fault[1], file=where, key=f"line {rest[fault[0]][0]}")
-    return trace, told
+    invalid = first_invalid_event(trace)
+    if invalid is not None:
+        raise ConfigError(invalid[1], file=where, key=f"line {event_lines[invalid[0]][0]}")
+    return trace, warning
 
 
 def _is_object(line: str) -> bool:
@@ -75,7 +75,7 @@ def _fields(numbered: tuple[int, str], file: str | None) -> Fields:
     try:
         mapping = parse_mapping(line if line.lstrip().startswith("{") else "", file="line.json")
     except ConfigError as error:
-        found = shown(line.strip()[:60])
+        found = short_repr(line.strip()[:60])
         raise ConfigError(
             f"is not a JSON object: {error.message}", file=printable(file) if file else None,
             key=f"line {number}", found=found, allowed="one event a line",

@@ -42,18 +42,18 @@ class NodeEvents:
 def events_of_nodes(trace: EventTrace, cluster: Cluster, *, file: str | None = None) -> NodeEvents:
     """The events of a trace of `cluster` node by node. ConfigError where a device is lost whose node is not
     there, or a node joins that is."""
-    walk = _Walk(trace, cluster, file)
+    replay = _NodeReplay(trace, cluster, file)
     events: list[ClusterEvent] = []
     for _, at_once in groupby(enumerate(trace.events, start=1), key=lambda one: one[1].time_s):
         for place, event in at_once:
-            events += walk.after(place, event)
-        walk.look()
-    lines = (*walk.device_lines(), *_link_lines(trace, cluster))
+            events += replay.after(place, event)
+        replay.note_slow_devices()
+    lines = (*replay.device_lines(), *_link_lines(trace, cluster))
     return NodeEvents(trace=replace(trace, events=tuple(events)), priced_as=lines)
 
 
 @dataclass
-class _Taken:
+class _NodeApproximation:
     """Devices that are taken for their node, and the least speed at which all of it is priced: 0 where it
     counts as lost."""
 
@@ -61,7 +61,7 @@ class _Taken:
     speed: float = 1.0
 
 
-class _Walk:
+class _NodeReplay:
     """The nodes of a cluster, from event to event."""
 
     def __init__(self, trace: EventTrace, cluster: Cluster, file: str | None) -> None:
@@ -72,7 +72,7 @@ class _Walk:
         """Nodes that count as lost since a device of theirs is."""
         self._speeds: dict[str, float] = {}
         self._changed: set[str] = set()
-        self._taken: dict[str, _Taken] = {}
+        self._approximations: dict[str, _NodeApproximation] = {}
 
     def after(self, place: int, event: ClusterEvent) -> Iterator[ClusterEvent]:
         """What an event is for the nodes."""
@@ -93,14 +93,14 @@ class _Walk:
     def _device_lost(self, place: int, event: DeviceLost) -> Iterator[ClusterEvent]:
         node = self._node_of(event.device)
         if node in self._without_device:
-            self._take(node, [event.device], 0.0)
+            self._approximate(node, [event.device], 0.0)
         elif node not in self._there:
             raise self._error(place, f"loses {event.device}, whose node {node} is not there")
         else:
             self._there.discard(node)
             self._without_device.add(node)
             if self._devices(node) > 1:
-                self._take(node, [event.device], 0.0)
+                self._approximate(node, [event.device], 0.0)
             yield NodeLost(time_s=event.time_s, node=node)
 
     def _joined(self, place: int, event: NodeJoined) -> Iterator[ClusterEvent]:
@@ -115,37 +115,41 @@ class _Walk:
             if self._speeds.pop(device, 1.0) != 1.0:
                 yield Slowdown(time_s=event.time_s, where=device, speed=1.0)
 
-    def look(self) -> None:
+    def note_slow_devices(self) -> None:
         """At an instant: which nodes have devices at other speeds than all of them are priced at."""
         for node in sorted(self._changed & self._there):
             own = {
                 name: prod(self._speeds.get(which, 1.0) for which in (name, node))
                 for name in self._names(node)
             }
-            priced = min(1.0, *own.values())
-            if any(speed != priced for speed in own.values()):
-                self._take(node, [name for name in own if self._speeds.get(name, 1.0) != 1.0], priced)
+            node_speed = min(1.0, *own.values())
+            if any(speed != node_speed for speed in own.values()):
+                self._approximate(
+                    node, [name for name in own if self._speeds.get(name, 1.0) != 1.0], node_speed
+                )
         self._changed.clear()
 
-    def _take(self, node: str, devices: Iterable[str], speed: float) -> None:
-        taken = self._taken.setdefault(node, _Taken())
-        taken.devices.update(dict.fromkeys(devices))
-        taken.speed = min(taken.speed, speed)
+    def _approximate(self, node: str, devices: Iterable[str], speed: float) -> None:
+        approximation = self._approximations.setdefault(node, _NodeApproximation())
+        approximation.devices.update(dict.fromkeys(devices))
+        approximation.speed = min(approximation.speed, speed)
 
     def device_lines(self) -> Iterator[str]:
         """A line for all devices that are taken for their nodes, if any are."""
         texts = []
-        for node, taken in sorted(self._taken.items(), key=lambda one: int(one[0][1:]))[:NAMED]:
-            names = list(taken.devices)
+        for node, approximation in sorted(self._approximations.items(), key=lambda one: int(one[0][1:]))[
+            :NAMED
+        ]:
+            names = list(approximation.devices)
             many = self._devices(node)
-            at = f"run at {taken.speed:g}" if taken.speed else "count as lost"
+            at = f"run at {approximation.speed:g}" if approximation.speed else "count as lost"
             if not names:
                 texts.append(f"{node} runs no faster than the cluster has it")
             else:
                 verb = "is taken for its" if len(names) == 1 else "are taken for their"
                 texts.append(f"{_named(names)} {verb} node {node}: all {many} devices of it {at}")
-        if len(self._taken) > NAMED:
-            texts.append(f"{len(self._taken) - NAMED} more nodes alike")
+        if len(self._approximations) > NAMED:
+            texts.append(f"{len(self._approximations) - NAMED} more nodes alike")
         if texts:
             yield f"{'; '.join(texts)}; nothing is proven of the devices themselves"
 

@@ -105,7 +105,7 @@ class EventTrace:
         yield now, there
 
 
-def first_fault(trace: EventTrace) -> tuple[int, str] | None:
+def first_invalid_event(trace: EventTrace) -> tuple[int, str] | None:
     """The place and the text of the first event that cannot follow those before it; None where all can.
 
     A node may join after the loss of a device: the cluster says which node that device is of.

@@ -13,10 +13,10 @@ from shardwise.cluster.device import Device
 from shardwise.cluster.device_file import device_of
 from shardwise.cluster.graph_tiers import tiers_of_links
 from shardwise.cluster.ranges import HOST_MEMORY, LATENCY, MAX_DEVICES, NODE_PRICE, RATE, SPEED
-from shardwise.cluster.shorthand import customary_lines, customary_node
-from shardwise.cluster.tiers import NodeRun, common_span, customary_tiers, network_figures
+from shardwise.cluster.shorthand import default_lines, default_node
+from shardwise.cluster.tiers import NodeRun, common_span, default_tiers, network_figures
 from shardwise.errors import ConfigError
-from shardwise.inputs import Fields, nearest, read_mapping, shown
+from shardwise.inputs import Fields, nearest, read_mapping, short_repr
 
 MAX_GRAPH_DEVICES = 4096
 """Devices of a cluster whose links are given one by one."""
@@ -46,8 +46,8 @@ def cluster_of_fields(fields: Fields, measured: Mapping[str, Device] | None = No
     if fields.has("links"):
         return _with_links(fields, name, used, nodes)
     given = fields.has("tiers")
-    tiers = _given_tiers(fields, runs, devices) if given else customary_tiers(used, runs)
-    lines = () if given else customary_lines(used, runs)
+    tiers = _given_tiers(fields, runs, devices) if given else default_tiers(used, runs)
+    lines = () if given else default_lines(used, runs)
     fields.finish(allowed=("tiers", "links"))
     return Cluster(name=name, classes=used, nodes=nodes, tiers=tiers, assumptions=lines)
 
@@ -110,31 +110,31 @@ def _device_of_node(
         else:
             message = f"is not a class of this file or a known device (did you mean {guess}?)"
         allowed = ", ".join(classes) + " or a known device" if classes else error.allowed
-        raise part.error("device", message, found=shown(text), allowed=allowed) from None
+        raise part.error("device", message, found=short_repr(text), allowed=allowed) from None
 
 
 def _node(part: Fields, device: Device) -> Node:
     """A customary node of the device, with what the file says differently."""
     devices = part.integer("devices", low=1, high=65_536, default=device.devices_per_node)
-    custom = customary_node(device, devices)
-    nics, rate = custom.nics, custom.nic_bytes_per_s
+    defaults = default_node(device, devices)
+    nics, rate = defaults.nics, defaults.nic_bytes_per_s
     if part.has("nics"):
         cards = part.mapping("nics")
         nics = cards.integer("count", low=1, high=1024, default=nics)
         rate = cards.quantity("bandwidth", unit="B/s", **RATE, default=rate)
         cards.finish()
-    memory, link = custom.host_memory_bytes, custom.host_link_bytes_per_s
+    memory, link = defaults.host_memory_bytes, defaults.host_link_bytes_per_s
     if part.has("host"):
         host = part.mapping("host")
         memory = host.quantity("memory", unit="B", **HOST_MEMORY, default=memory)
         link = host.quantity("link", unit="B/s", **RATE, default=link)
         host.finish()
-    price = custom.price_usd_per_hour
+    price = defaults.price_usd_per_hour
     if part.has("price"):
         price = part.quantity("price", unit="USD/h", **NODE_PRICE)
     return replace(
-        custom,
-        name=part.text("name", default=custom.name),
+        defaults,
+        name=part.text("name", default=defaults.name),
         device_class=device.name,
         speed=part.number("speed", **SPEED, default=1.0),
         nics=nics,
@@ -230,7 +230,9 @@ def _with_links(fields: Fields, name: str, classes: Mapping[str, Device], nodes:
     for part in fields.mappings("links", low=1):
         for link in _links(part, vertices):
             if link.name in links:
-                raise part.error("name", "is given twice", found=shown(link.name), allowed="each link once")
+                raise part.error(
+                    "name", "is given twice", found=short_repr(link.name), allowed="each link once"
+                )
             links[link.name] = link
     fields.finish(allowed=("switches",))
     bare = Cluster(name=name, classes=classes, nodes=nodes, tiers=(), links=tuple(links.values()))
@@ -249,9 +251,9 @@ def _links(part: Fields, vertices: set[str]) -> tuple[Link, ...]:
     latency = part.quantity("latency", unit="s", **LATENCY)
     one_way = part.boolean("one_way", default=False)
     part.finish()
-    ends = ((source, target),) if one_way else ((source, target), (target, source))
+    pairs = ((source, target),) if one_way else ((source, target), (target, source))
     return tuple(
-        Link(name=f"{a}>{b}", source=a, target=b, capacity=capacity, latency_s=latency) for a, b in ends
+        Link(name=f"{a}>{b}", source=a, target=b, capacity=capacity, latency_s=latency) for a, b in pairs
     )
 
 
@@ -261,5 +263,5 @@ def _vertex(part: Fields, key: str, vertices: set[str]) -> str:
         guess = nearest(text, vertices) if len(vertices) <= 1000 else None
         hint = f" (did you mean {guess}?)" if guess else ""
         allowed = "a device d0, d1, ..., a node n0, n1, ... or a name listed in switches"
-        raise part.error(key, f"is not a vertex{hint}", found=shown(text), allowed=allowed)
+        raise part.error(key, f"is not a vertex{hint}", found=short_repr(text), allowed=allowed)
     return text

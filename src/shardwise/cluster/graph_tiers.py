@@ -51,18 +51,18 @@ def _rings(cluster: Cluster, span: int) -> _Rings:
     """What the hops of one ring per group of `span` devices reach, all rings sending at once."""
     by_name = {link.name: link for link in cluster.links}
     load: Counter[str] = Counter()
-    ways: list[Sequence[Link]] = []
+    paths: list[Sequence[Link]] = []
     for first in range(0, cluster.devices, span):
         ranks = range(first, min(first + span, cluster.devices))
         for rank in ranks if len(ranks) > 1 else ():
             names = route(cluster, rank, rank + 1 if rank + 1 < ranks.stop else first)
             load.update(names)
-            ways.append([by_name[name] for name in names])
-    if not ways:
+            paths.append([by_name[name] for name in names])
+    if not paths:
         fastest = max(link.capacity.at(0.0) for link in cluster.links)
         return _Rings(fastest, fastest, 0.0)
     return _Rings(
-        shared=min(link.capacity.at(0.0) / load[link.name] for way in ways for link in way),
-        alone=min(link.capacity.at(0.0) for way in ways for link in way),
-        latency_s=max(sum(link.latency_s for link in way) for way in ways),
+        shared=min(link.capacity.at(0.0) / load[link.name] for path in paths for link in path),
+        alone=min(link.capacity.at(0.0) for path in paths for link in path),
+        latency_s=max(sum(link.latency_s for link in path) for path in paths),
     )

@@ -14,10 +14,10 @@ from math import gcd
 
 from shardwise.cluster.cluster import Cluster, Node, Tier, node_runs
 from shardwise.cluster.device import Device
-from shardwise.cluster.tiers import customary_tiers, group_span
+from shardwise.cluster.tiers import default_tiers, group_span
 
 
-def between_nodes(cluster: Cluster) -> tuple[Tier, ...]:
+def inter_node_tiers(cluster: Cluster) -> tuple[Tier, ...]:
     """The tiers that reach over several of its nodes, whichever these are, but for the last."""
     largest = max(node.devices for node in cluster.nodes)
     return tuple(tier for tier in cluster.tiers[:-1] if tier.span > largest)
@@ -28,53 +28,53 @@ class NodeGroups:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._between = between_nodes(cluster)
-        self._is_customary = cluster.tiers == customary_tiers(cluster.classes, node_runs(cluster.nodes))
-        self._of = self._customary() if self._is_customary else self._given()
-        self.are_told = any(self._of)
+        self._between = inter_node_tiers(cluster)
+        self._has_default_tiers = cluster.tiers == default_tiers(cluster.classes, node_runs(cluster.nodes))
+        self._group_of = self._default_groups() if self._has_default_tiers else self._given_groups()
+        self.has_any = any(self._group_of)
         """Whether there are any."""
 
     def of(self, place: int) -> tuple[int, ...]:
         """The group that a node is in, by tier."""
-        return self._of[place]
+        return self._group_of[place]
 
     def spans(self, node: Node, devices: int) -> tuple[int, ...]:
         """Devices of a group of each tier, where nodes like `node` make up a cluster of so many devices."""
-        if not self._is_customary:
+        if not self._has_default_tiers:
             return tuple(tier.span for tier in self._between)
         span = group_span(self._cluster.classes[node.device_class], node.devices, devices)
         return (span,) if span > node.devices else ()
 
-    def changed(self, places: Sequence[int], like: int) -> tuple[int, ...]:
-        """What `held` says of them, where it is not what `spans` says of nodes like `like`."""
+    def changed_spans(self, places: Sequence[int], like: int) -> tuple[int, ...]:
+        """What `common_spans` says of them, where it is not what `spans` says of nodes like `like`."""
         devices = sum(self._cluster.nodes[place].devices for place in places)
-        held = self.held(places, like)
-        return () if held == self.spans(self._cluster.nodes[like], devices) else held
+        common_spans = self.common_spans(places, like)
+        return () if common_spans == self.spans(self._cluster.nodes[like], devices) else common_spans
 
-    def held(self, places: Sequence[int], like: int | None = None) -> tuple[int, ...]:
+    def common_spans(self, places: Sequence[int], like: int | None = None) -> tuple[int, ...]:
         """The same for these nodes in this order: the largest spans whose groups the cluster has, at least
         the largest node. Spans are those of the kind of node `like` (of the first)."""
         nodes = [self._cluster.nodes[place] for place in places]
-        told = nodes[0] if like is None else self._cluster.nodes[like]
+        like_node = nodes[0] if like is None else self._cluster.nodes[like]
         firsts = list(accumulate((node.devices for node in nodes), initial=0))
         inner, found = max(node.devices for node in nodes), list[int]()
-        for level, span in enumerate(self.spans(told, firsts[-1])):
-            groups = [self._of[place][level : level + 1] for place in places]
-            own = self._own_span(level, told)
+        for level, span in enumerate(self.spans(like_node, firsts[-1])):
+            groups = [self._group_of[place][level : level + 1] for place in places]
+            own = self._own_span(level, like_node)
             sizes = {span, own, *(span // part for part in range(2, span // inner + 1) if span % part == 0)}
-            held = (size for size in sorted(sizes, reverse=True) if size > inner and size % inner == 0)
-            inner = next((size for size in held if _is_held(size, firsts, groups)), inner)
+            fitting = (size for size in sorted(sizes, reverse=True) if size > inner and size % inner == 0)
+            inner = next((size for size in fitting if _fits_groups(size, firsts, groups)), inner)
             found.append(inner)
         return tuple(found)
 
-    def inside(self, first: Iterable[int], second: Iterable[int]) -> int:
+    def separate_tiers(self, first: Iterable[int], second: Iterable[int]) -> int:
         """How many of the tiers, from the innermost, have no group with nodes of both sets."""
         ones, others = list(first), list(second)
-        for level in range(max(map(len, self._of))):
-            here = {self._of[place][level : level + 1] for place in ones}
-            if here & {self._of[place][level : level + 1] for place in others}:
+        for level in range(max(map(len, self._group_of))):
+            here = {self._group_of[place][level : level + 1] for place in ones}
+            if here & {self._group_of[place][level : level + 1] for place in others}:
                 return level
-        return max(map(len, self._of))
+        return max(map(len, self._group_of))
 
     def ordered(self, places: Iterable[int], rank: Callable[[int], tuple[float, ...]]) -> list[int]:
         """These nodes so that groups stay together: those with most of the nodes first, then the better ones
@@ -83,23 +83,23 @@ class NodeGroups:
         counts: dict[tuple[int, ...], int] = {}
         leads: dict[tuple[int, ...], int] = {}
         for turn, place in enumerate(best_first):
-            for inner in range(len(self._of[place])):
-                group = self._of[place][inner:]
+            for inner in range(len(self._group_of[place])):
+                group = self._group_of[place][inner:]
                 counts[group] = counts.get(group, 0) + 1
                 leads.setdefault(group, turn)
 
         def key(place: int) -> list[tuple[int, int]]:
-            groups = self._of[place]
+            groups = self._group_of[place]
             within = [groups[inner:] for inner in range(len(groups) - 1, -1, -1)]
             return [(-counts[group], leads[group]) for group in within]
 
         return sorted(best_first, key=key)
 
-    def _given(self) -> list[tuple[int, ...]]:
+    def _given_groups(self) -> list[tuple[int, ...]]:
         firsts = accumulate((node.devices for node in self._cluster.nodes[:-1]), initial=0)
         return [tuple(first // tier.span for tier in self._between) for first in firsts]
 
-    def _customary(self) -> list[tuple[int, ...]]:
+    def _default_groups(self) -> list[tuple[int, ...]]:
         """Scale-up groups over several nodes, which the nodes of a run fill one after the other."""
         found: list[tuple[int, ...]] = []
         for node, count in node_runs(self._cluster.nodes):
@@ -110,13 +110,13 @@ class NodeGroups:
         return found
 
     def _own_span(self, level: int, node: Node) -> int:
-        if not self._is_customary:
+        if not self._has_default_tiers:
             return self._between[level].span
         count = sum(run for one, run in node_runs(self._cluster.nodes) if one == node)
         return group_span(self._cluster.classes[node.device_class], node.devices, count * node.devices)
 
 
-def _is_held(span: int, firsts: Sequence[int], groups: Sequence[tuple[int, ...]]) -> bool:
+def _fits_groups(span: int, firsts: Sequence[int], groups: Sequence[tuple[int, ...]]) -> bool:
     """Whether every `span` consecutive devices lie in one group."""
     first_of: dict[int, tuple[int, ...]] = {}
     for group, first, end in zip(groups, firsts, firsts[1:], strict=False):
@@ -126,19 +126,19 @@ def _is_held(span: int, firsts: Sequence[int], groups: Sequence[tuple[int, ...]]
     return True
 
 
-def customary_in_groups(
+def default_tiers_in_groups(
     classes: Mapping[str, Device], nodes: tuple[Node, ...], spans: Sequence[int]
 ) -> tuple[Tier, ...]:
     """Customary tiers of nodes whose scale-up groups over several of them have no more than `spans` devices
     (none: as is customary)."""
-    tiers = customary_tiers(classes, node_runs(nodes))
+    tiers = default_tiers(classes, node_runs(nodes))
     if not spans:
         return tiers
     devices, largest = sum(node.devices for node in nodes), max(node.devices for node in nodes)
     if not tiers[-1].is_network and spans[0] < devices:
         # One group of them all is not one: they meet on the network that more of them would have.
         most = max(device.scale_up_domain for device in classes.values())
-        network = customary_tiers(classes, node_runs(nodes * (most // devices + 2)))[-1]
+        network = default_tiers(classes, node_runs(nodes * (most // devices + 2)))[-1]
         tiers = (*tiers, replace(network, span=devices))
     joining = [tier for tier in tiers[:-1] if tier.span > largest]
     if len({node.device_class for node in nodes}) > 1:
@@ -150,7 +150,7 @@ def with_spans(tiers: Sequence[Tier], spans: Mapping[Tier, int]) -> tuple[Tier, 
     """The tiers, some with other spans; one that reaches no further than the one inside it is gone."""
     found: list[Tier] = []
     for tier in tiers:
-        kept = replace(tier, span=spans.get(tier, tier.span))
-        if not found or kept.span > found[-1].span:
-            found.append(kept)
+        clipped = replace(tier, span=spans.get(tier, tier.span))
+        if not found or clipped.span > found[-1].span:
+            found.append(clipped)
     return tuple(found)

@@ -52,7 +52,7 @@ def route(cluster: Cluster, source: int, target: int) -> tuple[str, ...]:
     if cluster.links:
         return _shortest_route(cluster.links, f"d{source}", f"d{target}")
     fabric = Fabric.of(cluster)
-    up, down = fabric.way_up(source, target), fabric.way_up(target, source)
+    up, down = fabric.path_up(source, target), fabric.path_up(target, source)
     climbing = [f"{a}>{b}" for a, b in pairwise(up)]
     falling = [f"{b}>{a}" for a, b in pairwise(down)]
     return (*climbing, *reversed(falling))
@@ -92,18 +92,18 @@ class Fabric:
     def switch(self, tier: int, rank: int) -> str:
         return f"s{tier}g{rank // self.cluster.tiers[tier].span}"
 
-    def way_up(self, rank: int, other: int) -> list[str]:
+    def path_up(self, rank: int, other: int) -> list[str]:
         """Vertices from device `rank` up to the lowest one that it shares with device `other`."""
         if self.has_scale_up and self.scale_up_group(rank) == self.scale_up_group(other):
             return [f"d{rank}", f"u{self.scale_up_group(rank)}"]
-        way = [f"d{rank}", f"n{self.node_of(rank)}"]
+        path = [f"d{rank}", f"n{self.node_of(rank)}"]
         if self.node_of(rank) == self.node_of(other):
-            return way
+            return path
         for tier in self.network:
-            way.append(self.switch(tier, rank))
-            if way[-1] == self.switch(tier, other):
+            path.append(self.switch(tier, rank))
+            if path[-1] == self.switch(tier, other):
                 break
-        return way
+        return path
 
 
 def _links_of_tiers(fabric: Fabric) -> Iterator[Link]:

@@ -10,7 +10,7 @@ from shardwise.cluster.device import Device
 from shardwise.cluster.named import cluster_names, named_cluster_file
 from shardwise.cluster.shorthand import cluster_of_shorthand, is_shorthand
 from shardwise.errors import ConfigError
-from shardwise.inputs import shown
+from shardwise.inputs import short_repr
 
 
 def load_cluster(
@@ -31,12 +31,12 @@ def load_cluster(
         names = ", ".join(cluster_names())
         allowed = f"a shorthand such as 8x8xH100-SXM, the path of a YAML file, or one of {names}"
         raise ConfigError(
-            "is neither a cluster nor a file", key="cluster", found=shown(text), allowed=allowed
+            "is neither a cluster nor a file", key="cluster", found=short_repr(text), allowed=allowed
         )
     from shardwise.cluster.file import cluster_of_file  # a shorthand needs none of it
 
     if inter_node is not None:
         raise ConfigError(
-            "is for shorthands", key="inter-node", found=shown(inter_node), allowed="nics in the file"
+            "is for shorthands", key="inter-node", found=short_repr(inter_node), allowed="nics in the file"
         )
     return cluster_of_file(text if named is None else str(named), measured=measured)

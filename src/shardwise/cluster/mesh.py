@@ -9,7 +9,7 @@ from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.placement import group_members
 from shardwise.errors import ConfigError
 
-MOST_AXES = 3
+MAX_AXES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +55,8 @@ def mesh_of(cluster: Cluster, ranks: tuple[int, ...]) -> Mesh:
 
     ConfigError where there are more than three axes, or more ranks than devices.
     """
-    if not 1 <= len(ranks) <= MOST_AXES or min(ranks) < 1 or prod(ranks) > cluster.devices:
-        allowed = f"one to {MOST_AXES} sizes whose product is at most {cluster.devices}"
+    if not 1 <= len(ranks) <= MAX_AXES or min(ranks) < 1 or prod(ranks) > cluster.devices:
+        allowed = f"one to {MAX_AXES} sizes whose product is at most {cluster.devices}"
         raise ConfigError("is no mesh of this cluster", key="mesh", found=repr(list(ranks)), allowed=allowed)
     axes: list[MeshAxis] = []
     stride = 1
@@ -95,7 +95,7 @@ def tier_factors(cluster: Cluster, devices: int) -> tuple[int, ...]:
 def tier_mesh(cluster: Cluster, devices: int) -> Mesh:
     """One axis for each tier; where there are more than three, the outermost ones are one axis."""
     inner = list(tier_factors(cluster, devices)) or [1]
-    ranks = [*inner[: MOST_AXES - 1], prod(inner[MOST_AXES - 1 :])] if len(inner) > MOST_AXES else inner
+    ranks = [*inner[: MAX_AXES - 1], prod(inner[MAX_AXES - 1 :])] if len(inner) > MAX_AXES else inner
     return mesh_of(cluster, tuple(reversed(ranks)))
 
 
@@ -113,12 +113,12 @@ def meshes_of(cluster: Cluster, devices: int) -> tuple[Mesh, ...]:
         )  # fmt: skip
     if devices == 1:
         return (mesh_of(cluster, (1,)),)
-    rows = _rows(tier_factors(cluster, devices), MOST_AXES)
+    rows = _axis_splits(tier_factors(cluster, devices), MAX_AXES)
     shapes = sorted({tuple(reversed(row)) for row in rows}, key=lambda shape: (len(shape), shape))
     return tuple(mesh_of(cluster, shape) for shape in shapes)
 
 
-def _rows(factors: tuple[int, ...], axes: int) -> list[tuple[int, ...]]:
+def _axis_splits(factors: tuple[int, ...], axes: int) -> list[tuple[int, ...]]:
     """Ways to cut whole tiers with these factors into at most so many axes, innermost first."""
     if not factors:
         return [()]
@@ -127,17 +127,17 @@ def _rows(factors: tuple[int, ...], axes: int) -> list[tuple[int, ...]]:
     found: list[tuple[int, ...]] = []
     for count in range(1, len(factors) + 1):
         whole = prod(factors[:count])
-        found += [(whole, *rest) for rest in _rows(factors[count:], axes - 1)]
-    for parts in _parts(factors[0], axes):
-        found += [(*parts, *rest) for rest in _rows(factors[1:], axes - len(parts))]
+        found += [(whole, *tail) for tail in _axis_splits(factors[count:], axes - 1)]
+    for parts in _tier_splits(factors[0], axes):
+        found += [(*parts, *tail) for tail in _axis_splits(factors[1:], axes - len(parts))]
     return found
 
 
-def _parts(factor: int, axes: int) -> list[tuple[int, ...]]:
+def _tier_splits(factor: int, axes: int) -> list[tuple[int, ...]]:
     """Ways to cut one tier into two or more axes, at most so many."""
     found: list[tuple[int, ...]] = []
     for size in range(2, factor):
         if factor % size == 0 and axes > 1:
             found.append((size, factor // size))
-            found += [(size, *rest) for rest in _parts(factor // size, axes - 1)]
+            found += [(size, *tail) for tail in _tier_splits(factor // size, axes - 1)]
     return found

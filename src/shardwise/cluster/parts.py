@@ -9,7 +9,7 @@ from functools import cached_property
 from shardwise.cluster.cluster import Cluster, Node
 from shardwise.cluster.groups import NodeGroups
 from shardwise.cluster.pools import Pool, cluster_of_pools, pools_of
-from shardwise.cluster.resize import of_nodes, part_of
+from shardwise.cluster.resize import cluster_of_nodes, part_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Parts:
             return part_of(cluster_of_pools(self.cluster, chosen), part.devices)
         if all(part.nodes[place] == self.pools[place].nodes for place in part.pools):
             return cluster_of_pools(self.cluster, chosen)
-        return of_nodes(self.cluster, self.places_of(part))
+        return cluster_of_nodes(self.cluster, self.places_of(part))
 
     def places_of(self, part: Selection) -> tuple[int, ...]:
         """The places of the part's nodes among the nodes of the cluster, ascending."""
@@ -89,4 +89,4 @@ class Parts:
         return tuple(tuple(groups.ordered(places, lambda place: (place,))) for places in found)
 
     def _pool_of(self, node: Node) -> int:
-        return next(place for place, pool in enumerate(self.pools) if pool.is_of(node))
+        return next(place for place, pool in enumerate(self.pools) if pool.contains(node))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from shardwise.cluster.cluster import Cluster, Node, Tier, node_runs
 from shardwise.cluster.device import Device
-from shardwise.cluster.resize import MAX_NAME, of_nodes
+from shardwise.cluster.resize import MAX_NAME, cluster_of_nodes
 from shardwise.cluster.tiers import network_figures
 
 
@@ -25,7 +25,7 @@ class Pool:
         """Devices of all its nodes."""
         return self.node.devices * self.nodes
 
-    def is_of(self, node: Node) -> bool:
+    def contains(self, node: Node) -> bool:
         """Whether the node is one of the pool's."""
         return _key(node) == _key(self.node)
 
@@ -43,7 +43,7 @@ def pools_of(cluster: Cluster) -> tuple[Pool, ...]:
     classes = [key.device_class for key in counts]
     names: list[str] = []
     for key in counts:
-        name = key.device_class if classes.count(key.device_class) == 1 else _told(first[key])
+        name = key.device_class if classes.count(key.device_class) == 1 else _label(first[key])
         while name in names:
             name += "'"
         names.append(name)
@@ -53,25 +53,25 @@ def pools_of(cluster: Cluster) -> tuple[Pool, ...]:
     )
 
 
-def _told(node: Node) -> str:
+def _label(node: Node) -> str:
     return node.name if node.speed == 1.0 else f"{node.name} at {node.speed:g}"
 
 
 def cluster_of_pools(cluster: Cluster, pools: Iterable[Pool]) -> Cluster:
     """The part of `cluster` that these of its pools make up, all of their nodes, in the order of the cluster.
 
-    Tiers are those of `of_nodes`, the last one spanning all devices.
+    Tiers are those of `cluster_of_nodes`, the last one spanning all devices.
     """
-    kept = {_key(pool.node): pool.name for pool in pools}
-    places = [place for place, node in enumerate(cluster.nodes) if _key(node) in kept]
+    selected = {_key(pool.node): pool.name for pool in pools}
+    places = [place for place, node in enumerate(cluster.nodes) if _key(node) in selected]
     if len(places) == len(cluster.nodes):
         return cluster
-    part = of_nodes(cluster, places)
+    part = cluster_of_nodes(cluster, places)
     tiers = (*part.tiers[:-1], replace(part.tiers[-1], span=part.devices))
-    return replace(part, tiers=tiers, name=f"{' + '.join(kept.values())} of {cluster.name[:MAX_NAME]}")
+    return replace(part, tiers=tiers, name=f"{' + '.join(selected.values())} of {cluster.name[:MAX_NAME]}")
 
 
-def tier_seen_by(pool: Pool, cluster: Cluster) -> Tier:
+def tier_of_pool(pool: Pool, cluster: Cluster) -> Tier:
     """The outermost tier of `cluster` with the figures at which the devices of `pool`, one of its pools, go
     at the pace of the slowest end.
 

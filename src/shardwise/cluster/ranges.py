@@ -20,16 +20,16 @@ SPEED: Range = {"low": 1e-3, "high": 1e3}
 DEVICE_PRICE: Range = {"low": 0.0, "high": 1e6}
 NODE_PRICE: Range = {"low": 0.0, "high": 1e9}
 
-RATE_LEFT: Range = {"low": 1e-30, "high": 1e20}
+DERIVED_RATE: Range = {"low": 1e-30, "high": 1e20}
 """What sharing, oversubscription and events make of a RATE, as plan files have it. It is never nothing:
 messages are divided by it."""
 
-SPEED_LEFT: Range = {"low": 1e-30, "high": 1e6}
-LATENCY_LEFT: Range = {"low": 0.0, "high": 1e4}
+DERIVED_SPEED: Range = {"low": 1e-30, "high": 1e6}
+DERIVED_LATENCY: Range = {"low": 0.0, "high": 1e4}
 """The same of a SPEED and of a LATENCY."""
 
-WHOLE_NODE: Range = {"low": 0.0, "high": 1e16}
-CARDS: Range = {"low": 1, "high": 1e13}
+LARGE_NODE_PRICE: Range = {"low": 0.0, "high": 1e16}
+LARGE_NODE_NICS: Range = {"low": 1, "high": 1e13}
 """Of a node as large as the cluster: its price and its network cards."""
 
 DEVICE: Mapping[str, Range] = {
@@ -49,20 +49,20 @@ DEVICE: Mapping[str, Range] = {
 
 NODE: Mapping[str, Range] = {
     "devices": {"low": 1, "high": MAX_DEVICES},
-    "speed": SPEED_LEFT,
-    "nics": CARDS,
-    "nic_bytes_per_s": RATE_LEFT,
+    "speed": DERIVED_SPEED,
+    "nics": LARGE_NODE_NICS,
+    "nic_bytes_per_s": DERIVED_RATE,
     "host_memory_bytes": HOST_MEMORY,
     "host_link_bytes_per_s": RATE,
-    "price_usd_per_hour": WHOLE_NODE,
+    "price_usd_per_hour": LARGE_NODE_PRICE,
     "scale_up_bytes_per_s": RATE,
 }
 
 TIER: Mapping[str, Range] = {
     "span": {"low": 1, "high": MAX_DEVICES},
-    "bytes_per_s": RATE_LEFT,
-    "flow_bytes_per_s": RATE_LEFT,
-    "latency_s": LATENCY_LEFT,
+    "bytes_per_s": DERIVED_RATE,
+    "flow_bytes_per_s": DERIVED_RATE,
+    "latency_s": DERIVED_LATENCY,
 }
 
-LINK: Mapping[str, Range] = {"latency_s": LATENCY_LEFT}
+LINK: Mapping[str, Range] = {"latency_s": DERIVED_LATENCY}

@@ -12,16 +12,16 @@ from shardwise.cluster.cluster import Cluster, Link, Node, Tier, node_runs
 from shardwise.cluster.device import Device
 from shardwise.cluster.device_file import checked_links, efficiency_from_record
 from shardwise.cluster.ranges import (
+    DERIVED_RATE,
     DEVICE,
     LINK,
     MAX_DEVICES,
     NODE,
     PEAK,
-    RATE_LEFT,
     TIER,
     Range,
 )
-from shardwise.inputs import Fields, join_key, shown
+from shardwise.inputs import Fields, join_key, short_repr
 
 
 def cluster_record(cluster: Cluster) -> dict[str, Any]:
@@ -86,7 +86,9 @@ def cluster_from_record(
 
 def _line(part: Fields, item: object) -> str:
     if not isinstance(item, str):
-        raise part.error("assumptions", "has an entry that is not text", found=shown(item), allowed="texts")
+        raise part.error(
+            "assumptions", "has an entry that is not text", found=short_repr(item), allowed="texts"
+        )
     return item
 
 
@@ -98,7 +100,9 @@ def _device(part: Fields) -> Device:
     values = _figures(part, Device, DEVICE, skip=skipped)
     links = _pairs(part, "scale_up_links") if part.has("scale_up_links") else ()
     if any(count % 1 for _, count in links):
-        raise part.error("scale_up_links", "has a part of a link", found=shown(links), allowed="whole links")
+        raise part.error(
+            "scale_up_links", "has a part of a link", found=short_repr(links), allowed="whole links"
+        )
     counts = [(size, int(count)) for size, count in links]
     values["scale_up_links"] = checked_links(part, "scale_up_links", counts) if counts else ()
     peaks = part.mapping("peak_flop_per_s")
@@ -139,9 +143,11 @@ def _link(part: Fields) -> Link:
     values = _figures(part, Link, LINK, skip=("capacity",))
     capacity = part.mapping("capacity")
     times_s = _numbers(capacity, "times_s", {"low": 0.0, "high": 1e16})
-    values["capacity"] = Capacity(times_s, _numbers(capacity, "bytes_per_s", RATE_LEFT))
+    values["capacity"] = Capacity(times_s, _numbers(capacity, "bytes_per_s", DERIVED_RATE))
     if times_s[0] != 0.0 or sorted(set(times_s)) != list(times_s):
-        raise capacity.error("times_s", "do not ascend", found=shown(times_s), allowed="instants from 0 on")
+        raise capacity.error(
+            "times_s", "do not ascend", found=short_repr(times_s), allowed="instants from 0 on"
+        )
     if len(values["capacity"].bytes_per_s) != len(times_s):
         raise capacity.error("bytes_per_s", "is not one for each instant", allowed=f"{len(times_s)} rates")
     capacity.finish()
@@ -176,7 +182,7 @@ def _pairs(part: Fields, name: str) -> tuple[tuple[int, float], ...]:
         pair = Fields(listed, file=part.file, key=join_key(part.key, f"{name}.{index}"))
         pairs.append((pair.integer("members", low=2, high=1e7), pair.number("figure", low=1e-9, high=1e6)))
     if pairs != sorted(dict(pairs).items()):
-        raise part.error(name, "do not ascend", found=shown(pairs), allowed="members in ascending order")
+        raise part.error(name, "do not ascend", found=short_repr(pairs), allowed="members in ascending order")
     return tuple(pairs)
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import accumulate
 
 from shardwise.cluster.cluster import Cluster, Node, Tier, node_runs
-from shardwise.cluster.groups import NodeGroups, between_nodes, customary_in_groups, with_spans
-from shardwise.cluster.tiers import customary_tiers
+from shardwise.cluster.groups import NodeGroups, default_tiers_in_groups, inter_node_tiers, with_spans
+from shardwise.cluster.tiers import default_tiers
 from shardwise.errors import ConfigError
 
 MAX_NAME = 150
@@ -34,10 +34,10 @@ def part_of(cluster: Cluster, devices: int) -> Cluster:
     else:
         counts = list(accumulate(node.devices for node in cluster.nodes))
         nodes = cluster.nodes[: counts.index(devices) + 1]
-    is_customary = cluster.tiers == customary_tiers(cluster.classes, node_runs(cluster.nodes))
-    if is_customary and not cluster.is_uniform:  # the tiers are not as slow as those of nodes left out
-        return with_nodes(cluster, nodes, customary_tiers(cluster.classes, node_runs(nodes)))
-    return with_nodes(cluster, nodes, clipped(cluster.tiers, devices))
+    is_default = cluster.tiers == default_tiers(cluster.classes, node_runs(cluster.nodes))
+    if is_default and not cluster.is_uniform:  # the tiers are not as slow as those of nodes left out
+        return with_nodes(cluster, nodes, default_tiers(cluster.classes, node_runs(nodes)))
+    return with_nodes(cluster, nodes, clipped_tiers(cluster.tiers, devices))
 
 
 def multiplied(cluster: Cluster, factor: int) -> Cluster:
@@ -60,16 +60,16 @@ def resized(cluster: Cluster, devices: int) -> Cluster:
 def _enlarged(cluster: Cluster, nodes: tuple[Node, ...]) -> Cluster:
     """The cluster with more nodes: customary tiers stay customary, otherwise the outermost network spans
     all."""
-    if cluster.tiers == customary_tiers(cluster.classes, node_runs(cluster.nodes)):
-        return with_nodes(cluster, nodes, customary_tiers(cluster.classes, node_runs(nodes)))
+    if cluster.tiers == default_tiers(cluster.classes, node_runs(cluster.nodes)):
+        return with_nodes(cluster, nodes, default_tiers(cluster.classes, node_runs(nodes)))
     devices = sum(node.devices for node in nodes)
     outermost = cluster.tiers[-1]
     if outermost.is_network:
         return with_nodes(cluster, nodes, (*cluster.tiers[:-1], replace(outermost, span=devices)))
-    return with_nodes(cluster, nodes, (*cluster.tiers, _customary_network(cluster, devices)))
+    return with_nodes(cluster, nodes, (*cluster.tiers, _default_network(cluster, devices)))
 
 
-def _customary_network(cluster: Cluster, devices: int) -> Tier:
+def _default_network(cluster: Cluster, devices: int) -> Tier:
     """The network that the first node's cards make, where the cluster has none yet."""
     node, outermost = cluster.nodes[0], cluster.tiers[-1]
     device = cluster.classes[node.device_class]
@@ -86,7 +86,7 @@ def _customary_network(cluster: Cluster, devices: int) -> Tier:
     )
 
 
-def of_nodes(cluster: Cluster, places: Sequence[int]) -> Cluster:
+def cluster_of_nodes(cluster: Cluster, places: Sequence[int]) -> Cluster:
     """The part of `cluster` that the nodes at these places make up, in their order; the cluster itself where
     they are alike to all of its nodes, one by one, and lie together as those do.
 
@@ -95,27 +95,27 @@ def of_nodes(cluster: Cluster, places: Sequence[int]) -> Cluster:
     """
     nodes = tuple(cluster.nodes[place] for place in places)
     groups = NodeGroups(cluster)
-    spans = groups.held(places)
-    if _unnamed(nodes) == _unnamed(cluster.nodes) and spans == groups.held(range(len(cluster.nodes))):
+    spans = groups.common_spans(places)
+    if _unnamed(nodes) == _unnamed(cluster.nodes) and spans == groups.common_spans(range(len(cluster.nodes))):
         return cluster
-    if cluster.tiers == customary_tiers(cluster.classes, node_runs(cluster.nodes)):
-        return with_nodes(cluster, nodes, customary_in_groups(cluster.classes, nodes, spans))
-    tiers = with_spans(cluster.tiers, dict(zip(between_nodes(cluster), spans, strict=True)))
-    return with_nodes(cluster, nodes, clipped(tiers, sum(node.devices for node in nodes)))
+    if cluster.tiers == default_tiers(cluster.classes, node_runs(cluster.nodes)):
+        return with_nodes(cluster, nodes, default_tiers_in_groups(cluster.classes, nodes, spans))
+    tiers = with_spans(cluster.tiers, dict(zip(inter_node_tiers(cluster), spans, strict=True)))
+    return with_nodes(cluster, nodes, clipped_tiers(tiers, sum(node.devices for node in nodes)))
 
 
 def _unnamed(nodes: Iterable[Node]) -> list[Node]:
     return [replace(node, name="") for node in nodes]
 
 
-def clipped(tiers: Iterable[Tier], devices: int) -> tuple[Tier, ...]:
+def clipped_tiers(tiers: Iterable[Tier], devices: int) -> tuple[Tier, ...]:
     """The tiers that `devices` consecutive devices still have, the last one spanning them all."""
-    kept: list[Tier] = []
+    remaining: list[Tier] = []
     for tier in tiers:
-        kept.append(replace(tier, span=min(tier.span, devices)))
+        remaining.append(replace(tier, span=min(tier.span, devices)))
         if tier.span >= devices:
             break
-    return tuple(kept)
+    return tuple(remaining)
 
 
 def with_nodes(cluster: Cluster, nodes: tuple[Node, ...], tiers: tuple[Tier, ...]) -> Cluster:

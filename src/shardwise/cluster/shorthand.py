@@ -10,9 +10,9 @@ from shardwise.cluster.catalogue import find_device
 from shardwise.cluster.cluster import Cluster, Node
 from shardwise.cluster.device import Device
 from shardwise.cluster.ranges import MAX_DEVICES
-from shardwise.cluster.tiers import NodeRun, customary_tiers
+from shardwise.cluster.tiers import NodeRun, default_tiers
 from shardwise.errors import ConfigError
-from shardwise.inputs import shown
+from shardwise.inputs import short_repr
 from shardwise.units import format_rate, parse_quantity
 
 _FORM = "NODESxPER_NODExDEVICE or COUNTxDEVICE, joined by +, such as 8x8xH100-SXM or 4x8xA100-80G+16xT4"
@@ -54,12 +54,12 @@ def cluster_of_shorthand(
         name=text,
         classes=classes,
         nodes=tuple(node for node, count in runs for _ in range(count)),
-        tiers=customary_tiers(classes, runs),
-        assumptions=customary_lines(classes, runs),
+        tiers=default_tiers(classes, runs),
+        assumptions=default_lines(classes, runs),
     )
 
 
-def customary_node(device: Device, devices: int) -> Node:
+def default_node(device: Device, devices: int) -> Node:
     """A node of `devices` such devices, with as many network cards as is customary for that number."""
     nics = max(-(-device.nics_per_node * devices // device.devices_per_node), 1)
     price = device.price_usd_per_hour
@@ -85,7 +85,7 @@ def cards_of(text: str) -> tuple[int | None, float]:
     cards = int(match.group(1)) if match and match.group(1) else None
     if not 1e3 <= rate <= 1e15 or cards == 0:
         allowed = "the bandwidth of a network card such as 200Gb/s, or 4x200Gb/s for four per node"
-        raise ConfigError("is not a network", key="inter-node", found=shown(text), allowed=allowed)
+        raise ConfigError("is not a network", key="inter-node", found=short_repr(text), allowed=allowed)
     return cards, rate
 
 
@@ -108,17 +108,17 @@ def _runs_of(part: str, text: str, measured: Mapping[str, Device] | None) -> tup
     if first * int(per_node or 1) > MAX_DEVICES:
         raise _wrong("has too many devices", text, f"at most {MAX_DEVICES:,} devices")
     if per_node is not None:
-        return device, [(customary_node(device, int(per_node)), first)]
-    full, rest = divmod(first, device.devices_per_node)
-    runs = [(customary_node(device, device.devices_per_node), full)] if full else []
-    return device, runs + ([(customary_node(device, rest), 1)] if rest else [])
+        return device, [(default_node(device, int(per_node)), first)]
+    full, remainder = divmod(first, device.devices_per_node)
+    runs = [(default_node(device, device.devices_per_node), full)] if full else []
+    return device, runs + ([(default_node(device, remainder), 1)] if remainder else [])
 
 
 def _wrong(message: str, text: str, allowed: str) -> ConfigError:
-    return ConfigError(message, key="cluster", found=shown(text), allowed=allowed)
+    return ConfigError(message, key="cluster", found=short_repr(text), allowed=allowed)
 
 
-def customary_lines(classes: Mapping[str, Device], runs: Sequence[NodeRun]) -> tuple[str, ...]:
+def default_lines(classes: Mapping[str, Device], runs: Sequence[NodeRun]) -> tuple[str, ...]:
     """What the card says about the fabrics of each class, and whether they are customary or given."""
     lines = []
     for name, device in classes.items():
@@ -126,13 +126,13 @@ def customary_lines(classes: Mapping[str, Device], runs: Sequence[NodeRun]) -> t
         rate = format_rate(device.scale_up_bytes_per_s)
         line = f"{name}: {device.scale_up_name}: {rate} per direction (customary)"
         if sum(count for _, count in runs) > 1:
-            line += f"; {_network_words(device, node)}"
+            line += f"; {_network_text(device, node)}"
         lines.append(line)
     return tuple(lines)
 
 
-def _network_words(device: Device, node: Node) -> str:
-    custom = customary_node(device, node.devices)
-    is_customary = (custom.nics, custom.nic_bytes_per_s) == (node.nics, node.nic_bytes_per_s)
+def _network_text(device: Device, node: Node) -> str:
+    defaults = default_node(device, node.devices)
+    is_default = (defaults.nics, defaults.nic_bytes_per_s) == (node.nics, node.nic_bytes_per_s)
     cards = f"{node.nics} x {format_rate(node.nic_bytes_per_s)} per node of {node.devices}"
-    return f"{device.scale_out_name}: {cards} (customary)" if is_customary else f"network: {cards} (given)"
+    return f"{device.scale_out_name}: {cards} (customary)" if is_default else f"network: {cards} (given)"

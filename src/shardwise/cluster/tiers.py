@@ -59,7 +59,7 @@ def common_span(runs: Sequence[NodeRun], group: Callable[[Node], int]) -> int:
     return span or offset
 
 
-def customary_tiers(
+def default_tiers(
     classes: Mapping[str, Device], runs: Sequence[NodeRun], *, rails: int | None = None
 ) -> tuple[Tier, ...]:
     """Tiers of nodes with their devices' own fabrics and their network cards; the weakest figures where
@@ -84,7 +84,7 @@ def customary_tiers(
     return tuple(tiers)
 
 
-def _of(classes: Mapping[str, Device], runs: Sequence[NodeRun]) -> Iterator[Device]:
+def _devices_of(classes: Mapping[str, Device], runs: Sequence[NodeRun]) -> Iterator[Device]:
     return (classes[name] for name in dict.fromkeys(node.device_class for node, _ in runs))
 
 
@@ -93,7 +93,7 @@ def _has_bridges(classes: Mapping[str, Device], runs: Sequence[NodeRun]) -> bool
 
 
 def _scale_up_tier(classes: Mapping[str, Device], runs: Sequence[NodeRun], span: int) -> Tier:
-    kinds = tuple(_of(classes, runs))
+    kinds = tuple(_devices_of(classes, runs))
     rate = min(device.scale_up_bytes_per_s for device in kinds)
     return Tier(
         name=" / ".join(dict.fromkeys(device.scale_up_name for device in kinds)),
@@ -122,7 +122,7 @@ def _reached_bytes_per_s(device: Device, size: int) -> float:
 def _host_tier(classes: Mapping[str, Device], runs: Sequence[NodeRun], span: int) -> Tier:
     """The host links of a node, where its scale-up groups are smaller than the node."""
     rate = min(node.host_link_bytes_per_s for node, _ in runs)
-    latency = max(device.scale_up_latency_s for device in _of(classes, runs))
+    latency = max(device.scale_up_latency_s for device in _devices_of(classes, runs))
     return Tier(name="host links", span=span, bytes_per_s=rate, flow_bytes_per_s=rate, latency_s=latency)
 
 
@@ -130,7 +130,7 @@ def _network_tier(
     classes: Mapping[str, Device], runs: Sequence[NodeRun], span: int, rails: int | None
 ) -> Tier:
     figures = network_figures([node for node, _ in runs], rails=rails)
-    kinds = tuple(_of(classes, runs))
+    kinds = tuple(_devices_of(classes, runs))
     return Tier(
         name=" / ".join(dict.fromkeys(device.scale_out_name.split()[0] for device in kinds)),
         span=span,

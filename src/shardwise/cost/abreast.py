@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shardwise.cost.patterns import Patterns
 from shardwise.cost.problem import Problem
 
-UNPRICED: Final = frozenset({
+UNUSED_FIELDS: Final = frozenset({
     "name", "family", "config", "described", "provenance", "is_calibrated", "max_seq_len", "pattern",
     "recomputes", "warm_band", "cold_band", "zero_stages",
 })  # fmt: skip
@@ -43,8 +43,9 @@ def _records(problem: Problem) -> tuple[Record, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """A record's shape, by its number in `Shapes`, and its numbers in the order in which they are met."""
+class _RecordShape:
+    """A record's shape, by its number in `ProblemShapes`, and its numbers in the order in which they are
+    met."""
 
     record: Record
     shape: int
@@ -57,24 +58,24 @@ class _Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Shapes:
+class ProblemShapes:
     """The shapes of problems; a record that several of them share is read once."""
 
-    _read: dict[int, _Read] = field(default_factory=dict)
+    _read: dict[int, _RecordShape] = field(default_factory=dict)
     _known: dict[Hashable, int] = field(default_factory=dict)
 
     def of(self, problem: Problem) -> Hashable:
         """The shape of a problem, the same for all that can stand abreast."""
-        records = (self._reading(record).shape for record in _records(problem))
+        records = (self._shape_of(record).shape for record in _records(problem))
         return (*records, problem.recipe, problem.optimizer, problem.backend)
 
-    def abreast(self, problems: Sequence[Problem], counts: Sequence[int]) -> Problem:
+    def stacked(self, problems: Sequence[Problem], counts: Sequence[int]) -> Problem:
         """The problem of tables that have so many rows of each of these, which are of one shape, in their
         order. What no price reads is that of the first."""
         rows = _Rows(counts, np.repeat(np.arange(len(problems)), counts))
         first = problems[0]
         model, efficiency, profile, tiers = (
-            self._beside(records, rows) for records in zip(*map(_records, problems), strict=True)
+            self._stacked_record(records, rows) for records in zip(*map(_records, problems), strict=True)
         )
         return replace(
             first,
@@ -87,22 +88,22 @@ class Shapes:
             **rows.columns(problems, _MACHINE),
         )
 
-    def _reading(self, record: Record) -> _Read:
+    def _shape_of(self, record: Record) -> _RecordShape:
         found = self._read.get(id(record))
         if found is None:
             shape: list[Hashable] = []
             numbers: list[Figure] = []
             _read(record, shape, numbers)
             number = self._known.setdefault(tuple(shape), len(self._known))
-            found = self._read[id(record)] = _Read(record, number, tuple(numbers))
+            found = self._read[id(record)] = _RecordShape(record, number, tuple(numbers))
         return found
 
-    def _beside(self, records: Sequence[Record], rows: _Rows) -> Any:
+    def _stacked_record(self, records: Sequence[Record], rows: _Rows) -> Any:
         """The record of these, one of each problem, whose numbers are columns where they differ."""
         first = records[0]
-        if all(record is first for record in records) and not self._reading(first).has_columns:
+        if all(record is first for record in records) and not self._shape_of(first).has_columns:
             return first
-        numbers = zip(*(self._reading(record).numbers for record in records), strict=True)
+        numbers = zip(*(self._shape_of(record).numbers for record in records), strict=True)
         return _with(first, map(rows.column, numbers))
 
 
@@ -123,8 +124,8 @@ class _Rows:
 
     def columns(self, records: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
         """The same of these numbers of a record per problem."""
-        kept = list(records)
-        return {name: self.column([getattr(record, name) for record in kept]) for name in names}
+        whole = list(records)
+        return {name: self.column([getattr(record, name) for record in whole]) for name in names}
 
 
 def _read(record: Record, shape: list[Hashable], numbers: list[Figure]) -> None:
@@ -170,4 +171,4 @@ def _names(record: Any) -> tuple[str, ...]:
 
 @cache
 def _names_of(kind: Any) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(kind) if each.init and each.name not in UNPRICED)
+    return tuple(each.name for each in fields(kind) if each.init and each.name not in UNUSED_FIELDS)

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.cost.price import Price
+from shardwise.cost.price import TableCosts
 from shardwise.cost.problem import Problem
-from shardwise.cost.temporaries import is_reduced_at_once
+from shardwise.cost.temporaries import has_single_backward
 
 
 @dataclass(frozen=True, slots=True)
-class AtOnce:
+class SingleBackwardBytes:
     """Of the rows at these places of a table, bytes at the moment of the backward pass that needs most."""
 
     rows: Any
@@ -27,7 +27,7 @@ class AtOnce:
         return self.parameters + self.gradients + self.activations + self.temporaries
 
 
-def at_once(problem: Problem, table: Any, price: Price) -> AtOnce:
+def single_backward_bytes(problem: Problem, table: Any, costs: TableCosts) -> SingleBackwardBytes:
     """The rows of software that reduces by block whose step is one microbatch on one stage, whose weights are
     whole until their gradients come, and whose gradients are not whole all the time, as those are that ranks
     hold alike and compute with as they are.
@@ -37,37 +37,37 @@ def at_once(problem: Problem, table: Any, price: Price) -> AtOnce:
     layer computes again; at the first, all other layers have gradients instead of activations, and of whole
     weights; and at the embedding, all have, and its own are there narrow and laid out beside.
     """
-    goes = is_reduced_at_once(problem, table) * problem.profile.reduces_by_block
+    goes = has_single_backward(problem, table) * problem.profile.reduces_by_block
     moves = (table.optim_shard > 1) | (problem.recipe.master_bytes > 0)
     rows = np.flatnonzero(goes * moves * (table.param_shard == 1))
-    grid, node, shards = price.nodes.grid, price.node, price.shards
-    of_node, of_shards = price.of_node[rows], price.of_shards[rows]
-    of_grid = price.nodes.of_grid[of_node]
+    grid, partition, shards = costs.partitions.grid, costs.partition, costs.shards
+    of_partition, of_shards = costs.of_partition[rows], costs.of_shards[rows]
+    of_grid = costs.partitions.of_grid[of_partition]
     is_shared = shards.shares_states[of_shards]
     works = grid.temporaries
     at_layer = np.where(is_shared, works.reduced_layer[of_grid], works.layer[of_grid])
     at_head = np.where(is_shared, works.reduced_head[of_grid], works.head[of_grid])
-    kept = price.keeping.held_bytes[0][price.of_keeping[rows]]
-    again = price.keeping.device_bytes[0][price.of_keeping[rows]] - kept
-    sent = np.where(is_shared, node.sent_bytes[0][of_node], 0.0)
+    saved = costs.activation_costs.in_flight_bytes[0][costs.of_activations[rows]]
+    recomputed = costs.activation_costs.device_bytes[0][costs.of_activations[rows]] - saved
+    sent = np.where(is_shared, partition.sent_bytes[0][of_partition], 0.0)
     gradients = shards.gradient_bytes[0][of_shards] - sent
     per_weight = problem.recipe.gradient_bytes / table.optim_shard[rows]
     of_head = grid.head.dense_weights[of_grid] * per_weight
     table_weights = grid.embedding.dense_weights[of_grid]
     layer_weights = np.min([kind.dense_weights for kind in grid.kinds], axis=0)[of_grid]
     before = gradients - (layer_weights + table_weights) * per_weight
-    parameters, one_layer = shards.parameter_bytes[0][of_shards], node.layer_kept_bytes[of_node]
+    parameters, one_layer = shards.parameter_bytes[0][of_shards], partition.layer_saved_bytes[of_partition]
     weight_bytes = problem.recipe.weight_bytes
     of_table = table_weights * (weight_bytes + problem.recipe.gradient_bytes)
-    others = node.rank.dense_weights[0][of_node] - table_weights
-    nothing = 0.0 * kept
+    others = partition.rank.dense_weights[0][of_partition] - table_weights
+    nothing = 0.0 * saved
     moments = np.array(
         [
-            [parameters, nothing, kept, at_head],
-            [parameters, of_head, kept + again, at_layer],
+            [parameters, nothing, saved, at_head],
+            [parameters, of_head, saved + recomputed, at_layer],
             [parameters - weight_bytes * (others - layer_weights), before, one_layer, at_layer],
             [parameters - weight_bytes * others, gradients, nothing, of_table],
         ]
     )  # moment, part, row
     most = moments[moments.sum(axis=1).argmax(axis=0), :, np.arange(len(rows))]
-    return AtOnce(rows, *most.T)
+    return SingleBackwardBytes(rows, *most.T)

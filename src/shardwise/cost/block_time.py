@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.cost.blocks import Block
+from shardwise.cost.blocks import Subproblem
 from shardwise.cost.distinct import distinct_rows
 from shardwise.cost.keeping import ACTIVATIONS, BOTH, FULL, OPTIMIZER, SELECTIVE
 from shardwise.cost.layers import GRID_FIELDS, WORK_FIELDS, compute_s, grid_cost
@@ -22,22 +22,22 @@ from shardwise.cost.totals import Totals, Traffic
 from shardwise.equations import compute
 
 
-def grid_least_s(problem: Problem, block: Block, totals: Totals, traffic: Traffic) -> Any:
+def grid_lower_bound_s(problem: Problem, subproblem: Subproblem, totals: Totals, traffic: Traffic) -> Any:
     """The same for every schedule and number of chunks: all work over all ranks, or one microbatch through
     the stages and back, where even a weight's gradient may wait."""
-    whole, pp, m = totals.whole, block.pp, block.microbatches
+    whole, pp, m = totals.whole, subproblem.pp, subproblem.microbatches
     added = added_s(
-        problem, block, totals, np.minimum(block.recompute_layers / problem.model.layers, 1.0), 1.0
+        problem, subproblem, totals, np.minimum(subproblem.recompute_layers / problem.model.layers, 1.0), 1.0
     )
-    way_s = (
-        whole.forward_s + whole.input_s + added + traffic.ways_s + 2.0 * pp * problem.profile.host_action_s
+    path_s = (
+        whole.forward_s + whole.input_s + added + traffic.gathers_s + 2.0 * pp * problem.profile.host_action_s
     )
-    work_s = way_s + whole.weight_s + traffic.scatters_s
-    through_s = way_s + 2.0 * (pp - 1) * totals.mean_hop_s
-    return np.maximum(m * work_s / pp, through_s) + end_s(problem, block, totals)
+    work_s = path_s + whole.weight_s + traffic.reduce_scatters_s
+    through_s = path_s + 2.0 * (pp - 1) * totals.mean_hop_s
+    return np.maximum(m * work_s / pp, through_s) + end_s(problem, subproblem, totals)
 
 
-def least_of_any_micro_batch_s(problem: Problem, table: Any) -> Any:
+def any_micro_batch_lower_bound_s(problem: Problem, table: Any) -> Any:
     """Seconds that everything on a grid takes at least with any micro-batch size up to the row's.
 
     A sample never takes less in a smaller micro-batch: where tiles and waves are as small as can be, all that
@@ -47,7 +47,7 @@ def least_of_any_micro_batch_s(problem: Problem, table: Any) -> Any:
     """
     profile = problem.profile
     if profile.expert_overlap > 0.0 and profile.tensor_overlap + profile.tensor_backward_overlap > 0.0:
-        return least_compute_of_any_micro_batch_s(problem, table)
+        return any_micro_batch_compute_bound_s(problem, table)
     rows, of_grid = distinct_rows([getattr(table, name) for name in GRID_FIELDS])
     few = table.take(rows)
     whole = whole_sums(problem, block_columns(grid_cost(_without_tiles(problem), few)))
@@ -56,7 +56,7 @@ def least_of_any_micro_batch_s(problem: Problem, table: Any) -> Any:
     return (samples * each_s)[of_grid] + problem.profile.host_step_s
 
 
-def least_compute_of_any_micro_batch_s(problem: Problem, table: Any) -> Any:
+def any_micro_batch_compute_bound_s(problem: Problem, table: Any) -> Any:
     """The same without communication: less, and sooner known."""
     rows, of_row = distinct_rows([getattr(table, name) for name in WORK_FIELDS])
     few = table.take(rows)
@@ -72,16 +72,16 @@ def _without_tiles(problem: Problem) -> Problem:
     return replace(problem, device=replace(problem.device, efficiency=smooth))
 
 
-def grid_work_s(problem: Problem, block: Block, totals: Totals) -> Any:
+def grid_work_lower_bound_s(problem: Problem, subproblem: Subproblem, totals: Totals) -> Any:
     """Seconds that everything on a grid takes at least, whatever is kept, sharded or offloaded."""
-    whole, m = totals.whole, block.microbatches
-    way_s = whole.forward_s + whole.input_s + 2.0 * block.pp * problem.profile.host_action_s
-    through_s = way_s + 2.0 * (block.pp - 1) * totals.mean_hop_s
-    work_s = np.maximum(m * (way_s + whole.weight_s) / block.pp, through_s)
+    whole, m = totals.whole, subproblem.microbatches
+    path_s = whole.forward_s + whole.input_s + 2.0 * subproblem.pp * problem.profile.host_action_s
+    through_s = path_s + 2.0 * (subproblem.pp - 1) * totals.mean_hop_s
+    work_s = np.maximum(m * (path_s + whole.weight_s) / subproblem.pp, through_s)
     return work_s + problem.profile.host_step_s
 
 
-def added_s(problem: Problem, block: Block, totals: Totals, least: Any, most: Any) -> Any:
+def added_s(problem: Problem, subproblem: Subproblem, totals: Totals, least: Any, most: Any) -> Any:
     """What recomputation and the offload of activations add to a microbatch's way through the model, where
     the share of the layers' work that is recomputed in full lies between these two.
 
@@ -91,39 +91,39 @@ def added_s(problem: Problem, block: Block, totals: Totals, least: Any, most: An
     goes with the fewest bytes that so many layers may leave.
     """
     whole = totals.whole
-    is_full, moves = block.recompute == FULL, block.offload >= ACTIVATIONS
-    is_selective = block.recompute == SELECTIVE
+    is_full, moves = subproblem.recompute == FULL, subproblem.offload >= ACTIVATIONS
+    is_selective = subproblem.recompute == SELECTIVE
     plain_s = np.where(is_selective, whole.selective_s, 0.0)
     if not np.any(moves):
         return np.where(is_full, least * whole.full_s, plain_s)
-    plain_bytes = np.where(is_selective, whole.selective_bytes, whole.kept_bytes)
+    plain_bytes = np.where(is_selective, whole.selective_bytes, whole.saved_bytes)
     plain_s = plain_s + np.where(moves, _exposed_s(problem, plain_bytes, whole), 0.0)
     if not np.any(is_full):
         return plain_s
-    span = whole.kept_bytes - whole.input_bytes
+    span = whole.saved_bytes - whole.input_bytes
 
-    def mixed_s(x: Any, moved_x: Any) -> Any:
-        moved_s = _exposed_s(problem, whole.kept_bytes - moved_x * span, whole)
+    def recompute_share_s(x: Any, offload_share: Any) -> Any:
+        moved_s = _exposed_s(problem, whole.saved_bytes - offload_share * span, whole)
         return x * whole.full_s + np.where(moves, moved_s, 0.0)
 
     if not totals.layer.are_alike:
-        left_s = _exposed_s(problem, _left_bytes(totals, problem.model.layers, most), whole)
+        left_s = _exposed_s(problem, _least_saved_bytes(totals, problem.model.layers, most), whole)
         return np.where(is_full, least * whole.full_s + np.where(moves, left_s, 0.0), plain_s)
-    full_s = np.minimum(mixed_s(least, least), mixed_s(most, most))
+    full_s = np.minimum(recompute_share_s(least, least), recompute_share_s(most, most))
     for computation_s in (whole.forward_compute_s, whole.input_compute_s):
         hidden_bytes = computation_s * problem.host_link_bytes_per_s
-        kink = np.clip((whole.kept_bytes - hidden_bytes) / np.maximum(span, 1.0), least, most)
-        full_s = np.minimum(full_s, mixed_s(kink, kink))
+        kink = np.clip((whole.saved_bytes - hidden_bytes) / np.maximum(span, 1.0), least, most)
+        full_s = np.minimum(full_s, recompute_share_s(kink, kink))
     return np.where(is_full, full_s, plain_s)
 
 
-def _left_bytes(totals: Totals, layers: int, share: Any) -> Any:
+def _least_saved_bytes(totals: Totals, layers: int, share: Any) -> Any:
     """What a microbatch keeps at least where that share of all layers keeps inputs alone, whichever they
     are."""
-    ends_bytes = totals.embedding.kept_bytes + totals.head.kept_bytes
-    kept_bytes = totals.layer.kept_bytes.of((1.0 - share) * layers)
+    ends_bytes = totals.embedding.saved_bytes + totals.head.saved_bytes
+    saved_bytes = totals.layer.saved_bytes.of((1.0 - share) * layers)
     inputs_bytes = totals.layer.input_bytes.of(share * layers)
-    return np.maximum(kept_bytes + inputs_bytes + ends_bytes, totals.whole.input_bytes)
+    return np.maximum(saved_bytes + inputs_bytes + ends_bytes, totals.whole.input_bytes)
 
 
 def _exposed_s(problem: Problem, nbytes: Any, sums: Sums) -> Any:
@@ -137,20 +137,20 @@ def _exposed_s(problem: Problem, nbytes: Any, sums: Sums) -> Any:
     return there_s + compute.exposed_s(moved_s, sums.input_compute_s, 1.0, slowdown)
 
 
-def pass_s(sums: Sums) -> Any:
+def micro_batch_work_s(sums: Sums) -> Any:
     """All work of one microbatch."""
     return sums.forward_s + sums.input_s + sums.weight_s
 
 
-def end_s(problem: Problem, block: Block, totals: Totals) -> Any:
+def end_s(problem: Problem, subproblem: Subproblem, totals: Totals) -> Any:
     """Norm, update and host, where the average rank owns as little as any: the one that owns most owns no
     less."""
-    whole, pp = totals.whole, block.pp
-    owned = whole.dense_weights / block.optim_shard
+    whole, pp = totals.whole, subproblem.pp
+    owned = whole.dense_weights / subproblem.optim_shard
     if problem.model.experts is not None:
-        owned = owned + whole.expert_weights / np.gcd(block.optim_shard, totals.expert_replicas)
+        owned = owned + whole.expert_weights / np.gcd(subproblem.optim_shard, totals.expert_replicas)
     owned = owned / pp
-    on_host = (block.offload == OPTIMIZER) | (block.offload == BOTH)
+    on_host = (subproblem.offload == OPTIMIZER) | (subproblem.offload == BOTH)
     update_s = np.where(on_host, host_update_s(problem, owned), device_update_s(problem, owned))
     bandwidth = problem.memory_bytes_per_s * problem.efficiency.memory.fraction
     norm_s = 3.0 * owned * problem.recipe.gradient_bytes / bandwidth

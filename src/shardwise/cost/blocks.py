@@ -31,7 +31,7 @@ def known_split(layers: int, stages: Any, first: Any, last: Any) -> Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Subproblem:
     """Blocks as columns that broadcast together.
 
     Where recomputation is full, `recompute_layers` is the least number and `recompute_most` the largest. Of
@@ -59,15 +59,15 @@ class Block:
         return self.pp * self.vpp
 
 
-def most_sharded(block: Block, ranks: Any) -> Block:
+def most_sharded(subproblem: Subproblem, ranks: Any) -> Subproblem:
     """The block with any sharding over so many ranks, at the least bytes."""
-    return replace(block, param_shard=ranks, grad_shard=ranks, optim_shard=ranks, is_open=True)
+    return replace(subproblem, param_shard=ranks, grad_shard=ranks, optim_shard=ranks, is_open=True)
 
 
-def block_of(problem: Problem, table: Any, split: Split, recompute_most: Any = None) -> Block:
+def subproblem_of(problem: Problem, table: Any, split: Split, recompute_most: Any = None) -> Subproblem:
     """The block of every row of a table, apart from its split; the row's `recompute_layers` are the least, or
     (without `recompute_most`) the only ones."""
-    return Block(
+    return Subproblem(
         pp=table.pp,
         vpp=table.vpp,
         schedule=table.schedule,
@@ -84,7 +84,7 @@ def block_of(problem: Problem, table: Any, split: Split, recompute_most: Any = N
 
 
 @dataclass(frozen=True, slots=True)
-class Lie:
+class LayerCounts:
     """Where the layers of a block lie at least.
 
     `least` layers on each stage between the ends. On the first rank, the second, the last but one and the
@@ -106,13 +106,13 @@ class Lie:
     full_last: Any
 
 
-def lie_of(block: Block) -> Lie:
+def layer_counts_of(subproblem: Subproblem) -> LayerCounts:
     """How the layers lie: the stages between share evenly, the later ones take the remainder.
 
     Every number grows with `split.between`, so fewest layers between give fewest anywhere.
     """
-    pp, split, stages = block.pp, block.split, block.stages
-    is_v, is_single = IS_V[block.schedule], pp == 1
+    pp, split, stages = subproblem.pp, subproblem.split, subproblem.stages
+    is_v, is_single = IS_V[subproblem.schedule], pp == 1
     end, second, third = pp - 1, np.minimum(1, pp - 1), np.maximum(pp - 2, 0)
     each = split.between // np.maximum(stages - 2, 1)
     start = stages - 1 - (split.between - each * np.maximum(stages - 2, 1))
@@ -131,10 +131,10 @@ def lie_of(block: Block) -> Lie:
         """Layers on the two stages of a V's rank."""
         return layers(rank) + layers(2 * pp - 1 - rank)
 
-    chunked = block.vpp > 1
-    return Lie(
+    chunked = subproblem.vpp > 1
+    return LayerCounts(
         is_single=is_single,
-        is_split=IS_SPLIT[block.schedule],
+        is_split=IS_SPLIT[subproblem.schedule],
         is_v=is_v,
         least=each,
         on_first=split.first + np.where(is_v, split.last, np.where(is_single, 0, chunks(0, 1))),

@@ -20,7 +20,7 @@ Sizes = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class ProcessGroups:
     """The process groups of each row of a table, by their sizes per tier.
 
     `data` joins dp and cp (gradients of dense weights), `experts_data` the replicas of an expert.
@@ -84,13 +84,13 @@ def contends(tiers: Sequence[Tier], group: Sizes, replicas: Sizes) -> Any:
     return np.where(crosses(replicas, True), crosses(group, True), are_both_inside)
 
 
-def groups_of(problem: Problem, table: Any) -> Groups:
+def groups_of(problem: Problem, table: Any) -> ProcessGroups:
     """The groups of each row: mesh axes by the row's axis order, experts on the ranks of a stage."""
     tiers = problem.tiers
     stride = axis_strides(table)
     data = joined(sizes_of(tiers, stride["dp"], table.dp), sizes_of(tiers, stride["cp"], table.cp))
     replicas = table.tp * table.cp * table.dp // (table.etp * table.ep)
-    return Groups(
+    return ProcessGroups(
         tensor=sizes_of(tiers, stride["tp"], table.tp),
         context=sizes_of(tiers, stride["cp"], table.cp),
         data=data,
@@ -109,7 +109,7 @@ def alike_grids(problem: Problem, table: Any) -> tuple[Any, Any]:
     them.
     """
     groups = groups_of(problem, table)
-    sizes = [size for f in fields(Groups) if f.name != "stages" for size in getattr(groups, f.name)]
+    sizes = [size for f in fields(ProcessGroups) if f.name != "stages" for size in getattr(groups, f.name)]
     borders = (*groups.stages.borders, *groups.stages.strides, *groups.stages.senders)
     names = ("tp", "cp", "cp_kind", "pp", "dp", "ep", "etp", "micro_batch_size", "sequence_parallel")
     columns = [np.broadcast_to(column, table.tp.shape) for column in (*sizes, *borders)]
@@ -125,60 +125,64 @@ def _stage_group(tiers: Sequence[Tier], table: Any, pp_stride: Any, offset: Any,
     inner = np.gcd(size, np.maximum(pp_stride // np.maximum(offset, 1), 1))
     outer = size // inner
     far = np.maximum(offset * inner, pp_stride) * table.pp
-    reach = np.where(offset * inner < pp_stride, offset * inner, far)
+    distant = np.where(offset * inner < pp_stride, offset * inner, far)
     near = np.where(offset < pp_stride, offset, offset * table.pp)
-    return joined(sizes_of(tiers, near, inner), sizes_of(tiers, reach, outer))
+    return joined(sizes_of(tiers, near, inner), sizes_of(tiers, distant, outer))
 
 
 @dataclass(frozen=True, slots=True)
-class Fabric:
+class CollectiveModel:
     """Alpha and bandwidth per tier as collectives reach them, what a message takes before its first byte
-    (`startups_s`) and what a collective does (`befores_s`), and the collectives on groups of any sizes as
-    the backend has them."""
+    (`startups_s`) and what a collective does (`call_overheads_s`), and the collectives on groups of any sizes
+    as the backend has them."""
 
     alphas_s: tuple[float, ...]
     startups_s: tuple[float, ...]
-    befores_s: tuple[float, ...]
+    call_overheads_s: tuple[float, ...]
     bytes_per_s: tuple[float, ...]
     flow_bytes_per_s: tuple[float, ...]
     in_switch: tuple[float, ...]
     partial: tuple[Any, ...]
-    exchange: tuple[float, ...]
+    pairwise: tuple[float, ...]
     inner_spans: tuple[int, ...]
     part_shares: tuple[tuple[tuple[int, float], ...], ...]
     backend: Backend = NATIVE
 
-    def scatter_s(self, nbytes: Any, sizes: Sizes) -> Any:
+    def reduce_scatter_s(self, nbytes: Any, sizes: Sizes) -> Any:
         """Reduce-scatter of a whole tensor of `nbytes`: once around a ring, or what the backend does in its
         place."""
-        does = self.all_reduce_s if self.backend.does("reduce_scatter") == "all_reduce" else self.pass_s
-        return does(nbytes, sizes)
-
-    def pass_s(self, nbytes: Any, sizes: Sizes) -> Any:
-        """All-gather of a whole tensor of `nbytes`, or what else passes once around a ring."""
-        is_exchange = np.equal(comm.group_size(sizes), 2)
-        reached = tuple(
-            bytes_per_s * np.where(is_exchange, exchange, 1.0)
-            for bytes_per_s, exchange in zip(self._ring_bytes_per_s(sizes), self.exchange, strict=True)
+        substitute = (
+            self.all_reduce_s
+            if self.backend.substitute("reduce_scatter") == "all_reduce"
+            else self.all_gather_s
         )
-        return comm.pass_s(nbytes, sizes, self.alphas_s, reached) + self._before_s(sizes)
+        return substitute(nbytes, sizes)
+
+    def all_gather_s(self, nbytes: Any, sizes: Sizes) -> Any:
+        """All-gather of a whole tensor of `nbytes`, or what else passes once around a ring."""
+        is_pair = np.equal(comm.group_size(sizes), 2)
+        achieved = tuple(
+            bytes_per_s * np.where(is_pair, pairwise, 1.0)
+            for bytes_per_s, pairwise in zip(self._ring_bytes_per_s(sizes), self.pairwise, strict=True)
+        )
+        return comm.all_gather_s(nbytes, sizes, self.alphas_s, achieved) + self._call_overhead_s(sizes)
 
     def all_reduce_s(self, nbytes: Any, sizes: Sizes) -> Any:
         """All-reduce of a whole tensor of `nbytes`."""
         whole_s = comm.all_reduce_s(
             nbytes, sizes, self.alphas_s, self._ring_bytes_per_s(sizes), self.in_switch
         )
-        return whole_s + self._before_s(sizes)
+        return whole_s + self._call_overhead_s(sizes)
 
     def all_to_all_s(self, nbytes: Any, sizes: Sizes, outer_copies: Any = 1.0) -> Any:
         """All-to-all in which each rank sends `nbytes`; `outer_copies` of it beyond the innermost tier."""
         copies = (1.0,) + (outer_copies,) * (len(sizes) - 1)
-        linked = zip(self._linked_bytes_per_s(sizes), self.exchange, strict=True)
-        reached = tuple(bytes_per_s * exchange for bytes_per_s, exchange in linked)
-        moved_s = comm.all_to_all_s(nbytes, sizes, self.alphas_s, reached, copies)
-        return moved_s + self._before_s(sizes)
+        linked = zip(self._linked_bytes_per_s(sizes), self.pairwise, strict=True)
+        achieved = tuple(bytes_per_s * pairwise for bytes_per_s, pairwise in linked)
+        moved_s = comm.all_to_all_s(nbytes, sizes, self.alphas_s, achieved, copies)
+        return moved_s + self._call_overhead_s(sizes)
 
-    def neighbour_s(self, nbytes: Any, tier: Any, senders: Any = 0) -> Any:
+    def send_s(self, nbytes: Any, tier: Any, senders: Any = 0) -> Any:
         """One message of `nbytes` to a rank behind tier `tier` (a column of indices).
 
         So many devices next to each other send at once and share what one alone would have (of a node the
@@ -193,27 +197,27 @@ class Fabric:
 
     def _linked_bytes_per_s(self, sizes: Sizes) -> tuple[Any, ...]:
         """What groups of these sizes reach on each tier over the links that stay inside them."""
-        reached = []
+        achieved = []
         for size, bytes_per_s, shares in zip(sizes, self.bytes_per_s, self.part_shares, strict=True):
             share: Any = 1.0
             for members, part in shares:
                 share = np.where(np.asarray(size) >= members, part, share)
-            reached.append(bytes_per_s * share)
-        return tuple(reached)
+            achieved.append(bytes_per_s * share)
+        return tuple(achieved)
 
     def _ring_bytes_per_s(self, sizes: Sizes) -> tuple[Any, ...]:
         """What rings through groups of these sizes reach on each tier."""
         inside: Any = 1
-        reached = []
+        achieved = []
         tiers = zip(sizes, self._linked_bytes_per_s(sizes), self.partial, self.inner_spans, strict=True)
         for size, bytes_per_s, partial, span in tiers:
             is_partial = (inside > 1) & (inside < span)
-            reached.append(bytes_per_s * np.where(is_partial, partial, 1.0))
+            achieved.append(bytes_per_s * np.where(is_partial, partial, 1.0))
             inside = inside * size
-        return tuple(reached)
+        return tuple(achieved)
 
-    def _before_s(self, sizes: Sizes) -> Any:
-        return comm.flat_ring_alpha_s(sizes, self.befores_s)
+    def _call_overhead_s(self, sizes: Sizes) -> Any:
+        return comm.flat_ring_alpha_s(sizes, self.call_overheads_s)
 
 
 def _of_tier(figures: Sequence[Any], tier: Any) -> Any:
@@ -221,13 +225,13 @@ def _of_tier(figures: Sequence[Any], tier: Any) -> Any:
     return np.choose(tier, [np.broadcast_to(figure, np.shape(tier)) for figure in figures])
 
 
-def _has_several_ways_out(tier: Tier, span: int) -> Any:
+def _has_several_links(tier: Tier, span: int) -> Any:
     """Whether `span` devices below the tier have more than one of them has alone: a ring through a part of
     them then has fewer ways out. All members of a ring leave by the one card of their node."""
     return span * tier.bytes_per_s > tier.flow_bytes_per_s * (1 + 1e-9)
 
 
-def fabric_of(problem: Machine) -> Fabric:
+def collective_model_of(problem: Machine) -> CollectiveModel:
     """The cluster's tiers with the efficiency of their collectives, by whether they are network or scale-up
     fabric."""
     efficiency = problem.efficiency
@@ -238,18 +242,18 @@ def fabric_of(problem: Machine) -> Fabric:
         for tier, curve, span in zip(problem.tiers, curves, inner_spans, strict=True)
     ]
     pairs = list(zip(problem.tiers, fractions, strict=True))
-    return Fabric(
+    return CollectiveModel(
         alphas_s=tuple(tier.latency_s for tier in problem.tiers),
         startups_s=tuple(curve.startup_s for curve in curves),
-        befores_s=tuple(curve.before_s for curve in curves),
+        call_overheads_s=tuple(curve.before_s for curve in curves),
         bytes_per_s=tuple(fraction * tier.bytes_per_s for tier, fraction in pairs),
         flow_bytes_per_s=tuple(fraction * tier.flow_bytes_per_s for tier, fraction in pairs),
         in_switch=tuple(1.0 if tier.in_switch_reduction else 0.0 for tier in problem.tiers),
         partial=tuple(
-            np.where(_has_several_ways_out(tier, span), curve.partial_fraction, 1.0)
+            np.where(_has_several_links(tier, span), curve.partial_fraction, 1.0)
             for tier, curve, span in zip(problem.tiers, curves, inner_spans, strict=True)
         ),
-        exchange=tuple(curve.exchange_fraction for curve in curves),
+        pairwise=tuple(curve.exchange_fraction for curve in curves),
         inner_spans=inner_spans,
         part_shares=tuple(tier.part_shares for tier in problem.tiers),
         backend=problem.backend,

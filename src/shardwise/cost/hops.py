@@ -46,7 +46,7 @@ class Neighbours:
         return index
 
     @property
-    def ends_tier(self) -> Any:
+    def wraparound_tier(self) -> Any:
         """The same of the first rank and the last."""
         index: Any = 0 * self.pp
         for border, stride in zip(self.borders, self.strides, strict=True):
@@ -54,9 +54,9 @@ class Neighbours:
         return index
 
     @property
-    def ends_senders(self) -> Any:
+    def wraparound_senders(self) -> Any:
         """How many send from the first rank to the last at once, `senders` of the tier between them."""
-        return np.choose(self.ends_tier, self.senders)
+        return np.choose(self.wraparound_tier, self.senders)
 
     @property
     def leaving(self) -> list[Any]:
@@ -91,15 +91,15 @@ def _senders(tier: Tier, inside: int, stride: Any, is_crossed: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Hops:
+class HopTimes:
     """Seconds of a message between neighbouring stages by the tier between them; shape (tiers, rows)."""
 
     neighbours: Neighbours
     by_tier_s: Any
 
-    def taken(self, rows: Any) -> Hops:
+    def taken(self, rows: Any) -> HopTimes:
         """The columns at these rows."""
-        return Hops(self.neighbours.taken(rows), self.by_tier_s[:, rows])
+        return HopTimes(self.neighbours.taken(rows), self.by_tier_s[:, rows])
 
     def after_s(self, stage: Any, is_v: Any) -> Any:
         """A message from each stage to the next, or back; nothing where a V turns round. `stage` has shape
@@ -108,7 +108,7 @@ class Hops:
         turned = is_v & (stage >= pp)
         rank = np.where(turned, 2 * pp - 2 - stage, stage % pp)
         ends = ~np.asarray(is_v) & (rank == pp - 1)
-        tier = np.where(ends, self.neighbours.ends_tier, self.neighbours.tier(rank))
+        tier = np.where(ends, self.neighbours.wraparound_tier, self.neighbours.tier(rank))
         seconds = np.take_along_axis(self.by_tier_s, tier, axis=0)
         return np.where(is_v & (stage == pp - 1), 0.0, seconds)
 
@@ -123,9 +123,9 @@ class Hops:
         return total_s / np.maximum(self.neighbours.pp - 1, 1)
 
     @property
-    def least_s(self) -> Any:
+    def shortest_s(self) -> Any:
         """The shortest of them and of that from the last rank to the first."""
-        leaving, ends = self.neighbours.leaving, self.neighbours.ends_tier
+        leaving, ends = self.neighbours.leaving, self.neighbours.wraparound_tier
         found: Any = np.inf
         for tier, hop_s in enumerate(self.by_tier_s):
             is_used = (leaving[tier] > leaving[tier + 1]) | (ends == tier)

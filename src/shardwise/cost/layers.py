@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.cost.fabric import Fabric, Groups, fabric_of, groups_of
-from shardwise.cost.hops import Hops
+from shardwise.cost.fabric import CollectiveModel, ProcessGroups, collective_model_of, groups_of
+from shardwise.cost.hops import HopTimes
 from shardwise.cost.operators import UNFUSED_SCORE_BYTES, element_bytes, operator_times, rows_of, width_of
-from shardwise.cost.parts import PART_NAMES, Parts
+from shardwise.cost.parts import COMPONENTS, PhaseTimes
 from shardwise.cost.problem import Problem
 from shardwise.cost.temporaries import Temporaries, temporaries_of
 from shardwise.equations import comm, compute
@@ -44,15 +44,15 @@ class BlockCost:
     its backward follows at once.
     """
 
-    forward: Parts
-    backward_input: Parts
-    backward_weight: Parts
-    selective: Parts
+    forward: PhaseTimes
+    backward_input: PhaseTimes
+    backward_weight: PhaseTimes
+    selective: PhaseTimes
     repeated_s: Any
     dense_weights: Any
     expert_weights: Any
     replicated_weights: Any
-    kept_bytes: Any
+    saved_bytes: Any
     selective_bytes: Any
     input_bytes: Any
     largest_bytes: Any
@@ -63,7 +63,7 @@ class BlockCost:
         """The columns at these rows."""
         values = [getattr(self, name) for name in _BLOCK_FIELDS]
         return BlockCost(
-            *(value.taken(rows) if isinstance(value, Parts) else value[rows] for value in values)
+            *(value.taken(rows) if isinstance(value, PhaseTimes) else value[rows] for value in values)
         )
 
 
@@ -82,9 +82,9 @@ class GridCost:
     kinds: tuple[BlockCost, ...]
     embedding: BlockCost
     head: BlockCost
-    groups: Groups
-    fabric: Fabric
-    hops: Hops
+    groups: ProcessGroups
+    fabric: CollectiveModel
+    hops: HopTimes
     hop_bytes: Any
     replicas: Any
     expert_replicas: Any
@@ -115,13 +115,13 @@ def grid_cost(problem: Problem, table: Any) -> GridCost:
     GRID_FIELDS)."""
     model = problem.model
     groups = groups_of(problem, table)
-    fabric = fabric_of(problem)
+    fabric = collective_model_of(problem)
     whole_bytes = _hidden_bytes(problem, table, "tokens")
     hop_bytes = whole_bytes / table.tp
     is_split_for_hop = (table.tp > 1) & (table.sequence_parallel == 0)
-    joined_s = np.where(is_split_for_hop, fabric.pass_s(whole_bytes, groups.tensor), 0.0)
+    joined_s = np.where(is_split_for_hop, fabric.all_gather_s(whole_bytes, groups.tensor), 0.0)
     moved_s = [
-        fabric.neighbour_s(hop_bytes, np.full(hop_bytes.shape, tier), senders) + joined_s
+        fabric.send_s(hop_bytes, np.full(hop_bytes.shape, tier), senders) + joined_s
         for tier, senders in enumerate(groups.stages.senders)
     ]
     sent_s = np.where(table.pp > 1, moved_s, 0.0)
@@ -152,7 +152,7 @@ def grid_cost(problem: Problem, table: Any) -> GridCost:
         temporaries=temporaries,
         groups=groups,
         fabric=fabric,
-        hops=Hops(groups.stages, sent_s),
+        hops=HopTimes(groups.stages, sent_s),
         hop_bytes=hop_bytes,
         replicas=table.dp * table.cp,
         expert_replicas=table.tp * table.cp * table.dp // (table.etp * table.ep),
@@ -183,17 +183,19 @@ def _all_compute_s(work: BlockCost) -> Any:
     return work.forward.compute_s + work.backward_input.compute_s + work.backward_weight.compute_s
 
 
-def _tied_ends_s(problem: Problem, fabric: Fabric, groups: Groups, embedding: BlockCost) -> Any:
+def _tied_ends_s(
+    problem: Problem, fabric: CollectiveModel, groups: ProcessGroups, embedding: BlockCost
+) -> Any:
     """Adding up the two gradients of a tied embedding: an all-reduce of the two ends, in which both send one
     half to the other and then the half that they have added up, at once in both directions."""
     tied_bytes = embedding.dense_weights * problem.recipe.gradient_bytes
     is_tied = 1.0 if problem.model.tied_embeddings else 0.0
-    tier, senders = groups.stages.ends_tier, groups.stages.ends_senders
-    return is_tied * 2.0 * fabric.neighbour_s(tied_bytes / 2.0, tier, senders)
+    tier, senders = groups.stages.wraparound_tier, groups.stages.wraparound_senders
+    return is_tied * 2.0 * fabric.send_s(tied_bytes / 2.0, tier, senders)
 
 
 def _replicated_s(
-    problem: Problem, table: Any, fabric: Fabric, groups: Groups, kinds: Sequence[BlockCost]
+    problem: Problem, table: Any, fabric: CollectiveModel, groups: ProcessGroups, kinds: Sequence[BlockCost]
 ) -> Any:
     """Under sequence parallelism every tp rank holds norms whole but sees a part of the tokens."""
     counts = [problem.patterns.count(k) / table.pp for k in range(len(kinds))]
@@ -205,8 +207,8 @@ def _replicated_s(
 def block_cost(
     problem: Problem,
     table: Any,
-    groups: Groups,
-    fabric: Fabric,
+    groups: ProcessGroups,
+    fabric: CollectiveModel,
     operators: Sequence[Operator],
     experts: Experts | None,
     tensor_s: tuple[Any, Any],
@@ -217,9 +219,9 @@ def block_cost(
     work = _work_of(problem, table, operators, experts) if work is None else work
     forward, backward = (
         _communication(
-            problem, table, groups, fabric, operators, experts, joined_s, beside, weights_s, is_backward
+            problem, table, groups, fabric, operators, experts, joined_s, hiding, weights_s, is_backward
         )
-        for joined_s, beside, weights_s, is_backward in (
+        for joined_s, hiding, weights_s, is_backward in (
             (tensor_s[0], work.forward, 0.0, False),
             (tensor_s[1], work.backward_input, work.backward_weight.matmul_s, True),
         )
@@ -255,7 +257,7 @@ def _work_of(
 ) -> BlockCost:
     """The sum over `operators` without communication."""
     zero = 0.0 * table.tp
-    forward, backward_input, backward_weight, selective = (dict.fromkeys(PART_NAMES, zero) for _ in range(4))
+    forward, backward_input, backward_weight, selective = (dict.fromkeys(COMPONENTS, zero) for _ in range(4))
     left_out_s = zero
     first_left_out = _first_left_out(problem, operators)
     for place, operator in enumerate(operators):
@@ -279,16 +281,16 @@ def _work_of(
     losses = [operator for operator in operators if isinstance(operator, Loss)]
     products = [operator for operator in operators if isinstance(operator, Matmul | GroupedMatmul)]
     return BlockCost(
-        forward=Parts(**forward),
-        backward_input=Parts(**backward_input),
-        backward_weight=Parts(**backward_weight),
-        selective=Parts(**selective),
+        forward=PhaseTimes(**forward),
+        backward_input=PhaseTimes(**backward_input),
+        backward_weight=PhaseTimes(**backward_weight),
+        selective=PhaseTimes(**selective),
         repeated_s=left_out_s,
         dense_weights=sum((_weight_elements(problem, table, weight) for weight in dense), start=zero),
         expert_weights=sum((_weight_elements(problem, table, weight) for weight in of_experts), start=zero),
         replicated_weights=zero + sum(weight.parameters for weight in dense if _is_whole(weight)),
-        kept_bytes=sum((kept for kept, _, _ in saved), start=zero),
-        selective_bytes=sum((selective_kept for _, selective_kept, _ in saved), start=zero),
+        saved_bytes=sum((total for total, _, _ in saved), start=zero),
+        selective_bytes=sum((selective_saved for _, selective_saved, _ in saved), start=zero),
         input_bytes=_hidden_bytes(problem, table, "sequence"),
         largest_bytes=_largest([largest for _, _, largest in saved], zero),
         output_bytes=sum(
@@ -338,19 +340,19 @@ def _saved_bytes(
 ) -> tuple[Any, Any, Any]:
     """Bytes that an operator keeps for the backward pass: whole, under selective recompute, and the largest
     tensor."""
-    kept = selective = largest = 0.0 * table.tp
+    total = selective = largest = 0.0 * table.tp
     if isinstance(operator, Attention) and problem.attention is None:
         rows = rows_of(problem, table, operator.rows, experts)
         scores = rows * problem.job.seq_len * width_of(problem, table, operator.heads)
-        kept = largest = scores * UNFUSED_SCORE_BYTES
+        total = largest = scores * UNFUSED_SCORE_BYTES
     is_gathered = problem.profile.keeps_gathered_inputs and isinstance(operator, Matmul)
     for saved in operator.saved:
         rows = rows_of(problem, table, operator.rows if is_gathered else saved.rows, experts)
         nbytes = rows * width_of(problem, table, saved.width) * element_bytes(problem, saved.dtype)
-        kept = kept + nbytes
+        total = total + nbytes
         selective = selective + (0.0 if saved.selective else 1.0) * nbytes
         largest = np.maximum(largest, nbytes)
-    return kept, selective, largest
+    return total, selective, largest
 
 
 def _output_bytes(
@@ -376,15 +378,15 @@ def _hidden_bytes(problem: Problem, table: Any, rows: str) -> Any:
 def _communication(
     problem: Problem,
     table: Any,
-    groups: Groups,
-    fabric: Fabric,
+    groups: ProcessGroups,
+    fabric: CollectiveModel,
     operators: Sequence[Operator],
     experts: Experts | None,
     tensor_s: Any,
-    work: Parts,
+    work: PhaseTimes,
     weights_s: Any,
     is_backward: bool,
-) -> Parts:
+) -> PhaseTimes:
     """Exposed communication of one pass through the block; `tensor_s` joins its partial results, beside its
     own work and, backward, beside `weights_s` of matmuls for the gradients of its weights."""
     profile = problem.profile
@@ -399,7 +401,7 @@ def _communication(
     if experts is not None and routed:
         expert_s = _expert_s(problem, table, groups, fabric, experts)
     ring_overlap = np.where(table.cp_kind == 0, profile.context_overlap, 0.0)
-    return Parts(
+    return PhaseTimes(
         matmul_s=0.0 * table.tp,
         attention_s=0.0 * table.tp,
         memory_bound_s=0.0 * table.tp,
@@ -414,20 +416,25 @@ def _communication(
     )
 
 
-def tensor_sync_s(problem: Problem, table: Any, groups: Groups, fabric: Fabric) -> Any:
+def tensor_sync_s(problem: Problem, table: Any, groups: ProcessGroups, fabric: CollectiveModel) -> Any:
     """Joining the partial results of one tensor-parallel region: all-gather in and reduce-scatter out under
     sequence parallelism, else one all-reduce (Korthikanti et al. 2022, section 4.2.2). The backward pass does
     the same."""
     nbytes = _hidden_bytes(problem, table, "tokens")
     return np.where(
         table.sequence_parallel == 1,
-        fabric.pass_s(nbytes, groups.tensor) + fabric.scatter_s(nbytes, groups.tensor),
+        fabric.all_gather_s(nbytes, groups.tensor) + fabric.reduce_scatter_s(nbytes, groups.tensor),
         fabric.all_reduce_s(nbytes, groups.tensor),
     )
 
 
 def _context_s(
-    problem: Problem, table: Any, groups: Groups, fabric: Fabric, core: Attention, is_backward: bool
+    problem: Problem,
+    table: Any,
+    groups: ProcessGroups,
+    fabric: CollectiveModel,
+    core: Attention,
+    is_backward: bool,
 ) -> Any:
     """Moving keys and values around the ring (Liu et al. 2023), or heads by all-to-all (Jacobs et al. 2023).
 
@@ -438,12 +445,16 @@ def _context_s(
     tokens = rows_of(problem, table, "tokens", None)
     kv = width_of(problem, table, core.kv_heads) * (core.qk_dim + core.v_dim)
     heads = width_of(problem, table, core.heads) * (core.qk_dim + core.v_dim)
-    ring_s = fabric.pass_s(tokens * kv * element * table.cp, groups.context) * (2.0 if is_backward else 1.0)
-    exchange_s = 4.0 * fabric.all_to_all_s(tokens * (kv + heads) * element / 4.0, groups.context)
-    return np.where(table.cp > 1, np.where(table.cp_kind == 0, ring_s, exchange_s), 0.0)
+    ring_s = fabric.all_gather_s(tokens * kv * element * table.cp, groups.context) * (
+        2.0 if is_backward else 1.0
+    )
+    a2a_s = 4.0 * fabric.all_to_all_s(tokens * (kv + heads) * element / 4.0, groups.context)
+    return np.where(table.cp > 1, np.where(table.cp_kind == 0, ring_s, a2a_s), 0.0)
 
 
-def _expert_s(problem: Problem, table: Any, groups: Groups, fabric: Fabric, experts: Experts) -> Any:
+def _expert_s(
+    problem: Problem, table: Any, groups: ProcessGroups, fabric: CollectiveModel, experts: Experts
+) -> Any:
     """Dispatch to and combine from the experts: two all-to-alls over ep, and joining over etp.
 
     Every tp rank sends its share of the tokens, `top_k` copies each, as unevenly as the imbalance says.
@@ -457,13 +468,13 @@ def _expert_s(problem: Problem, table: Any, groups: Groups, fabric: Fabric, expe
     )
     sent_bytes = routed_bytes / table.etp
     most = np.where(experts.groups > 1, experts.groups_per_token, np.inf)
-    reached = np.minimum(comm.groups_reached(comm.group_size(groups.expert[1:]), experts.top_k), most)
-    exchange_s = 2.0 * fabric.all_to_all_s(sent_bytes, groups.expert, reached / experts.top_k)
+    achieved = np.minimum(comm.expected_groups(comm.group_size(groups.expert[1:]), experts.top_k), most)
+    a2a_s = 2.0 * fabric.all_to_all_s(sent_bytes, groups.expert, achieved / experts.top_k)
     members = groups.expert_tensor
-    join_s = fabric.pass_s(routed_bytes, members) + fabric.scatter_s(routed_bytes, members)
-    whole_s = fabric.pass_s(_hidden_bytes(problem, table, "tokens"), groups.tensor)
+    join_s = fabric.all_gather_s(routed_bytes, members) + fabric.reduce_scatter_s(routed_bytes, members)
+    whole_s = fabric.all_gather_s(_hidden_bytes(problem, table, "tokens"), groups.tensor)
     return (
-        np.where(table.ep > 1, exchange_s, 0.0)
+        np.where(table.ep > 1, a2a_s, 0.0)
         + np.where(table.etp > 1, join_s, 0.0)
         + np.where((table.sequence_parallel == 0) & (table.tp > 1), whole_s, 0.0)
     )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.cluster import Tier
-from shardwise.cost.fabric import Fabric, Sizes, contends, fabric_of
+from shardwise.cost.fabric import CollectiveModel, Sizes, collective_model_of, contends
 from shardwise.cost.layers import GridCost, grid_cost
 from shardwise.cost.memory import BOUNDARY_BUFFERS
 from shardwise.cost.nodes import Contended, Sums, block_columns, contended_columns, over_places
@@ -36,7 +36,7 @@ class StageShape:
     """
 
     layers: Any
-    held: Any
+    in_flight: Any
     is_first: Any
     is_last: Any
     replicas: Sequence[int]
@@ -44,18 +44,18 @@ class StageShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Where a stage lies among those of its pipeline: `together` with so many, itself included, in one node,
-    which has so many `devices` (0: what leaves it shares its cards with all others). `is_whole` where these
-    are all stages of the pipeline."""
+class NodeSlot:
+    """Where a stage lies among those of its pipeline: `stages_per_node` with so many, itself included, in one
+    node, which has so many `devices` (0: what leaves it shares its cards with all others). `is_whole` where
+    these are all stages of the pipeline."""
 
-    together: int = 1
+    stages_per_node: int = 1
     devices: int = 0
     is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagePrice:
+class StageCosts:
     """Of every shape on every kind: seconds of a forward and of a backward, of gathering before the first
     forward and reducing after the last backward, of the end of the step; bytes per device, in tensors and
     in all.
@@ -74,7 +74,7 @@ class StagePrice:
 
 
 @dataclass(frozen=True, slots=True)
-class Kinds:
+class StageKinds:
     """Kinds of stages on one pool of devices: `tp` ranks that share each layer, `dp` replicas that share the
     rows of a microbatch. `grid` has their prices, `fabric` the tiers on which their replicas meet;
     `contended` is as if tensor ranks and replicas left by the same cards."""
@@ -83,16 +83,16 @@ class Kinds:
     tp: Any
     dp: Any
     grid: GridCost
-    fabric: Fabric
+    fabric: CollectiveModel
     blocks: Any
     contended: Any
 
-    def among(self, problem: Problem) -> Kinds:
+    def among(self, problem: Problem) -> StageKinds:
         """The same kinds with another outermost tier, over which no stage reaches."""
-        return replace(self, problem=problem, fabric=fabric_of(problem))
+        return replace(self, problem=problem, fabric=collective_model_of(problem))
 
 
-def kinds_of(problem: Problem, kinds: Sequence[tuple[int, int]], micro_batch_size: int) -> Kinds:
+def stage_kinds_of(problem: Problem, kinds: Sequence[tuple[int, int]], micro_batch_size: int) -> StageKinds:
     """The prices of (tp, dp) stages of one pool, whose `problem` has the tiers on which replicas meet.
 
     `micro_batch_size` sequences make a microbatch of the stage; each of its dp replicas takes an equal part.
@@ -110,18 +110,18 @@ def kinds_of(problem: Problem, kinds: Sequence[tuple[int, int]], micro_batch_siz
     ]
     table = StrategyTable.of(rows)
     grid = grid_cost(problem, table)
-    return Kinds(
+    return StageKinds(
         problem,
         table.tp,
         table.dp,
         grid,
-        fabric_of(problem),
+        collective_model_of(problem),
         block_columns(grid),
         contended_columns(grid, Contention()),
     )
 
 
-def hop_s(kinds: Kinds, tier: int = -1, senders: Any = 0) -> Any:
+def hop_s(kinds: StageKinds, tier: int = -1, senders: Any = 0) -> Any:
     """Seconds to hand one microbatch's hidden states to the next stage over a tier, all ranks sending their
     parts at once; one per kind.
 
@@ -130,42 +130,44 @@ def hop_s(kinds: Kinds, tier: int = -1, senders: Any = 0) -> Any:
     nbytes = kinds.grid.hop_bytes
     index = tier % len(kinds.problem.tiers)
     inside = kinds.problem.tiers[index - 1].span if index else 1
-    return kinds.fabric.neighbour_s(nbytes, np.full(np.shape(nbytes), index), np.minimum(senders, inside))
+    return kinds.fabric.send_s(nbytes, np.full(np.shape(nbytes), index), np.minimum(senders, inside))
 
 
-def stage_price(kinds: Kinds, shape: StageShape, seat: Seat = Seat()) -> StagePrice:
+def stage_costs(kinds: StageKinds, shape: StageShape, slot: NodeSlot = NodeSlot()) -> StageCosts:
     """What stages of these shapes cost on each kind; optimizer states are split over all replicas (ZeRO-1).
 
     Replicas of a stage fill the tiers from the innermost on, as far as the pipeline's other stages in the
     node leave room. A stage whose weights are tied to those at the other end holds a copy and joins the
     gradients.
     """
-    return seated_prices(kinds, shape, (seat,))[0]
+    return stage_costs_by_slot(kinds, shape, (slot,))[0]
 
 
-def seated_prices(kinds: Kinds, shape: StageShape, seats: Sequence[Seat]) -> list[StagePrice]:
+def stage_costs_by_slot(kinds: StageKinds, shape: StageShape, slots: Sequence[NodeSlot]) -> list[StageCosts]:
     """The same for stages that lie otherwise among those of their pipelines, by seat: gathering, reducing and
     the end of the step differ, all else is the same."""
     profile = kinds.problem.profile
-    sums, tied, weights, replicas = _held(kinds, shape)
+    sums, tied, weights, replicas = _stage_sums(kinds, shape)
     is_alone = shape.is_first * shape.is_last
     forward_s = sums.forward_s + profile.host_action_s
     backward_s = sums.input_s + sums.weight_s + profile.host_action_s
     backward_s = backward_s + np.array([0.0 * sums.full_s, sums.selective_s, sums.full_s])[:, None]
     allocated, device_bytes = stage_bytes(kinds, shape)
-    gradients = cache(lambda together: _gradients_s(kinds, shape, weights, forward_s, backward_s, together))
-    around_s = _end_s(kinds, shape, weights / replicas)
+    gradients = cache(
+        lambda stages_per_node: _gradients_s(kinds, shape, weights, forward_s, backward_s, stages_per_node)
+    )
+    update_s = _end_s(kinds, shape, weights / replicas)
     tied = tied * (shape.is_first + shape.is_last - 2 * is_alone)
     found = []
-    for seat in seats:
-        gather_s, reduce_s = gradients(seat.together)
+    for slot in slots:
+        gather_s, reduce_s = gradients(slot.stages_per_node)
         found.append(
-            StagePrice(
+            StageCosts(
                 forward_s=forward_s,
                 backward_s=backward_s,
                 gather_s=gather_s,
                 reduce_s=reduce_s,
-                end_s=around_s + _tied_s(kinds, tied, seat),
+                end_s=update_s + _tied_s(kinds, tied, slot),
                 allocated_bytes=allocated,
                 device_bytes=device_bytes,
             )
@@ -173,15 +175,15 @@ def seated_prices(kinds: Kinds, shape: StageShape, seats: Sequence[Seat]) -> lis
     return found
 
 
-def stage_bytes(kinds: Kinds, shape: StageShape) -> tuple[Any, Any]:
-    """Bytes per device of stages, in tensors and in all, as in `StagePrice`: they alone depend on how many
+def stage_bytes(kinds: StageKinds, shape: StageShape) -> tuple[Any, Any]:
+    """Bytes per device of stages, in tensors and in all, as in `StageCosts`: they alone depend on how many
     microbatches are `held`."""
-    sums, _, weights, replicas = _held(kinds, shape)
+    sums, _, weights, replicas = _stage_sums(kinds, shape)
     allocated = _allocated_bytes(kinds, shape, sums, weights, replicas)
     return allocated, _device_bytes(kinds, shape, allocated, replicas)
 
 
-def _held(kinds: Kinds, shape: StageShape) -> tuple[Sums, Any, Any, Any]:
+def _stage_sums(kinds: StageKinds, shape: StageShape) -> tuple[Sums, Any, Any, Any]:
     """Sums over the layers of stages; weights of the embedding that stages at both ends of the model have;
     weights in all; and replicas of each."""
     sums = Sums(*over_places(kinds.blocks, np.asarray(shape.layers)[None], shape.is_first, shape.is_last))
@@ -191,47 +193,47 @@ def _held(kinds: Kinds, shape: StageShape) -> tuple[Sums, Any, Any, Any]:
 
 
 def _gradients_s(
-    kinds: Kinds, shape: StageShape, weights: Any, forward_s: Any, backward_s: Any, together: int
+    kinds: StageKinds, shape: StageShape, weights: Any, forward_s: Any, backward_s: Any, stages_per_node: int
 ) -> tuple[Any, Any]:
     """Gathering before the first forward and reducing after the last backward, where so many stages of a
     pipeline lie together in a node."""
     problem, recipe = kinds.problem, kinds.problem.recipe
     pipelines = np.asarray(shape.replicas)[:, None, None]
-    sizes = _sizes(kinds, pipelines * kinds.dp, np.minimum(shape.groups, pipelines), together)
-    gathering_s = kinds.fabric.pass_s(weights * recipe.weight_bytes, sizes)
-    reduction_s = kinds.fabric.scatter_s(weights * recipe.gradient_bytes, sizes)
+    sizes = _sizes(kinds, pipelines * kinds.dp, np.minimum(shape.groups, pipelines), stages_per_node)
+    gathering_s = kinds.fabric.all_gather_s(weights * recipe.weight_bytes, sizes)
+    reduction_s = kinds.fabric.reduce_scatter_s(weights * recipe.gradient_bytes, sizes)
     buckets, overlap = np.maximum(shape.layers, 1), problem.profile.state_overlap
     layers = np.asarray(shape.layers)[None]
     sent = Contended(*over_places(kinds.contended, layers, shape.is_first, shape.is_last))
     shares_cards = 1.0 * contends(problem.tiers, kinds.grid.groups.tensor, sizes)
     there_s = forward_s - shares_cards * sent.forward_s
-    again_s = np.array([0.0 * sent.again_s, 0.0 * sent.again_s, sent.again_s])[:, None]
-    back_s = backward_s - shares_cards * (sent.input_s + again_s)
+    recompute_s = np.array([0.0 * sent.recompute_s, 0.0 * sent.recompute_s, sent.recompute_s])[:, None]
+    back_s = backward_s - shares_cards * (sent.input_s + recompute_s)
     return (
         pipeline.gathering_before_forward_s(gathering_s, there_s, buckets, overlap),
         pipeline.reduction_after_backward_s(reduction_s, back_s, buckets, overlap),
     )
 
 
-def _sizes(kinds: Kinds, replicas: Any, groups: Any, together: int) -> Sizes:
+def _sizes(kinds: StageKinds, replicas: Any, groups: Any, stages_per_node: int) -> Sizes:
     """Replicas per tier, filled from the innermost, in at least so many groups on the outermost; where they
     do not fill a tier evenly, the next one counts whole groups. What a tier joins holds so many stages of
-    each pipeline `together`, so that there is less room for replicas of each; those of one stage are next to
-    each other."""
+    each pipeline `stages_per_node`, so that there is less room for replicas of each; those of one stage are
+    next to each other."""
     below: Any = np.ones_like(replicas)
     near = -(-replicas // groups)
     sizes = []
     tiers = kinds.problem.tiers
     for tier in tiers[:-1]:
         own = np.minimum(kinds.dp, tier.span // kinds.tp)
-        room = np.maximum(np.maximum(tier.span // (kinds.tp * together), own), below)
-        inside = np.minimum(near, room)
+        capacity = np.maximum(np.maximum(tier.span // (kinds.tp * stages_per_node), own), below)
+        inside = np.minimum(near, capacity)
         sizes.append(np.maximum(inside // below, 1))
         below = below * sizes[-1]
     return (*sizes, -(-replicas // below))
 
 
-def _end_s(kinds: Kinds, shape: StageShape, owned: Any) -> Any:
+def _end_s(kinds: StageKinds, shape: StageShape, owned: Any) -> Any:
     """Norm and clipping, replicated weights, optimizer and host, after the gradients are reduced.
 
     The norm joins all devices of the problem's outermost tier.
@@ -246,40 +248,42 @@ def _end_s(kinds: Kinds, shape: StageShape, owned: Any) -> Any:
     return norm_s + replicated_s + device_update_s(problem, owned) + problem.profile.host_step_s
 
 
-def _tied_s(kinds: Kinds, tied: Any, seat: Seat) -> Any:
+def _tied_s(kinds: StageKinds, tied: Any, slot: NodeSlot) -> Any:
     """Adding up the gradients of weights that first and last stage both have: over the node's links where
     both lie in one, else over the outermost tier, all groups of the node sending at once."""
-    index, within = _where_ends_meet(kinds.problem.tiers, seat)
-    senders = kinds.tp * kinds.dp if seat.is_whole else np.array(seat.devices // seat.together)
+    index, within = _where_ends_meet(kinds.problem.tiers, slot)
+    senders = kinds.tp * kinds.dp if slot.is_whole else np.array(slot.devices // slot.stages_per_node)
     nbytes = tied * kinds.problem.recipe.gradient_bytes / 2.0
     tier = np.full(np.shape(nbytes), index)
-    return np.where(tied > 0, 2.0 * kinds.fabric.neighbour_s(nbytes, tier, np.minimum(senders, within)), 0.0)
+    return np.where(tied > 0, 2.0 * kinds.fabric.send_s(nbytes, tier, np.minimum(senders, within)), 0.0)
 
 
-def _where_ends_meet(tiers: Sequence[Tier], seat: Seat) -> tuple[int, int]:
+def _where_ends_meet(tiers: Sequence[Tier], slot: NodeSlot) -> tuple[int, int]:
     """The tier on which first and last stage of a pipeline meet, and the devices of a group of the tier
     below it."""
     meeting = len(tiers) - 1
-    if seat.is_whole:
-        meeting = max((tier for tier, one in enumerate(tiers) if one.span <= seat.devices), default=meeting)
+    if slot.is_whole:
+        meeting = max((tier for tier, one in enumerate(tiers) if one.span <= slot.devices), default=meeting)
     return meeting, tiers[meeting - 1].span if meeting else 1
 
 
-def _allocated_bytes(kinds: Kinds, shape: StageShape, sums: Sums, weights: Any, replicas: Any) -> Any:
+def _allocated_bytes(kinds: StageKinds, shape: StageShape, sums: Sums, weights: Any, replicas: Any) -> Any:
     """Bytes in tensors on a device of the stage at the peak, for each value of RECOMPUTES."""
     problem, grid, recipe = kinds.problem, kinds.grid, kinds.problem.recipe
     state_bytes = own_bytes(problem, 1, replicas)
-    held = weights * (recipe.weight_bytes + recipe.gradient_bytes + state_bytes / replicas)
-    one = np.array([sums.kept_bytes, sums.selective_bytes, sums.input_bytes])[:, None]
+    weight_state_bytes = weights * (recipe.weight_bytes + recipe.gradient_bytes + state_bytes / replicas)
+    one = np.array([sums.saved_bytes, sums.selective_bytes, sums.input_bytes])[:, None]
     layer = grid.kinds[0]
-    again = np.zeros((len(RECOMPUTES), *[1] * (one.ndim - 1)))
-    again[RECOMPUTES.index("full")] = 1.0
-    activations = shape.held * one + again * (layer.kept_bytes - layer.input_bytes)
+    recomputed = np.zeros((len(RECOMPUTES), *[1] * (one.ndim - 1)))
+    recomputed[RECOMPUTES.index("full")] = 1.0
+    activations = shape.in_flight * one + recomputed * (layer.saved_bytes - layer.input_bytes)
     temporaries = np.maximum(grid.temporaries.layer, shape.is_last * grid.temporaries.head)
-    return held + activations + temporaries + _is_piped(shape) * BOUNDARY_BUFFERS * grid.hop_bytes
+    return (
+        weight_state_bytes + activations + temporaries + _is_piped(shape) * BOUNDARY_BUFFERS * grid.hop_bytes
+    )
 
 
-def _device_bytes(kinds: Kinds, shape: StageShape, allocated: Any, replicas: Any) -> Any:
+def _device_bytes(kinds: StageKinds, shape: StageShape, allocated: Any, replicas: Any) -> Any:
     """The same with what the allocator, the communicators and the context take."""
     efficiency = kinds.problem.efficiency
     opened = 1.0 + (kinds.tp > 1) + _is_piped(shape) + (replicas > 1)

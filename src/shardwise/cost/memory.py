@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.cost.at_once import at_once
+from shardwise.cost.at_once import single_backward_bytes
 from shardwise.cost.keeping import BOTH, OPTIMIZER
-from shardwise.cost.price import Price
+from shardwise.cost.price import TableCosts
 from shardwise.cost.problem import Problem
 from shardwise.equations import memory
 
 BOUNDARY_BUFFERS = 4.0
 """Receive and send buffers of a pipeline stage, each way."""
 
-PARTS = (
+MEMORY_PARTS = (
     "parameters", "gradients", "optimizer", "gathered", "activations", "temporaries", "buffers",
     "fragmentation", "communicators", "context",
 )  # fmt: skip
@@ -57,16 +57,16 @@ class RankBytes:
         return self.reserved + self.communicators + self.context
 
 
-def rank_bytes(problem: Problem, table: Any, price: Price) -> RankBytes:
+def rank_bytes(problem: Problem, table: Any, costs: TableCosts) -> RankBytes:
     """Memory of the rank of each place, part by part, its activations as if all in flight were on the place's
     stage.
 
     The peak of a row is the maximum over its places: all that is in flight on a rank, at the heaviest of its
     stages.
     """
-    node, keeping, shards = price.node, price.keeping, price.shards
-    of_node, of_shards = price.of_node, price.of_shards
-    activations = keeping.device_bytes[:, price.of_keeping]
+    partition, activation_costs, shards = costs.partition, costs.activation_costs, costs.shards
+    of_partition, of_shards = costs.of_partition, costs.of_shards
+    activations = activation_costs.device_bytes[:, costs.of_activations]
     zero = 0.0 * activations
     parts = {
         "parameters": shards.parameter_bytes[:, of_shards] + zero,
@@ -74,10 +74,10 @@ def rank_bytes(problem: Problem, table: Any, price: Price) -> RankBytes:
         "optimizer": np.where(_owns_states(table), 1.0, 0.0) * shards.state_bytes[:, of_shards],
         "gathered": shards.gathered_bytes[of_shards] + zero,
         "activations": activations + zero,
-        "temporaries": node.temporary_bytes[:, of_node] + zero,
-        "buffers": boundary_bytes(problem, table, node.boundary_bytes[of_node]) + zero,
+        "temporaries": partition.temporary_bytes[:, of_partition] + zero,
+        "buffers": boundary_bytes(problem, table, partition.boundary_bytes[of_partition]) + zero,
     }
-    backward = at_once(problem, table, price)
+    backward = single_backward_bytes(problem, table, costs)
     for name in ("parameters", "gradients", "activations", "temporaries"):
         parts[name][:, backward.rows] = getattr(backward, name)
     allocated = sum(parts.values())
@@ -90,25 +90,25 @@ def rank_bytes(problem: Problem, table: Any, price: Price) -> RankBytes:
     )
 
 
-def peak_bytes(problem: Problem, table: Any, price: Price) -> Any:
+def peak_bytes(problem: Problem, table: Any, costs: TableCosts) -> Any:
     """Device bytes on the tightest rank of each row: the maximum of `rank_bytes(...).device`, from fewer
     columns.
 
     What the node decides, what is kept and what is sharded are summed first, each on its own rows.
     """
-    node, keeping, shards = price.node, price.keeping, price.shards
-    kept = keeping.device_bytes + node.temporary_bytes[:, price.keeping_node]
+    partition, activation_costs, shards = costs.partition, costs.activation_costs, costs.shards
+    saved = activation_costs.device_bytes + partition.temporary_bytes[:, costs.activations_partition]
     whole = shards.parameter_bytes + shards.gradient_bytes + shards.gathered_bytes
-    held = np.concatenate([whole, whole + shards.state_bytes], axis=1)
-    of_held = price.of_shards + np.where(_owns_states(table), whole.shape[1], 0)
-    allocated = held[0][of_held] + kept[0][price.of_keeping]
-    for place in range(1, len(held)):
-        allocated = np.maximum(allocated, held[place][of_held] + kept[place][price.of_keeping])
-    backward = at_once(problem, table, price)
-    of_rows = of_held[backward.rows], price.of_shards[backward.rows]
+    resident = np.concatenate([whole, whole + shards.state_bytes], axis=1)
+    of_resident = costs.of_shards + np.where(_owns_states(table), whole.shape[1], 0)
+    allocated = resident[0][of_resident] + saved[0][costs.of_activations]
+    for place in range(1, len(resident)):
+        allocated = np.maximum(allocated, resident[place][of_resident] + saved[place][costs.of_activations])
+    backward = single_backward_bytes(problem, table, costs)
+    of_rows = of_resident[backward.rows], costs.of_shards[backward.rows]
     replaced = shards.parameter_bytes[0][of_rows[1]] + shards.gradient_bytes[0][of_rows[1]]
-    allocated[backward.rows] = held[0][of_rows[0]] - replaced + backward.total
-    allocated += boundary_bytes(problem, table, node.boundary_bytes[price.of_node])
+    allocated[backward.rows] = resident[0][of_rows[0]] - replaced + backward.total
+    allocated += boundary_bytes(problem, table, partition.boundary_bytes[costs.of_partition])
     efficiency = problem.efficiency
     return (
         memory.reserved_bytes(allocated, efficiency.fragmentation_ratio)
@@ -117,15 +117,15 @@ def peak_bytes(problem: Problem, table: Any, price: Price) -> Any:
     )
 
 
-def host_bytes(table: Any, price: Price) -> Any:
+def host_bytes(table: Any, costs: TableCosts) -> Any:
     """Bytes of offloaded states and activations on the host, per device, on the rank with most of them."""
     total = np.zeros(len(table.tp))
     rows = np.flatnonzero(table.offload)
     if len(rows):
-        moved = price.keeping.host_bytes[:, price.of_keeping[rows]]
-        states = price.shards.host_state_bytes[:, price.of_shards[rows]]
+        offloaded = costs.activation_costs.host_bytes[:, costs.of_activations[rows]]
+        states = costs.shards.host_state_bytes[:, costs.of_shards[rows]]
         owns = _owns_states(table)[rows]
-        total[rows] = (np.where(owns, 0.0, states) + moved).max(axis=0)
+        total[rows] = (np.where(owns, 0.0, states) + offloaded).max(axis=0)
     return total
 
 

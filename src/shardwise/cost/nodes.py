@@ -12,7 +12,7 @@ from shardwise.cost.layers import BlockCost, GridCost
 from shardwise.cost.parts import Contention
 from shardwise.cost.places import IS_SPLIT, Places
 from shardwise.cost.problem import Problem
-from shardwise.schedule import in_flight, waiting
+from shardwise.schedule import in_flight, pending_weights
 from shardwise.strategy import IS_V, SCHEDULES
 
 GPIPE = SCHEDULES.index("gpipe")
@@ -34,7 +34,7 @@ class Sums:
     weight_s: Any
     selective_s: Any
     full_s: Any
-    kept_bytes: Any
+    saved_bytes: Any
     selective_bytes: Any
     input_bytes: Any
     output_bytes: Any
@@ -53,15 +53,15 @@ class Contended:
 
     forward_s: Any
     input_s: Any
-    again_s: Any
+    recompute_s: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class PartitionCosts:
     """Everything of a row that its grid, schedule and stage split decide.
 
     `stage` and `rank` are sums over each place's stage and over its whole rank, `contended` over its stage;
-    shape (places, rows). Of `in_flight` microbatches so many are `waiting` for their W at most.
+    shape (places, rows). Of `in_flight` microbatches so many are `pending_weights` for their W at most.
     `layer_*` and `boundary` columns are single layers and tensors. `tied_s` synchronises gradients that more
     than one rank accumulates (a V holds both ends on one rank). From each place on, `hop_s` of a message to
     the next stage pass beside other work; for `blocked_on_s` a forward waits for what it sends on, for
@@ -74,14 +74,14 @@ class Node:
     rank: Sums
     contended: Contended
     in_flight: Any
-    waiting: Any
+    pending_weights: Any
     microbatches: Any
     is_split: Any
     hop_s: Any
     blocked_on_s: Any
     blocked_back_s: Any
     boundary_bytes: Any
-    layer_kept_bytes: Any
+    layer_saved_bytes: Any
     layer_selective_bytes: Any
     layer_input_bytes: Any
     layer_dense_weights: Any
@@ -91,7 +91,9 @@ class Node:
     tied_s: Any
 
 
-def node_of(problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: Places) -> Node:
+def partition_costs_of(
+    problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: Places
+) -> PartitionCosts:
     """Sums for each row of `table` at its places; row i has the grid `of_grid[i]`.
 
     Where embedding and head are tied but lie on different ranks, the head's rank holds a copy of the weights.
@@ -102,8 +104,8 @@ def node_of(problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: 
     flying = in_flight(table.schedule, table.pp, microbatches, table.vpp, places.rank)
     is_split = IS_SPLIT[table.schedule]
     # Elsewhere the loss of a microbatch is gone before the next comes to the head.
-    keeps_losses = places.has_head * (is_split | (table.schedule == GPIPE))
-    losses_bytes = keeps_losses * (flying - 1) * grid.head.logits_bytes[of_grid]
+    saves_losses = places.has_head * (is_split | (table.schedule == GPIPE))
+    losses_bytes = saves_losses * (flying - 1) * grid.head.logits_bytes[of_grid]
     temporary_bytes, reduced_bytes = (
         np.maximum(layer[of_grid], places.has_head * head[of_grid])
         for layer, head in (
@@ -120,20 +122,20 @@ def node_of(problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: 
     back_s = np.where(places.stage > 0, hops.after_s(places.stage - 1, is_v), 0.0)
     stage = _sums(blocks, places.layers, places.has_embedding, places.has_head)
     rank = _sums(blocks, places.rank_layers, places.rank_has_embedding, places.rank_has_head)
-    return Node(
+    return PartitionCosts(
         places=places,
         stage=replace(stage, dense_weights=stage.dense_weights + places.has_head * copied),
         rank=replace(rank, dense_weights=rank.dense_weights + places.rank_has_head * copied),
         contended=Contended(*over_places(contended, places.layers, places.has_embedding, places.has_head)),
         in_flight=flying,
-        waiting=waiting(table.schedule, microbatches, places.rank),
+        pending_weights=pending_weights(table.schedule, microbatches, places.rank),
         microbatches=microbatches,
         is_split=is_split,
         hop_s=overlap * on_s,
         blocked_on_s=(1.0 - overlap) * on_s,
         blocked_back_s=(1.0 - overlap) * back_s,
         boundary_bytes=grid.hop_bytes[of_grid],
-        layer_kept_bytes=_over_kinds(grid, "kept_bytes", np.maximum)[of_grid],
+        layer_saved_bytes=_over_kinds(grid, "saved_bytes", np.maximum)[of_grid],
         layer_selective_bytes=_over_kinds(grid, "selective_bytes", np.maximum)[of_grid],
         layer_input_bytes=_over_kinds(grid, "input_bytes", np.maximum)[of_grid],
         layer_dense_weights=_over_kinds(grid, "dense_weights", np.maximum)[of_grid],
@@ -149,9 +151,9 @@ def contended_columns(grid: GridCost, contention: Contention) -> Any:
     Contended, blocks, grids)."""
     forward_s = np.array([block.forward.contended_s(contention) for block in grid.blocks])
     input_s = np.array([block.backward_input.contended_s(contention) for block in grid.blocks])
-    again_s = forward_s.copy()
-    again_s[len(grid.kinds) :] = 0.0  # the ends are never recomputed
-    return np.array([forward_s, input_s, again_s])
+    recompute_s = forward_s.copy()
+    recompute_s[len(grid.kinds) :] = 0.0  # the ends are never recomputed
+    return np.array([forward_s, input_s, recompute_s])
 
 
 def block_columns(grid: GridCost) -> Any:
@@ -171,7 +173,7 @@ def _layer_columns(block: BlockCost) -> Sums:
         weight_s=block.backward_weight.total_s,
         selective_s=block.selective.total_s,
         full_s=block.repeated_s,
-        kept_bytes=block.kept_bytes,
+        saved_bytes=block.saved_bytes,
         selective_bytes=block.selective_bytes,
         input_bytes=block.input_bytes,
         output_bytes=block.output_bytes,
@@ -183,8 +185,8 @@ def _layer_columns(block: BlockCost) -> Sums:
 def _end_columns(block: BlockCost) -> Sums:
     """Embedding and head are never recomputed; what the head puts out counts among the losses."""
     layer = _layer_columns(block)
-    never = {name: 0.0 * block.kept_bytes for name in ("selective_s", "full_s", "output_bytes")}
-    always = {"selective_bytes": block.kept_bytes, "input_bytes": block.kept_bytes}
+    never = {name: 0.0 * block.saved_bytes for name in ("selective_s", "full_s", "output_bytes")}
+    always = {"selective_bytes": block.saved_bytes, "input_bytes": block.saved_bytes}
     return Sums(**{f.name: getattr(layer, f.name) for f in fields(Sums)} | never | always)
 
 

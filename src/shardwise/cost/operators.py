@@ -23,7 +23,7 @@ gradient."""
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorTimes:
+class OperatorSeconds:
     """Seconds forward, for the input's gradient, and for the weights' gradient."""
 
     forward_s: Any
@@ -74,7 +74,7 @@ def element_bytes(problem: Problem, dtype: str) -> float:
 
 def operator_times(
     problem: Problem, table: Any, operator: Operator, experts: Experts | None
-) -> OperatorTimes:
+) -> OperatorSeconds:
     """Times of `operator` for each row of `table`."""
     rows = rows_of(problem, table, operator.rows, experts)
     if isinstance(operator, Matmul):
@@ -104,7 +104,7 @@ def product_s(problem: Machine, m: Any, n: Any, k: Any, keys: Any = None) -> Any
     in the dtype of attention."""
     efficiency = problem.efficiency
     curve = efficiency.matmul
-    reached = compute.matmul_efficiency(
+    achieved = compute.matmul_efficiency(
         m, n, k,
         peak_fraction=curve.peak_fraction, tile_m=curve.tile_m, tile_n=curve.tile_n, units=curve.units,
         k_half=curve.k_half, small_tile_fraction=curve.small_tile_fraction,
@@ -115,14 +115,14 @@ def product_s(problem: Machine, m: Any, n: Any, k: Any, keys: Any = None) -> Any
     return efficiency.launch_s + compute.roofline_s(
         compute.matmul_work(m, n, k),
         moved_bytes,
-        (problem.matmul_flop_per_s if keys is None else problem.other_flop_per_s) * reached,
+        (problem.matmul_flop_per_s if keys is None else problem.other_flop_per_s) * achieved,
         problem.memory_bytes_per_s * efficiency.memory.fraction,
     )
 
 
-def _matmul(problem: Problem, table: Any, operator: Matmul, rows: Any) -> OperatorTimes:
+def _matmul(problem: Problem, table: Any, operator: Matmul, rows: Any) -> OperatorSeconds:
     k, n = width_of(problem, table, operator.k), width_of(problem, table, operator.n)
-    return OperatorTimes(
+    return OperatorSeconds(
         forward_s=product_s(problem, rows, n, k) + cast_s(problem, rows * k),
         input_s=product_s(problem, rows, k, n) + cast_s(problem, rows * n),
         weight_s=product_s(problem, k, n, rows),
@@ -135,7 +135,7 @@ def cast_s(problem: Machine, elements: Any) -> Any:
     return moved_s(problem, elements * cast_bytes) if cast_bytes else 0.0 * elements
 
 
-def _grouped(problem: Problem, table: Any, operator: GroupedMatmul, rows: Any) -> OperatorTimes:
+def _grouped(problem: Problem, table: Any, operator: GroupedMatmul, rows: Any) -> OperatorSeconds:
     """All experts of a rank in one kernel per phase; the weights of every expert are read once."""
     efficiency = problem.efficiency
     k, n = width_of(problem, table, operator.k), width_of(problem, table, operator.n)
@@ -155,10 +155,12 @@ def _grouped(problem: Problem, table: Any, operator: GroupedMatmul, rows: Any) -
         )
         for inner in (k, n, rows / local)
     )  # fmt: skip
-    return OperatorTimes(forward_s + cast_s(problem, rows * k), input_s + cast_s(problem, rows * n), weight_s)
+    return OperatorSeconds(
+        forward_s + cast_s(problem, rows * k), input_s + cast_s(problem, rows * n), weight_s
+    )
 
 
-def _attention(problem: Problem, table: Any, operator: Attention, rows: Any) -> OperatorTimes:
+def _attention(problem: Problem, table: Any, operator: Attention, rows: Any) -> OperatorSeconds:
     """Fused attention; its whole backward is on the path of the input's gradient."""
     efficiency, curve = problem.efficiency, problem.attention
     if curve is None:
@@ -169,22 +171,22 @@ def _attention(problem: Problem, table: Any, operator: Attention, rows: Any) -> 
     work = compute.attention_work(
         rows, keys, width_of(problem, table, operator.heads), operator.qk_dim, operator.v_dim
     )
-    reach = compute.saturation(seq_len, curve.seq_half)
+    saturated = compute.saturation(seq_len, curve.seq_half)
     moved = (
         rows * 2.0 * (width_of(problem, table, operator.heads) + width_of(problem, table, operator.kv_heads))
     )
     moved_bytes = moved * (operator.qk_dim + operator.v_dim) * problem.recipe.activation_bytes / 2.0
     memory_bytes_per_s = problem.memory_bytes_per_s * efficiency.memory.fraction
     forward_s = compute.roofline_s(
-        work, moved_bytes, problem.other_flop_per_s * curve.forward_fraction * reach, memory_bytes_per_s
+        work, moved_bytes, problem.other_flop_per_s * curve.forward_fraction * saturated, memory_bytes_per_s
     )
     backward_s = compute.roofline_s(
         FUSED_BACKWARD_WORK * work,
         2.0 * moved_bytes,
-        problem.other_flop_per_s * curve.backward_fraction * reach,
+        problem.other_flop_per_s * curve.backward_fraction * saturated,
         memory_bytes_per_s,
     )
-    return OperatorTimes(efficiency.launch_s + forward_s, efficiency.launch_s + backward_s, 0.0 * table.tp)
+    return OperatorSeconds(efficiency.launch_s + forward_s, efficiency.launch_s + backward_s, 0.0 * table.tp)
 
 
 SOFTMAX_FORWARD_PASSES = 4.5
@@ -199,7 +201,7 @@ UNFUSED_SCORE_BYTES = 5.0
 et al. 2022, section 4.1.)"""
 
 
-def _unfused_attention(problem: Problem, table: Any, operator: Attention, rows: Any) -> OperatorTimes:
+def _unfused_attention(problem: Problem, table: Any, operator: Attention, rows: Any) -> OperatorSeconds:
     """Scores in memory: two products per head over all keys, and passes over the scores between them."""
     seq_len = 1.0 * problem.job.seq_len
     heads = width_of(problem, table, operator.heads)
@@ -212,37 +214,37 @@ def _unfused_attention(problem: Problem, table: Any, operator: Attention, rows: 
         product_s(problem, rows * heads, n, k, keys=seq_len)
         for n, k in ((seq_len, operator.qk_dim), (operator.v_dim, seq_len))
     )
-    return OperatorTimes(
+    return OperatorSeconds(
         forward_s=score_s + value_s + forward_s,
         input_s=2.0 * (score_s + value_s) + backward_s,
         weight_s=0.0 * table.tp,
     )
 
 
-def _pointwise(problem: Problem, table: Any, operator: Pointwise, rows: Any) -> OperatorTimes:
+def _pointwise(problem: Problem, table: Any, operator: Pointwise, rows: Any) -> OperatorSeconds:
     forward, backward = (
         sum((width_of(problem, table, extent) for extent in extents), start=0.0 * table.tp)
         * rows
         * (problem.recipe.activation_bytes * problem.profile.pointwise_passes)
         for extents in (operator.forward, operator.backward)
     )
-    return OperatorTimes(moved_s(problem, forward), moved_s(problem, backward), 0.0 * table.tp)
+    return OperatorSeconds(moved_s(problem, forward), moved_s(problem, backward), 0.0 * table.tp)
 
 
-def _lookup(problem: Problem, table: Any, operator: Lookup, rows: Any) -> OperatorTimes:
+def _lookup(problem: Problem, table: Any, operator: Lookup, rows: Any) -> OperatorSeconds:
     """Reads and writes each row once; the backward reads the gradient and adds into fp32 rows."""
     width = width_of(problem, table, operator.width)
     element = problem.recipe.activation_bytes
-    return OperatorTimes(
+    return OperatorSeconds(
         forward_s=moved_s(problem, 2.0 * rows * width * element),
         input_s=0.0 * table.tp,
         weight_s=moved_s(problem, rows * width * (element + 8.0)),
     )
 
 
-def _loss(problem: Problem, table: Any, operator: Loss, rows: Any) -> OperatorTimes:
+def _loss(problem: Problem, table: Any, operator: Loss, rows: Any) -> OperatorSeconds:
     logits_bytes = 4.0 * rows * width_of(problem, table, operator.classes)
-    return OperatorTimes(
+    return OperatorSeconds(
         forward_s=moved_s(problem, LOSS_FORWARD_PASSES * logits_bytes),
         input_s=moved_s(problem, LOSS_BACKWARD_PASSES * logits_bytes),
         weight_s=0.0 * table.tp,

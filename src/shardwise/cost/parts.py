@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from shardwise.cluster import Tier
-from shardwise.cost.fabric import Groups, contends
+from shardwise.cost.fabric import ProcessGroups, contends
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +20,14 @@ class Contention:
     expert: Any = 1.0
 
     @staticmethod
-    def of(tiers: Sequence[Tier], groups: Groups) -> Contention:
+    def of(tiers: Sequence[Tier], groups: ProcessGroups) -> Contention:
         """Of grids with these groups on these tiers."""
         kinds = (groups.tensor, groups.context, groups.expert)
         return Contention(*(1.0 * contends(tiers, kind, groups.data) for kind in kinds))
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class PhaseTimes:
     """Seconds of one phase, by what they are spent on; communication as far as it is exposed."""
 
     matmul_s: Any = 0.0
@@ -55,8 +55,8 @@ class Parts:
             + contention.expert * self.expert_s
         )
 
-    def __add__(self, other: Parts) -> Parts:
-        return Parts(
+    def __add__(self, other: PhaseTimes) -> PhaseTimes:
+        return PhaseTimes(
             matmul_s=self.matmul_s + other.matmul_s,
             attention_s=self.attention_s + other.attention_s,
             memory_bound_s=self.memory_bound_s + other.memory_bound_s,
@@ -66,13 +66,13 @@ class Parts:
             host_s=self.host_s + other.host_s,
         )
 
-    def taken(self, rows: Any) -> Parts:
+    def taken(self, rows: Any) -> PhaseTimes:
         """The columns at these rows."""
-        return Parts(*(getattr(self, name)[rows] for name in PART_NAMES))
+        return PhaseTimes(*(getattr(self, name)[rows] for name in COMPONENTS))
 
-    def scaled(self, factor: Any) -> Parts:
+    def scaled(self, factor: Any) -> PhaseTimes:
         """Every part times `factor`."""
-        return Parts(**{f.name: factor * getattr(self, f.name) for f in fields(Parts)})
+        return PhaseTimes(**{f.name: factor * getattr(self, f.name) for f in fields(PhaseTimes)})
 
 
-PART_NAMES = tuple(f.name for f in fields(Parts))
+COMPONENTS = tuple(f.name for f in fields(PhaseTimes))

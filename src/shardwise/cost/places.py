@@ -95,12 +95,12 @@ def _by_size(problem: Problem, table: Any, places_of: Callable[[Patterns, Any], 
     rows, inverse = distinct_rows([*(getattr(table, name) for name in SPLIT_FIELDS), *patterns.columns])
     few, patterns = table.take(rows), patterns.taken(rows)
     size = np.ceil(np.log2(few.pp * few.vpp)).astype(np.int64)
-    kept: list[tuple[Any, Places]] = []
+    groups: list[tuple[Any, Places]] = []
     for same in np.unique(size):
         index = np.flatnonzero(size == same)
-        kept.append((index, places_of(patterns.taken(index), few.take(index))))
-    width = max(places.stage.shape[0] for _, places in kept)
-    return _padded(kept, width, len(rows)).take(inverse)
+        groups.append((index, places_of(patterns.taken(index), few.take(index))))
+    width = max(places.stage.shape[0] for _, places in groups)
+    return _padded(groups, width, len(rows)).take(inverse)
 
 
 def _undominated(places: Places, by_rank: Any) -> Places:
@@ -132,13 +132,13 @@ def _along_places(values: Any, chosen: Any) -> Any:
     return np.take_along_axis(values, chosen, axis=0)
 
 
-def _padded(kept: list[tuple[Any, Places]], width: int, rows: int) -> Places:
+def _padded(groups: list[tuple[Any, Places]], width: int, rows: int) -> Places:
     """All groups in one array, short ones repeating their place 0."""
     columns: dict[str, Any] = {}
     for f in fields(Places):
-        sample = getattr(kept[0][1], f.name)
+        sample = getattr(groups[0][1], f.name)
         full = np.empty((*sample.shape[:-2], width, rows), dtype=sample.dtype)
-        for index, places in kept:
+        for index, places in groups:
             values = getattr(places, f.name)
             have = values.shape[-2]
             full[..., :have, index] = values

@@ -2,7 +2,7 @@
 
     grids -> nodes (grid, schedule, stage split) -> what is kept | what is sharded -> rows
 
-A row is one choice of each: it joins a `Keeping` and `Shards` of its node.
+A row is one choice of each: it joins a `ActivationCosts` and `ShardingCosts` of its node.
 """
 
 from __future__ import annotations
@@ -13,85 +13,92 @@ from typing import Any
 import numpy as np
 
 from shardwise.cost.distinct import Index
-from shardwise.cost.fabric import Fabric
-from shardwise.cost.keeping import KEEP_FIELDS, Keeping, keeping_of
+from shardwise.cost.fabric import CollectiveModel
+from shardwise.cost.keeping import ACTIVATION_FIELDS, ActivationCosts, activation_costs_of
 from shardwise.cost.layers import GRID_FIELDS, GridCost, grid_cost
-from shardwise.cost.nodes import Node, node_of
+from shardwise.cost.nodes import PartitionCosts, partition_costs_of
 from shardwise.cost.places import SPLIT_FIELDS, all_places, peak_places
 from shardwise.cost.problem import Problem
-from shardwise.cost.sync import SHARD_FIELDS, Shards, sharding_of, shards_of
+from shardwise.cost.sync import SHARD_FIELDS, ShardingCosts, sharding_of, shards_of
 
-NODE_FIELDS = tuple(dict.fromkeys((*GRID_FIELDS, *SPLIT_FIELDS)))
+PARTITION_FIELDS = tuple(dict.fromkeys((*GRID_FIELDS, *SPLIT_FIELDS)))
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
+class PartitionTable:
     """Priced nodes of a table, with their grids: node i has grid `of_grid[i]`."""
 
     table: Any
-    node: Node
+    partition: PartitionCosts
     grid: GridCost
     of_grid: Any
 
-    def take(self, rows: Any) -> Nodes:
+    def take(self, rows: Any) -> PartitionTable:
         """The nodes at these rows."""
-        return Nodes(self.table.take(rows), taken(self.node, rows), self.grid, self.of_grid[rows])
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """Costs of every row of a table: row i has node `of_node[i]`, keeping `of_keeping[i]`, shards
-    `of_shards[i]`.
-
-    `keeping_node` and `shards_node` say which node each keeping and each sharding belongs to.
-    """
-
-    nodes: Nodes
-    keeping: Keeping
-    shards: Shards
-    of_node: Any
-    of_keeping: Any
-    of_shards: Any
-    keeping_node: Any
-    shards_node: Any
-
-    @property
-    def node(self) -> Node:
-        return self.nodes.node
-
-    def rows(self, rows: Any) -> Price:
-        """The same prices for some rows of the table."""
-        return replace(
-            self, of_node=self.of_node[rows], of_keeping=self.of_keeping[rows], of_shards=self.of_shards[rows]
+        return PartitionTable(
+            self.table.take(rows), taken(self.partition, rows), self.grid, self.of_grid[rows]
         )
 
 
 @dataclass(frozen=True, slots=True)
-class GridPrices:
+class TableCosts:
+    """Costs of every row of a table: row i has node `of_partition[i]`, keeping `of_activations[i]`, shards
+    `of_shards[i]`.
+
+    `activations_partition` and `shards_partition` say which node each keeping and each sharding belongs to.
+    """
+
+    partitions: PartitionTable
+    activation_costs: ActivationCosts
+    shards: ShardingCosts
+    of_partition: Any
+    of_activations: Any
+    of_shards: Any
+    activations_partition: Any
+    shards_partition: Any
+
+    @property
+    def partition(self) -> PartitionCosts:
+        return self.partitions.partition
+
+    def rows(self, rows: Any) -> TableCosts:
+        """The same prices for some rows of the table."""
+        return replace(
+            self,
+            of_partition=self.of_partition[rows],
+            of_activations=self.of_activations[rows],
+            of_shards=self.of_shards[rows],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GridCostTable:
     """Prices of grids that are known already, and which of them each row of a table has."""
 
     cost: GridCost
     of_row: Any
 
-    def take(self, rows: Any) -> GridPrices:
+    def take(self, rows: Any) -> GridCostTable:
         """The same for these rows of the table."""
-        return GridPrices(self.cost, self.of_row[rows])
+        return GridCostTable(self.cost, self.of_row[rows])
 
 
-def price_everywhere(problem: Problem, table: Any, grids: GridPrices | None = None) -> Price:
+def costs_of_all_stages(problem: Problem, table: Any, grids: GridCostTable | None = None) -> TableCosts:
     """Prices at every stage; rows with fewer stages than others repeat their first in the places beyond."""
-    nodes, of_node = _nodes(problem, table, all_places, grids)
-    return price_below(problem, table, nodes, of_node, slice(None))
+    partitions, of_partition = _partitions(problem, table, all_places, grids)
+    return costs_of_partitions(problem, table, partitions, of_partition, slice(None))
 
 
-def price_peaks(problem: Problem, table: Any, grids: GridPrices | None = None) -> Price:
+def costs_of_peak_stages(problem: Problem, table: Any, grids: GridCostTable | None = None) -> TableCosts:
     """Prices at the places that decide the peak of memory; the first place is the first stage."""
-    nodes, of_node = _nodes(problem, table, peak_places, grids)
-    return price_below(problem, table, nodes, of_node, slice(0, 1))
+    partitions, of_partition = _partitions(problem, table, peak_places, grids)
+    return costs_of_partitions(problem, table, partitions, of_partition, slice(0, 1))
 
 
-def _nodes(problem: Problem, table: Any, places_of: Any, grids: GridPrices | None) -> tuple[Nodes, Any]:
-    rows, of_node = _distinct(problem, table, NODE_FIELDS)
+def _partitions(
+    problem: Problem, table: Any, places_of: Any, grids: GridCostTable | None
+) -> tuple[PartitionTable, Any]:
+    rows, of_partition = _distinct(problem, table, PARTITION_FIELDS)
     few = table.take(rows)
     if grids is None:
         grid_rows, of_grid = _distinct(problem, few, GRID_FIELDS)
@@ -99,36 +106,44 @@ def _nodes(problem: Problem, table: Any, places_of: Any, grids: GridPrices | Non
     else:
         used, of_grid = np.unique(grids.of_row[rows], return_inverse=True)
         grid = _picked(grids.cost, used, len(grids.cost.hop_bytes))
-    return Nodes(few, node_of(problem, few, grid, of_grid, places_of(problem, few)), grid, of_grid), of_node
+    return PartitionTable(
+        few, partition_costs_of(problem, few, grid, of_grid, places_of(problem, few)), grid, of_grid
+    ), of_partition
 
 
-def price_below(problem: Problem, table: Any, nodes: Nodes, of_node: Any, synced: slice) -> Price:
-    """Prices of rows whose nodes are known: row i has node `of_node[i]`."""
-    keep_rows, of_keeping = problem.distinct([of_node, *(getattr(table, name) for name in KEEP_FIELDS)])
-    shard_rows, of_shards = problem.distinct([of_node, *(getattr(table, name) for name in SHARD_FIELDS)])
-    keeping_node, shards_node = of_node[keep_rows], of_node[shard_rows]
+def costs_of_partitions(
+    problem: Problem, table: Any, partitions: PartitionTable, of_partition: Any, synced: slice
+) -> TableCosts:
+    """Prices of rows whose nodes are known: row i has node `of_partition[i]`."""
+    activation_rows, of_activations = problem.distinct(
+        [of_partition, *(getattr(table, name) for name in ACTIVATION_FIELDS)]
+    )
+    shard_rows, of_shards = problem.distinct([of_partition, *(getattr(table, name) for name in SHARD_FIELDS)])
+    activations_partition, shards_partition = of_partition[activation_rows], of_partition[shard_rows]
     sharded = table.take(shard_rows)
-    of_grid = nodes.of_grid[shards_node]
+    of_grid = partitions.of_grid[shards_partition]
     rows, of_sharding = problem.distinct([of_grid, *(getattr(sharded, name) for name in SHARD_FIELDS)])
-    grid = _picked(nodes.grid, of_grid[rows], len(nodes.grid.hop_bytes))
+    grid = _picked(partitions.grid, of_grid[rows], len(partitions.grid.hop_bytes))
     sharding = sharding_of(problem, sharded.take(rows), grid)
-    return Price(
-        nodes=nodes,
-        keeping=keeping_of(problem, table.take(keep_rows), nodes.node, keeping_node),
+    return TableCosts(
+        partitions=partitions,
+        activation_costs=activation_costs_of(
+            problem, table.take(activation_rows), partitions.partition, activations_partition
+        ),
         shards=shards_of(
             problem,
             sharded,
-            nodes.node,
-            shards_node,
-            nodes.grid.fabric,
+            partitions.partition,
+            shards_partition,
+            partitions.grid.fabric,
             _picked(sharding, of_sharding, len(rows)),
             synced,
         ),
-        of_node=of_node,
-        of_keeping=of_keeping,
+        of_partition=of_partition,
+        of_activations=of_activations,
         of_shards=of_shards,
-        keeping_node=keeping_node,
-        shards_node=shards_node,
+        activations_partition=activations_partition,
+        shards_partition=shards_partition,
     )
 
 
@@ -148,6 +163,6 @@ def taken(record: Any, rows: Any) -> Any:
     if isinstance(record, tuple):
         return tuple(taken(item, rows) for item in record)
     names = getattr(type(record), "__dataclass_fields__", None)  # `fields` takes longer than the columns
-    if names is None or isinstance(record, Fabric):
+    if names is None or isinstance(record, CollectiveModel):
         return record
     return type(record)(**{name: taken(getattr(record, name), rows) for name in names})

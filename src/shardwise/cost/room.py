@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.cost.block_bytes import States, spare_bytes
-from shardwise.cost.block_time import end_s, pass_s
-from shardwise.cost.blocks import Block
+from shardwise.cost.block_bytes import StateBytes, free_bytes
+from shardwise.cost.block_time import end_s, micro_batch_work_s
+from shardwise.cost.blocks import Subproblem
 from shardwise.cost.keeping import ACTIVATIONS, FULL, SELECTIVE
-from shardwise.cost.paths import Paths
+from shardwise.cost.paths import CriticalPaths
 from shardwise.cost.problem import Problem
-from shardwise.cost.totals import Layers, Totals, Traffic, major_kind
+from shardwise.cost.totals import CheapestLayers, Totals, Traffic, major_kind
 from shardwise.equations import compute
 
 ROUNDING = 1e-9
@@ -27,7 +27,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class EndCosts:
     """Work of a microbatch on the ends of a model, beyond layers, in seconds."""
 
     embedding_s: Any
@@ -35,23 +35,23 @@ class Ends:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class LayerCapacity:
     """Whether there is room for all layers: in the memory of all ranks, and within the time as well."""
 
     fits: Any
     is_enough: Any
 
 
-def room_of(
+def capacity_of(
     problem: Problem,
-    block: Block,
-    smallest: Block,
+    subproblem: Subproblem,
+    smallest: Subproblem,
     totals: Totals,
     traffic: Traffic,
     limit_s: Any,
     in_flight: Any,
-    paths: Paths | None = None,
-) -> Room:
+    paths: CriticalPaths | None = None,
+) -> LayerCapacity:
     """Room within `limit_s` in blocks of one depth.
 
     `in_flight`, of shape (pp, ...), counts the microbatches that each rank holds at least, of its layers on
@@ -59,36 +59,40 @@ def room_of(
     step for its work, the way there counts nothing; where schedules are known, by `paths`, less.
     """
     if paths is not None:
-        return _room(problem, block, smallest, totals, traffic, limit_s, in_flight, paths, paths.is_v)
-    straight = _room(problem, block, smallest, totals, traffic, limit_s, in_flight, None, False)
+        return _capacity(
+            problem, subproblem, smallest, totals, traffic, limit_s, in_flight, paths, paths.is_v
+        )
+    straight = _capacity(problem, subproblem, smallest, totals, traffic, limit_s, in_flight, None, False)
     if len(in_flight) == 1:
         return straight
-    folded = _room(problem, block, smallest, totals, traffic, limit_s, in_flight, None, True)
-    return Room(straight.fits | folded.fits, straight.is_enough | folded.is_enough)
+    folded = _capacity(problem, subproblem, smallest, totals, traffic, limit_s, in_flight, None, True)
+    return LayerCapacity(straight.fits | folded.fits, straight.is_enough | folded.is_enough)
 
 
-def _room(
+def _capacity(
     problem: Problem,
-    block: Block,
-    smallest: Block,
+    subproblem: Subproblem,
+    smallest: Subproblem,
     totals: Totals,
     traffic: Traffic,
     limit_s: Any,
     in_flight: Any,
-    paths: Paths | None,
+    paths: CriticalPaths | None,
     is_v: Any,
-) -> Room:
+) -> LayerCapacity:
     """The same with the head on the first rank (`is_v`) or the last: for all layers, and for those of the
     major kind."""
 
-    def room(totals: Totals, layers: int) -> Room:
-        return _room_for(problem, block, smallest, totals, layers, traffic, limit_s, in_flight, paths, is_v)
+    def capacity(totals: Totals, layers: int) -> LayerCapacity:
+        return _capacity_for(
+            problem, subproblem, smallest, totals, layers, traffic, limit_s, in_flight, paths, is_v
+        )
 
-    every = room(totals, problem.model.layers)
+    every = capacity(totals, problem.model.layers)
     if totals.major is None:
         return every
-    major = room(*_only_major(problem, totals))
-    return Room(every.fits & major.fits, every.is_enough & major.is_enough)
+    major = capacity(*_only_major(problem, totals))
+    return LayerCapacity(every.fits & major.fits, every.is_enough & major.is_enough)
 
 
 def _only_major(problem: Problem, totals: Totals) -> tuple[Totals, int]:
@@ -99,73 +103,75 @@ def _only_major(problem: Problem, totals: Totals) -> tuple[Totals, int]:
     return replace(totals, layer=totals.major), problem.model.pattern.count(kind)
 
 
-def _room_for(
+def _capacity_for(
     problem: Problem,
-    block: Block,
-    smallest: Block,
+    subproblem: Subproblem,
+    smallest: Subproblem,
     totals: Totals,
     layers: int,
     traffic: Traffic,
     limit_s: Any,
     in_flight: Any,
-    paths: Paths | None,
+    paths: CriticalPaths | None,
     is_v: Any,
-) -> Room:
+) -> LayerCapacity:
     """The same for so many layers of these costs."""
     pp = len(in_flight)
-    work_s = limit_s - end_s(problem, block, totals)
-    costs, ends = layer_costs(problem, block, totals, traffic)
+    work_s = limit_s - end_s(problem, subproblem, totals)
+    costs, ends = layer_costs(problem, subproblem, totals, traffic)
     per_layer = Rate.of(costs)
     memory = _Memory(problem, smallest, totals)
-    chunks = 1 if paths is None else block.vpp
+    chunks = 1 if paths is None else subproblem.vpp
     hosts_s = 2.0 * problem.profile.host_action_s * chunks
     rank = np.arange(pp).reshape((pp,) + (1,) * np.ndim(work_s))
     has_head = np.where(is_v, rank == 0, rank == pp - 1)
     ends_s = hosts_s + np.where(rank == 0, ends.embedding_s, 0.0) + np.where(has_head, ends.head_s, 0.0)
-    each_s = work_s / block.microbatches
+    each_s = work_s / subproblem.microbatches
     if paths is not None:
-        each_s = (work_s - paths.way_s(rank)) / block.microbatches
-        if paths.turns:
-            each_s = np.minimum(each_s, paths.turn_budget_s(rank, work_s))
+        each_s = (work_s - paths.path_s(rank)) / subproblem.microbatches
+        if paths.has_steady_state_schedules:
+            each_s = np.minimum(each_s, paths.steady_budget_s(rank, work_s))
     fitting = np.maximum(memory.most(in_flight, rank == 0, has_head), 0.0)
     timely = np.maximum(per_layer.most(each_s - ends_s), 0.0)
     by_memory = np.floor(fitting + ROUNDING).sum(axis=0)
     by_both = np.floor(np.minimum(fitting, timely) + ROUNDING).sum(axis=0)
-    return Room(by_memory >= layers, by_both >= layers)
+    return LayerCapacity(by_memory >= layers, by_both >= layers)
 
 
 def layer_costs(
-    problem: Problem, block: Block, totals: Totals, traffic: Traffic
-) -> tuple[list[Layers], Ends]:
+    problem: Problem, subproblem: Subproblem, totals: Totals, traffic: Traffic
+) -> tuple[list[CheapestLayers], EndCosts]:
     """What a layer adds to a rank's work of a microbatch, as costs that add up; and the ends."""
     layer = totals.layer
-    is_full, moves = block.recompute == FULL, block.offload >= ACTIVATIONS
-    embedding_s = pass_s(totals.embedding) + traffic.embedding_s
-    head_s = pass_s(totals.head) + traffic.head_s
+    is_full, moves = subproblem.recompute == FULL, subproblem.offload >= ACTIVATIONS
+    embedding_s = micro_batch_work_s(totals.embedding) + traffic.embedding_s
+    head_s = micro_batch_work_s(totals.head) + traffic.head_s
     added_s: Any = traffic.layer_s
     if np.any(moves):
-        moved = _Moved(problem, block, totals)
+        moved = _OffloadExposure(problem, subproblem, totals)
         added_s = added_s + np.where(moves, moved.layer_s, 0.0)
-        embedding_s = embedding_s + np.where(moves, moved.beside_s(totals.embedding), 0.0)
-        head_s = head_s + np.where(moves, moved.beside_s(totals.head), 0.0)
+        embedding_s = embedding_s + np.where(moves, moved.end_exposed_s(totals.embedding), 0.0)
+        head_s = head_s + np.where(moves, moved.end_exposed_s(totals.head), 0.0)
     if np.any(is_full):
-        share = np.minimum(block.recompute_layers / np.maximum(block.split.largest, 1), 1.0)
+        share = np.minimum(subproblem.recompute_layers / np.maximum(subproblem.split.largest, 1), 1.0)
         added_s = added_s + np.where(is_full, share * layer.full_s.least, 0.0)
-    costs = [layer.work_s, Layers(added_s)]
-    is_selective = block.recompute == SELECTIVE
+    costs = [layer.work_s, CheapestLayers(added_s)]
+    is_selective = subproblem.recompute == SELECTIVE
     if np.any(is_selective):
         costs.append(layer.selective_s.scaled(np.where(is_selective, 1.0, 0.0)))
-    return costs, Ends(embedding_s, head_s)
+    return costs, EndCosts(embedding_s, head_s)
 
 
-class _Moved:
+class _OffloadExposure:
     """What moving a layer's activations exposes at least, and what is exposed less beside an end: the slope
     of a convex function of bytes and computation, which is nowhere above it."""
 
-    def __init__(self, problem: Problem, block: Block, totals: Totals) -> None:
+    def __init__(self, problem: Problem, subproblem: Subproblem, totals: Totals) -> None:
         layer, self._most = totals.layer, totals.most
-        plain = np.where(block.recompute == SELECTIVE, layer.selective_bytes.least, layer.kept_bytes.least)
-        nbytes = np.where(block.recompute == FULL, layer.input_bytes.least, plain)
+        plain = np.where(
+            subproblem.recompute == SELECTIVE, layer.selective_bytes.least, layer.saved_bytes.least
+        )
+        nbytes = np.where(subproblem.recompute == FULL, layer.input_bytes.least, plain)
         self._per_s = problem.host_link_bytes_per_s
         self._slowdown = problem.efficiency.overlap_slowdown
         self._moved_s = nbytes / self._per_s
@@ -176,7 +182,7 @@ class _Moved:
         passes = (self._most.forward_compute_s, self._most.input_compute_s)
         return sum(compute.exposed_s(self._moved_s, compute_s, 1.0, self._slowdown) for compute_s in passes)
 
-    def beside_s(self, end: Any) -> Any:
+    def end_exposed_s(self, end: Any) -> Any:
         """What an end adds on the same stage, at least (less than nothing where it hides more)."""
         total_s: Any = 0.0
         for layer_s, end_compute_s in (
@@ -184,9 +190,9 @@ class _Moved:
             (self._most.input_compute_s, end.input_compute_s),
         ):
             is_exposed = self._moved_s > layer_s
-            kept_s = end.kept_bytes / self._per_s
-            exposed_s = kept_s - (2.0 - self._slowdown) * end_compute_s
-            total_s = total_s + np.where(is_exposed, exposed_s, (self._slowdown - 1.0) * kept_s)
+            saved_s = end.saved_bytes / self._per_s
+            exposed_s = saved_s - (2.0 - self._slowdown) * end_compute_s
+            total_s = total_s + np.where(is_exposed, exposed_s, (self._slowdown - 1.0) * saved_s)
         return total_s
 
 
@@ -200,7 +206,7 @@ class Rate:
     saved: Any
 
     @staticmethod
-    def of(costs: Sequence[Layers]) -> Rate:
+    def of(costs: Sequence[CheapestLayers]) -> Rate:
         """Of costs that add up."""
         least: Any = sum(cost.least for cost in costs)
         if all(cost.following is None for cost in costs):
@@ -236,27 +242,29 @@ class Rate:
 class _Memory:
     """How many layers a rank's memory has room for."""
 
-    def __init__(self, problem: Problem, block: Block, totals: Totals) -> None:
+    def __init__(self, problem: Problem, subproblem: Subproblem, totals: Totals) -> None:
         layer, largest = totals.layer, totals.most
-        self._states = States(problem, block, totals)
+        self._states = StateBytes(problem, subproblem, totals)
         self._own = Rate.of(self._states.layer_costs)
-        self._held = np.where(block.offload >= ACTIVATIONS, 0.0, 1.0)
-        self._is_full = block.recompute == FULL
-        is_selective = block.recompute == SELECTIVE
-        plain = [layer.kept_bytes]
+        self._outstanding = np.where(subproblem.offload >= ACTIVATIONS, 0.0, 1.0)
+        self._is_full = subproblem.recompute == FULL
+        is_selective = subproblem.recompute == SELECTIVE
+        plain = [layer.saved_bytes]
         if np.any(is_selective):
             plain = [
-                layer.kept_bytes.scaled(np.where(is_selective, 0.0, 1.0)),
+                layer.saved_bytes.scaled(np.where(is_selective, 0.0, 1.0)),
                 layer.selective_bytes.scaled(np.where(is_selective, 1.0, 0.0)),
             ]
         self._plain, self._input = Rate.of(plain), Rate.of([layer.input_bytes])
-        self._spare = spare_bytes(problem, block, totals, self._states)
+        self._free_bytes = free_bytes(problem, subproblem, totals, self._states)
         self._recomputes = bool(np.any(self._is_full))
         self._dropped: Any = 0.0
         if self._recomputes:
-            again = np.where(self._is_full, largest.kept_bytes - largest.input_bytes, 0.0)
-            self._spare = self._spare - again
-            dropped = block.vpp * block.recompute_layers * (largest.kept_bytes - layer.input_bytes.least)
+            recomputed = np.where(self._is_full, largest.saved_bytes - largest.input_bytes, 0.0)
+            self._free_bytes = self._free_bytes - recomputed
+            dropped = (
+                subproblem.vpp * subproblem.recompute_layers * (largest.saved_bytes - layer.input_bytes.least)
+            )
             self._dropped = np.where(self._is_full, dropped, 0.0)
 
     def most(self, in_flight: Any, has_embedding: Any, has_head: Any) -> Any:
@@ -266,29 +274,31 @@ class _Memory:
         bytes of k layers are no less than if all were recomputed, and no less than if none were but for what
         so many drop.
         """
-        spare = self._spare - np.where(has_embedding, self._states.embedding, 0.0)
+        spare = self._free_bytes - np.where(has_embedding, self._states.embedding, 0.0)
         spare = spare - np.where(has_head, self._states.head, 0.0)
-        held = self._held * in_flight
-        plain = self._own.plus(self._plain, held).most(spare + held * self._dropped)
+        outstanding = self._outstanding * in_flight
+        plain = self._own.plus(self._plain, outstanding).most(spare + outstanding * self._dropped)
         if not self._recomputes:
             return plain
-        inputs = self._own.plus(self._input, held).most(spare)
+        inputs = self._own.plus(self._input, outstanding).most(spare)
         return np.where(self._is_full, np.minimum(plain, inputs), plain)
 
 
-def memory_room(problem: Problem, block: Block, totals: Totals, in_flight: Any, is_v: Any) -> Any:
+def memory_capacity(
+    problem: Problem, subproblem: Subproblem, totals: Totals, in_flight: Any, is_v: Any
+) -> Any:
     """Whether the memory of all ranks of blocks of one depth has room for all layers."""
-    fits = _memory_room_for(problem, block, totals, problem.model.layers, in_flight, is_v)
+    fits = _memory_capacity_for(problem, subproblem, totals, problem.model.layers, in_flight, is_v)
     if totals.major is None:
         return fits
-    return fits & _memory_room_for(problem, block, *_only_major(problem, totals), in_flight, is_v)
+    return fits & _memory_capacity_for(problem, subproblem, *_only_major(problem, totals), in_flight, is_v)
 
 
-def _memory_room_for(
-    problem: Problem, block: Block, totals: Totals, layers: int, in_flight: Any, is_v: Any
+def _memory_capacity_for(
+    problem: Problem, subproblem: Subproblem, totals: Totals, layers: int, in_flight: Any, is_v: Any
 ) -> Any:
     """The same for so many layers of these costs."""
-    memory, pp = _Memory(problem, block, totals), len(in_flight)
+    memory, pp = _Memory(problem, subproblem, totals), len(in_flight)
     rank = np.arange(pp)[:, None]
     has_head = np.where(is_v, rank == 0, rank == pp - 1)
     fitting = np.maximum(memory.most(in_flight, rank == 0, has_head), 0.0)

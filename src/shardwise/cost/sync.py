@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.cost.fabric import Fabric, Sizes, inner_part, outer_part
+from shardwise.cost.fabric import CollectiveModel, Sizes, inner_part, outer_part
 from shardwise.cost.layers import BlockCost, GridCost
-from shardwise.cost.nodes import Node, over_places
+from shardwise.cost.nodes import PartitionCosts, over_places
 from shardwise.cost.problem import Machine, Problem
-from shardwise.cost.temporaries import is_reduced_at_once
+from shardwise.cost.temporaries import has_single_backward
 from shardwise.equations import compute, memory
 
 SHARD_FIELDS = ("param_shard", "grad_shard", "optim_shard")
@@ -62,7 +62,7 @@ def degrees_of(group: Sizes, replicas: Any, param: Any, grad: Any, optim: Any) -
 
 
 @dataclass(frozen=True, slots=True)
-class Sharding:
+class GridSharding:
     """What grid and sharding degrees decide. Traffic has shape (blocks, rows): kinds of layers, embedding,
     head.
 
@@ -76,15 +76,17 @@ class Sharding:
     expert: Degrees
     forward_gather_s: Any
     backward_gather_s: Any
-    scatter_s: Any
+    reduce_scatter_s: Any
 
 
-def sharding_of(problem: Problem, table: Any, grid: GridCost) -> Sharding:
+def sharding_of(problem: Problem, table: Any, grid: GridCost) -> GridSharding:
     """Sharding of each row; `grid` has the same rows as `table`."""
     dense, expert = shard_degrees(table, grid)
     blocks = ShardedBlocks.of(grid.blocks)
     exposed = blocks.exposed(problem, *blocks.traffic_s(problem, grid.fabric, dense, expert))
-    return Sharding(dense, expert, exposed.forward_gather_s, exposed.backward_gather_s, exposed.scatter_s)
+    return GridSharding(
+        dense, expert, exposed.forward_gather_s, exposed.backward_gather_s, exposed.reduce_scatter_s
+    )
 
 
 def shard_degrees(table: Any, grid: GridCost) -> tuple[Degrees, Degrees]:
@@ -100,7 +102,7 @@ class Exposed:
 
     forward_gather_s: Any
     backward_gather_s: Any
-    scatter_s: Any
+    reduce_scatter_s: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +132,17 @@ class ShardedBlocks:
         """The same with an axis between blocks and grids, for several degrees."""
         return ShardedBlocks(*(getattr(self, f.name)[:, None] for f in fields(ShardedBlocks)))
 
-    def traffic_s(self, problem: Problem, fabric: Fabric, dense: Degrees, expert: Degrees) -> tuple[Any, Any]:
+    def traffic_s(
+        self, problem: Problem, fabric: CollectiveModel, dense: Degrees, expert: Degrees
+    ) -> tuple[Any, Any]:
         """Gathering a block's sharded parameters once and reducing its sharded gradients once (ZeRO-3 and
         ZeRO-2, Rajbhandari et al. 2020), before any overlap."""
         weight_bytes, gradient_bytes = problem.recipe.weight_bytes, problem.recipe.gradient_bytes
         return (
-            self._moved_s(problem, fabric.pass_s, weight_bytes, dense.param_sizes, expert.param_sizes),
-            self._moved_s(problem, fabric.scatter_s, gradient_bytes, dense.grad_sizes, expert.grad_sizes),
+            self._moved_s(problem, fabric.all_gather_s, weight_bytes, dense.param_sizes, expert.param_sizes),
+            self._moved_s(
+                problem, fabric.reduce_scatter_s, gradient_bytes, dense.grad_sizes, expert.grad_sizes
+            ),
         )
 
     def _moved_s(
@@ -155,29 +161,28 @@ class ShardedBlocks:
         expert_s = collective_s(self.expert_weights * element_bytes, expert)
         return dense_s + np.where(self.expert_weights > 0, expert_s, 0.0)
 
-    def exposed(self, problem: Problem, gather_s: Any, scatter_s: Any) -> Exposed:
+    def exposed(self, problem: Problem, gather_s: Any, reduce_scatter_s: Any) -> Exposed:
         """What is left of so much traffic: under a pipeline both come with every microbatch."""
         overlap, slowdown = problem.profile.shard_overlap, problem.efficiency.overlap_slowdown
         return Exposed(
             compute.exposed_s(gather_s, self.forward_compute_s, overlap, slowdown),
             compute.exposed_s(gather_s, self.input_compute_s, overlap, slowdown),
-            compute.exposed_s(scatter_s, self.weight_compute_s, overlap, slowdown),
+            compute.exposed_s(reduce_scatter_s, self.weight_compute_s, overlap, slowdown),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Shards:
+class ShardingCosts:
     """What the sharding degrees decide beside the node.
 
-    Per place: gathers and `scatter_s` per microbatch on the stage; bytes on the rank, with optimizer states
-    and without, and on its host where the states are there. `reduction_s` and `gathering_s`, once per step
-    and before overlap, only at the places asked for. Per row: whether ranks share optimizer states, and the
-    end of the step.
-    """
+    Per place: gathers and `reduce_scatter_s` per microbatch on the stage; bytes on the rank, with optimizer
+    states and without, and on its host where the states are there. `reduction_s` and `gathering_s`, once per
+    step and before overlap, only at the places asked for. Per row: whether ranks share optimizer states, and
+    the end of the step."""
 
     forward_gather_s: Any
     backward_gather_s: Any
-    scatter_s: Any
+    reduce_scatter_s: Any
     reduction_s: Any
     gathering_s: Any
     parameter_bytes: Any
@@ -194,51 +199,62 @@ class Shards:
 
 
 def shards_of(
-    problem: Problem, table: Any, node: Node, of_node: Any, fabric: Fabric, sharding: Sharding, synced: slice
-) -> Shards:
-    """Sharding costs of each row at its places; row i has node `of_node[i]`, `sharding` has the rows of
+    problem: Problem,
+    table: Any,
+    partition: PartitionCosts,
+    of_partition: Any,
+    fabric: CollectiveModel,
+    sharding: GridSharding,
+    synced: slice,
+) -> ShardingCosts:
+    """Sharding costs of each row at its places; row i has node `of_partition[i]`, `sharding` has the rows of
     `table`.
 
     Reduction and gathering are priced at the `synced` places.
     """
-    recipe, places = problem.recipe, node.places
+    recipe, places = problem.recipe, partition.places
     dense, expert = sharding.dense, sharding.expert
-    stage = tuple(column[..., of_node] for column in (places.layers, places.has_embedding, places.has_head))
-    rank_dense, rank_expert = node.rank.dense_weights[:, of_node], node.rank.expert_weights[:, of_node]
+    stage = tuple(
+        column[..., of_partition] for column in (places.layers, places.has_embedding, places.has_head)
+    )
+    rank_dense, rank_expert = (
+        partition.rank.dense_weights[:, of_partition],
+        partition.rank.expert_weights[:, of_partition],
+    )
     owned = (rank_dense / dense.optim + rank_expert / expert.optim).max(axis=0)
 
-    is_at_once = 0
+    is_single_backward = 0
     if problem.profile.reduces_by_block:
-        is_at_once = is_reduced_at_once(problem, table)
-    is_reduced_early = (dense.grad > 1) | ((is_at_once == 1) & (dense.optim > 1))
+        is_single_backward = has_single_backward(problem, table)
+    is_reduced_early = (dense.grad > 1) | ((is_single_backward == 1) & (dense.optim > 1))
 
     def reduced(degrees: Degrees) -> Any:
         """Over how many ranks the gradients that a rank holds are divided."""
-        return np.where((degrees.grad == 1) & (is_at_once == 1), degrees.optim, degrees.grad)
+        return np.where((degrees.grad == 1) & (is_single_backward == 1), degrees.optim, degrees.grad)
 
     def rank_bytes(element_bytes: float, dense_degree: Any, expert_degree: Any) -> Any:
         dense_bytes = memory.sharded_bytes(rank_dense, element_bytes, dense_degree)
         return dense_bytes + memory.sharded_bytes(rank_expert, element_bytes, expert_degree)
 
-    weights = _weights_of(problem, node, of_node, synced)
-    return Shards(
+    weights = _weights_of(problem, partition, of_partition, synced)
+    return ShardingCosts(
         forward_gather_s=over_places(sharding.forward_gather_s, *stage),
         backward_gather_s=over_places(sharding.backward_gather_s, *stage),
-        scatter_s=over_places(sharding.scatter_s, *stage),
+        reduce_scatter_s=over_places(sharding.reduce_scatter_s, *stage),
         reduction_s=reduction_s(problem, fabric, sharding, *weights),
         gathering_s=gathering_s(problem, fabric, sharding, *weights),
         parameter_bytes=rank_bytes(recipe.weight_bytes, dense.param, expert.param),
         gradient_bytes=rank_bytes(recipe.gradient_bytes, reduced(dense), reduced(expert))
-        + np.where(is_reduced_early, node.sent_bytes[:, of_node], 0.0),
+        + np.where(is_reduced_early, partition.sent_bytes[:, of_partition], 0.0),
         state_bytes=memory.sharded_bytes(
             rank_dense, own_bytes(problem, dense.param, dense.optim), dense.optim
         )
         + memory.sharded_bytes(rank_expert, own_bytes(problem, expert.param, expert.optim), expert.optim),
         host_state_bytes=rank_bytes(host_own_bytes(problem), dense.optim, expert.optim),
-        gathered_bytes=gathered_bytes(problem, node, of_node, sharding),
+        gathered_bytes=gathered_bytes(problem, partition, of_partition, sharding),
         shares_states=dense.optim > 1,
         norm_s=norm_s(problem, table, fabric, owned),
-        tied_s=node.tied_s[of_node],
+        tied_s=partition.tied_s[of_partition],
         device_update_s=device_update_s(problem, owned),
         host_update_s=host_update_s(problem, owned),
         copies_s=copies_s(problem, table, owned, (rank_dense + rank_expert).max(axis=0)),
@@ -273,15 +289,18 @@ class Weights:
         return self.blocks * collective_s(self.elements * element_bytes / self.blocks)
 
 
-def _weights_of(problem: Problem, node: Node, of_node: Any, synced: slice) -> tuple[Weights, Weights]:
+def _weights_of(
+    problem: Problem, partition: PartitionCosts, of_partition: Any, synced: slice
+) -> tuple[Weights, Weights]:
     """Dense and expert weights of the `synced` places: whole, or where the software goes by block its layers,
     those with experts, and the ends."""
     dense, expert = (
-        weights[synced][:, of_node] for weights in (node.stage.dense_weights, node.stage.expert_weights)
+        weights[synced][:, of_partition]
+        for weights in (partition.stage.dense_weights, partition.stage.expert_weights)
     )
     if not problem.profile.reduces_by_block:
         return Weights(dense), Weights(expert)
-    model, places = problem.model, node.places
+    model, places = problem.model, partition.places
     have_experts = [kind.experts is not None for kind in model.kinds]
     of_dense = places.layers.sum(axis=0) + places.has_embedding + places.has_head
     if model.tied_embeddings:  # a stage with both ends has their table once, in one block
@@ -289,12 +308,14 @@ def _weights_of(problem: Problem, node: Node, of_node: Any, synced: slice) -> tu
     of_expert = places.layers[have_experts].sum(axis=0)
     of_expert = of_expert + (model.head_experts is not None) * places.has_head
     return (
-        Weights(dense, np.maximum(of_dense, 1)[synced][:, of_node]),
-        Weights(expert, np.maximum(of_expert, 1)[synced][:, of_node]),
+        Weights(dense, np.maximum(of_dense, 1)[synced][:, of_partition]),
+        Weights(expert, np.maximum(of_expert, 1)[synced][:, of_partition]),
     )
 
 
-def reduction_s(problem: Problem, fabric: Fabric, sharding: Sharding, dense: Weights, expert: Weights) -> Any:
+def reduction_s(
+    problem: Problem, fabric: CollectiveModel, sharding: GridSharding, dense: Weights, expert: Weights
+) -> Any:
     """Reducing the gradients of what stages hold at the end of the step, before any overlap.
 
     Unsharded: one all-reduce. Optimizer states sharded k ways: reduce-scatter among the k, then all-reduce of
@@ -308,20 +329,22 @@ def reduction_s(problem: Problem, fabric: Fabric, sharding: Sharding, dense: Wei
     return dense_s + np.where(expert.elements > 0, expert_s, 0.0)
 
 
-def _reduction_s(fabric: Fabric, nbytes: Any, degrees: Degrees) -> Any:
+def _reduction_s(fabric: CollectiveModel, nbytes: Any, degrees: Degrees) -> Any:
     shard = np.where(degrees.grad > 1, degrees.grad, degrees.optim)
-    scatter_s = np.where(degrees.grad > 1, 0.0, fabric.scatter_s(nbytes, degrees.scatter))
-    return scatter_s + fabric.all_reduce_s(nbytes / shard, degrees.replicate)
+    reduce_scatter_s = np.where(degrees.grad > 1, 0.0, fabric.reduce_scatter_s(nbytes, degrees.scatter))
+    return reduce_scatter_s + fabric.all_reduce_s(nbytes / shard, degrees.replicate)
 
 
-def gathering_s(problem: Problem, fabric: Fabric, sharding: Sharding, dense: Weights, expert: Weights) -> Any:
+def gathering_s(
+    problem: Problem, fabric: CollectiveModel, sharding: GridSharding, dense: Weights, expert: Weights
+) -> Any:
     """Gathering updated weights of what stages hold from the ranks that share their optimizer states, before
     any overlap."""
     weight_bytes = problem.recipe.weight_bytes
 
     def of(family: Weights, degrees: Degrees) -> Any:
         return family.moved_s(
-            weight_bytes, lambda nbytes: fabric.pass_s(nbytes / degrees.param, degrees.regather)
+            weight_bytes, lambda nbytes: fabric.all_gather_s(nbytes / degrees.param, degrees.regather)
         )
 
     dense_s = of(dense, sharding.dense)
@@ -330,10 +353,12 @@ def gathering_s(problem: Problem, fabric: Fabric, sharding: Sharding, dense: Wei
     return dense_s + np.where(expert.elements > 0, of(expert, sharding.expert), 0.0)
 
 
-def gathered_bytes(problem: Problem, node: Node, of_node: Any, sharding: Sharding) -> Any:
+def gathered_bytes(
+    problem: Problem, partition: PartitionCosts, of_partition: Any, sharding: GridSharding
+) -> Any:
     """Whole copies of the layers at work where parameters are sharded."""
     element_bytes = problem.recipe.weight_bytes
-    dense, expert = node.layer_dense_weights[of_node], node.layer_expert_weights[of_node]
+    dense, expert = partition.layer_dense_weights[of_partition], partition.layer_expert_weights[of_partition]
     dense_bytes = memory.gathered_bytes(dense, element_bytes, sharding.dense.param, PREFETCHED_LAYERS)
     return dense_bytes + memory.gathered_bytes(
         expert, element_bytes, sharding.expert.param, PREFETCHED_LAYERS
@@ -356,7 +381,7 @@ def device_update_s(problem: Problem, owned: Any) -> Any:
     return owned * update_bytes(problem) / bandwidth + arithmetic_s
 
 
-def copies_s(problem: Problem, table: Any, owned: Any, held: Any) -> Any:
+def copies_s(problem: Problem, table: Any, owned: Any, resident: Any) -> Any:
     """What software that reduces block by block copies of weights and gradients in a step, of which a rank
     owns and holds so many, where they are wider than what is computed with; 0 otherwise.
 
@@ -374,10 +399,10 @@ def copies_s(problem: Problem, table: Any, owned: Any, held: Any) -> Any:
     microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)
     summed = np.where(microbatches > 1, microbatches * (weight + 2.0 * gradient) - gradient, 0.0)
     laid = np.where(microbatches > 1, 2.0 * gradient, weight + gradient)
-    moved = owned * (master + 2.0 * weight) + held * (2.0 * weight + summed + laid)
-    alone = np.where(owned == held, 2.0 * (weight + gradient), 0.0)
+    moved = owned * (master + 2.0 * weight) + resident * (2.0 * weight + summed + laid)
+    alone = np.where(owned == resident, 2.0 * (weight + gradient), 0.0)
     bandwidth = problem.memory_bytes_per_s * problem.efficiency.memory.fraction
-    return (moved + alone * held) / bandwidth
+    return (moved + alone * resident) / bandwidth
 
 
 def host_update_s(problem: Problem, owned: Any) -> Any:
@@ -387,7 +412,7 @@ def host_update_s(problem: Problem, owned: Any) -> Any:
     return owned * moved_bytes / problem.host_link_bytes_per_s
 
 
-def norm_s(problem: Problem, table: Any, fabric: Fabric, owned: Any) -> Any:
+def norm_s(problem: Problem, table: Any, fabric: CollectiveModel, owned: Any) -> Any:
     """Gradient norm and clipping: gradients read twice and written once, and one small all-reduce over all
     ranks."""
     bandwidth = problem.memory_bytes_per_s * problem.efficiency.memory.fraction

@@ -55,21 +55,21 @@ def temporaries_of(
     at_loss = 0.0 * at_head
     if recipe.activation_bytes < LOGITS_NUMBER_BYTES:
         # The head's own output, narrower, beside them; of the gradient it alone is left to the product.
-        narrow = logits_bytes * (recipe.activation_bytes / LOGITS_NUMBER_BYTES)
-        at_loss, at_head = at_head + narrow, narrow
-    given_back = is_reduced_at_once(problem, table)
+        low_precision_bytes = logits_bytes * (recipe.activation_bytes / LOGITS_NUMBER_BYTES)
+        at_loss, at_head = at_head + low_precision_bytes, low_precision_bytes
+    weights_freed = has_single_backward(problem, table)
     of_blocks = []
     for work_bytes, weights in ((at_layer, layer_weights), (at_head, head_weights)):
         own_bytes = weights * recipe.weight_bytes
-        reduced = memory.beside_reduction_bytes(
-            work_bytes, own_bytes, weights * recipe.gradient_bytes, given_back
+        reduced = memory.block_reduction_bytes(
+            work_bytes, own_bytes, weights * recipe.gradient_bytes, weights_freed
         )
         of_blocks.append((work_bytes + own_bytes, reduced))
     (layer, reduced_layer), (head, reduced_head) = of_blocks
     return Temporaries(layer, np.maximum(head, at_loss), reduced_layer, np.maximum(reduced_head, at_loss))
 
 
-def is_reduced_at_once(problem: Problem, table: Any) -> Any:
+def has_single_backward(problem: Problem, table: Any) -> Any:
     """Whether a step has one backward pass, which reduces gradients as they come: one microbatch, and no
     pipeline. 1 or 0."""
     microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.cost.keeping import BOTH, OPTIMIZER
-from shardwise.cost.price import Price
+from shardwise.cost.price import TableCosts
 from shardwise.cost.problem import Problem
 from shardwise.equations import pipeline
 
@@ -35,16 +35,16 @@ class StageTimes:
     hop_s: Any
 
 
-def stage_times(problem: Problem, table: Any, price: Price) -> StageTimes:
-    """Times of every place of every row; `price` has reductions priced at every place."""
-    keeping, shards = price.keeping, price.shards
-    of_keeping, of_shards, of_node = price.of_keeping, price.of_shards, price.of_node
+def stage_times(problem: Problem, table: Any, costs: TableCosts) -> StageTimes:
+    """Times of every place of every row; `costs` has reductions priced at every place."""
+    activation_costs, shards = costs.activation_costs, costs.shards
+    of_activations, of_shards, of_partition = costs.of_activations, costs.of_shards, costs.of_partition
     there_s, back_s = shards.forward_gather_s[:, of_shards], shards.backward_gather_s[:, of_shards]
-    scatter_s = shards.scatter_s[:, of_shards]
-    forward_s = keeping.forward_s[:, of_keeping] + there_s
-    input_s = keeping.input_s[:, of_keeping] + back_s
-    weight_s = keeping.weight_s[:, of_keeping] + scatter_s
-    ends = ends_of_step(problem, price, forward_s, input_s, weight_s, slice(None))
+    reduce_scatter_s = shards.reduce_scatter_s[:, of_shards]
+    forward_s = activation_costs.forward_s[:, of_activations] + there_s
+    input_s = activation_costs.input_s[:, of_activations] + back_s
+    weight_s = activation_costs.weight_s[:, of_activations] + reduce_scatter_s
+    ends = ends_of_step(problem, costs, forward_s, input_s, weight_s, slice(None))
     return StageTimes(
         forward_s=forward_s,
         backward_s=input_s + weight_s,
@@ -52,15 +52,15 @@ def stage_times(problem: Problem, table: Any, price: Price) -> StageTimes:
         backward_weight_s=weight_s + problem.profile.host_action_s,
         gather_s=ends[0],
         reduce_s=ends[1],
-        recompute_s=keeping.recompute_s[:, of_keeping],
-        shard_s=there_s + back_s + scatter_s,
-        offload_s=keeping.offload_s[:, of_keeping] + 0.0 * of_node,
-        hop_s=price.node.hop_s[:, of_node],
+        recompute_s=activation_costs.recompute_s[:, of_activations],
+        shard_s=there_s + back_s + reduce_scatter_s,
+        offload_s=activation_costs.offload_s[:, of_activations] + 0.0 * of_partition,
+        hop_s=costs.partition.hop_s[:, of_partition],
     )
 
 
 def ends_of_step(
-    problem: Problem, price: Price, forward_s: Any, input_s: Any, weight_s: Any, places: slice
+    problem: Problem, costs: TableCosts, forward_s: Any, input_s: Any, weight_s: Any, places: slice
 ) -> tuple[Any, Any]:
     """What must be gathered before the first forward, and what remains to be reduced after the last backward,
     at `places`.
@@ -68,17 +68,17 @@ def ends_of_step(
     The phases' times are those at these places; where backwards are split, the last action is the weights'
     gradient. Neither hides beside collectives that leave by the same cards.
     """
-    node, of_node = price.node, price.of_node
-    buckets = np.maximum(node.places.layers.sum(axis=0), 1)[places][:, of_node]
+    partition, of_partition = costs.partition, costs.of_partition
+    buckets = np.maximum(partition.places.layers.sum(axis=0), 1)[places][:, of_partition]
     contended_s, input_contended_s = (
-        each[places][:, price.of_keeping]
-        for each in (price.keeping.forward_contended_s, price.keeping.input_contended_s)
+        each[places][:, costs.of_activations]
+        for each in (costs.activation_costs.forward_contended_s, costs.activation_costs.input_contended_s)
     )
-    last_s = np.where(node.is_split[of_node], weight_s, input_s + weight_s - input_contended_s)
-    profile, shares_states = problem.profile, price.shards.shares_states[price.of_shards]
+    last_s = np.where(partition.is_split[of_partition], weight_s, input_s + weight_s - input_contended_s)
+    profile, shares_states = problem.profile, costs.shards.shares_states[costs.of_shards]
     overlap = np.where(shares_states, profile.state_overlap, profile.data_overlap)
-    gathering_s = price.shards.gathering_s[:, price.of_shards]
-    reduction_s = price.shards.reduction_s[:, price.of_shards]
+    gathering_s = costs.shards.gathering_s[:, costs.of_shards]
+    reduction_s = costs.shards.reduction_s[:, costs.of_shards]
     return (
         pipeline.gathering_before_forward_s(gathering_s, forward_s - contended_s, buckets, overlap),
         pipeline.reduction_after_backward_s(reduction_s, last_s, buckets, overlap),
@@ -99,12 +99,12 @@ class StepEnd:
         return self.norm_s + self.tied_s + self.optimizer_s + self.host_s
 
 
-def step_end(problem: Problem, table: Any, price: Price) -> StepEnd:
+def step_end(problem: Problem, table: Any, costs: TableCosts) -> StepEnd:
     """Norm and clipping, synchronisation of tied and replicated weights, the optimizer, the host.
 
     The norm joins all ranks, so the rank that owns most counts.
     """
-    shards, of_shards = price.shards, price.of_shards
+    shards, of_shards = costs.shards, costs.of_shards
     is_offloaded = (table.offload == OPTIMIZER) | (table.offload == BOTH)
     return StepEnd(
         norm_s=shards.norm_s[of_shards],

@@ -14,7 +14,7 @@ from shardwise.cost.distinct import distinct_rows
 from shardwise.cost.layers import GridCost, grid_cost
 from shardwise.cost.memory import communicators
 from shardwise.cost.nodes import Sums, block_columns, whole_sums
-from shardwise.cost.price import GridPrices, taken
+from shardwise.cost.price import GridCostTable, taken
 from shardwise.cost.problem import Problem
 from shardwise.cost.sync import ShardedBlocks, shard_degrees
 
@@ -23,7 +23,7 @@ WEIGHT_FIELDS = ("tp", "cp", "pp", "dp", "ep", "etp", "axis_order")
 
 
 @dataclass(frozen=True, slots=True)
-class Layers:
+class CheapestLayers:
     """A cost of single layers, as columns: of the cheapest kind, of which the model has `count`, and of the
     next (None where all layers are alike)."""
 
@@ -37,21 +37,21 @@ class Layers:
             return k * self.least
         return k * self.following - np.minimum(k, self.count) * (self.following - self.least)
 
-    def scaled(self, factor: Any) -> Layers:
+    def scaled(self, factor: Any) -> CheapestLayers:
         """The same cost times a factor."""
         following = None if self.following is None else factor * self.following
-        return Layers(factor * self.least, following, self.count)
+        return CheapestLayers(factor * self.least, following, self.count)
 
 
-def layers_of(problem: Problem, costs: Sequence[Any]) -> Layers:
+def cheapest_layers_of(problem: Problem, costs: Sequence[Any]) -> CheapestLayers:
     """The cost of a layer; `costs` has one column per kind."""
     if len(costs) == 1:
-        return Layers(costs[0])
+        return CheapestLayers(costs[0])
     columns = np.array(np.broadcast_arrays(*costs))
     counts = np.array([problem.model.pattern.count(k) for k in range(len(costs))])
     order = np.argsort(columns, axis=0, kind="stable")
     least, following = np.take_along_axis(columns, order[:2], axis=0)
-    return Layers(least, following, counts[order[0]])
+    return CheapestLayers(least, following, counts[order[0]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +59,18 @@ class LayerCosts:
     """What single layers cost at least: work in all passes, forward, for either gradient, selective and full
     recomputation in seconds; bytes kept by choice, and of outputs of products; elements of weights."""
 
-    work_s: Layers
-    forward_s: Layers
-    input_s: Layers
-    weight_s: Layers
-    selective_s: Layers
-    full_s: Layers
-    kept_bytes: Layers
-    selective_bytes: Layers
-    input_bytes: Layers
-    output_bytes: Layers
-    dense_weights: Layers
-    expert_weights: Layers
+    work_s: CheapestLayers
+    forward_s: CheapestLayers
+    input_s: CheapestLayers
+    weight_s: CheapestLayers
+    selective_s: CheapestLayers
+    full_s: CheapestLayers
+    saved_bytes: CheapestLayers
+    selective_bytes: CheapestLayers
+    input_bytes: CheapestLayers
+    output_bytes: CheapestLayers
+    dense_weights: CheapestLayers
+    expert_weights: CheapestLayers
 
     @property
     def are_alike(self) -> bool:
@@ -116,42 +116,42 @@ class Grids:
         """All real columns of the totals in one array, so that rows are taken from all at once; and the
         record with places in it for columns."""
         columns: list[Any] = []
-        form = _form_of(self.totals, columns)
+        structure = _structure_of(self.totals, columns)
         grids = len(self.table.tp)
-        return np.array([np.broadcast_to(column, (grids,)) for column in columns]), form
+        return np.array([np.broadcast_to(column, (grids,)) for column in columns]), structure
 
-    def prices_of(self, rows: Any) -> GridPrices:
+    def costs_of(self, rows: Any) -> GridCostTable:
         """The prices of strategies that have the grids at these indices."""
-        return GridPrices(self.cost, rows)
+        return GridCostTable(self.cost, rows)
 
     def totals_at(self, rows: Any) -> Totals:
         """The totals of the grids at these indices, in the shape of the indices."""
-        columns, form = self._packed
-        totals: Totals = _filled(form, np.take(columns, rows, axis=1), rows)
+        columns, structure = self._packed
+        totals: Totals = _filled(structure, np.take(columns, rows, axis=1), rows)
         return totals
 
 
-def _form_of(record: Any, columns: list[Any]) -> Any:
+def _structure_of(record: Any, columns: list[Any]) -> Any:
     """A nested record as (type, fields), real columns replaced by their place in `columns`, to which they are
     added."""
     if record is None or (isinstance(record, np.ndarray) and record.dtype.kind != "f"):
         return record
     if is_dataclass(record):
-        return type(record), [_form_of(getattr(record, f.name), columns) for f in fields(record)]
+        return type(record), [_structure_of(getattr(record, f.name), columns) for f in fields(record)]
     columns.append(record)
     return len(columns) - 1
 
 
-def _filled(form: Any, columns: Any, rows: Any) -> Any:
+def _filled(structure: Any, columns: Any, rows: Any) -> Any:
     """The record of a form with these columns; whole numbers are taken at `rows`."""
-    if isinstance(form, int):
-        return columns[form]
-    if isinstance(form, tuple):
-        return form[0](*[_filled(part, columns, rows) for part in form[1]])
-    return None if form is None else form[rows]
+    if isinstance(structure, int):
+        return columns[structure]
+    if isinstance(structure, tuple):
+        return structure[0](*[_filled(part, columns, rows) for part in structure[1]])
+    return None if structure is None else structure[rows]
 
 
-def priced_grids(problem: Problem, table: Any) -> Grids:
+def grids_of(problem: Problem, table: Any) -> Grids:
     """Prices and totals of a table of distinct grids."""
     grid = grid_cost(problem, table)
     return Grids(table, grid, totals_of(problem, table, grid))
@@ -170,7 +170,7 @@ def totals_of(problem: Problem, table: Any, grid: GridCost) -> Totals:
         most=Sums(*blocks[:, :kinds].max(axis=1)),
         embedding=Sums(*blocks[:, -2]),
         head=Sums(*blocks[:, -1]),
-        hop_s=problem.profile.pipeline_overlap * grid.hops.least_s,
+        hop_s=problem.profile.pipeline_overlap * grid.hops.shortest_s,
         mean_hop_s=problem.profile.pipeline_overlap * grid.hops.mean_s,
         hop_bytes=grid.hop_bytes,
         temporary_bytes=grid.temporaries.layer,
@@ -188,8 +188,8 @@ def major_kind(problem: Problem) -> int | None:
 
 
 def _layer_costs(problem: Problem, kinds: Sequence[Sums]) -> LayerCosts:
-    def cost(column: Callable[[Sums], Any]) -> Layers:
-        return layers_of(problem, [column(kind) for kind in kinds])
+    def cost(column: Callable[[Sums], Any]) -> CheapestLayers:
+        return cheapest_layers_of(problem, [column(kind) for kind in kinds])
 
     return LayerCosts(
         work_s=cost(lambda kind: kind.forward_s + kind.input_s + kind.weight_s),
@@ -198,7 +198,7 @@ def _layer_costs(problem: Problem, kinds: Sequence[Sums]) -> LayerCosts:
         weight_s=cost(lambda kind: kind.weight_s),
         selective_s=cost(lambda kind: kind.selective_s),
         full_s=cost(lambda kind: kind.full_s),
-        kept_bytes=cost(lambda kind: kind.kept_bytes),
+        saved_bytes=cost(lambda kind: kind.saved_bytes),
         selective_bytes=cost(lambda kind: kind.selective_bytes),
         input_bytes=cost(lambda kind: kind.input_bytes),
         output_bytes=cost(lambda kind: kind.output_bytes),
@@ -209,11 +209,12 @@ def _layer_costs(problem: Problem, kinds: Sequence[Sums]) -> LayerCosts:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Seconds per microbatch that sharding adds: gathering parameters in both passes (`ways_s`) and reducing
-    gradients (`scatters_s`), of the whole model; both together of the layer with least and of the ends."""
+    """Seconds per microbatch that sharding adds: gathering parameters in both passes (`gathers_s`) and
+    reducing gradients (`reduce_scatters_s`), of the whole model; both together of the layer with least and of
+    the ends."""
 
-    ways_s: Any
-    scatters_s: Any
+    gathers_s: Any
+    reduce_scatters_s: Any
     layer_s: Any
     embedding_s: Any
     head_s: Any
@@ -237,18 +238,18 @@ class TrafficTable:
     layer with least, of embedding and head."""
 
     degrees: Any
-    ways: Any
-    scatters: Any
+    gathers: Any
+    reduce_scatters: Any
 
     def at(self, param_shard: Any, grad_shard: Any, grid: Any) -> Traffic:
         """Traffic of rows with these degrees on these grids: columns that broadcast together."""
         param, grad = np.searchsorted(self.degrees, param_shard), np.searchsorted(self.degrees, grad_shard)
         return Traffic(
-            ways_s=self.ways[param, 0, grid],
-            scatters_s=self.scatters[grad, 0, grid],
-            layer_s=self.ways[param, 1, grid] + self.scatters[grad, 1, grid],
-            embedding_s=self.ways[param, 2, grid] + self.scatters[grad, 2, grid],
-            head_s=self.ways[param, 3, grid] + self.scatters[grad, 3, grid],
+            gathers_s=self.gathers[param, 0, grid],
+            reduce_scatters_s=self.reduce_scatters[grad, 0, grid],
+            layer_s=self.gathers[param, 1, grid] + self.reduce_scatters[grad, 1, grid],
+            embedding_s=self.gathers[param, 2, grid] + self.reduce_scatters[grad, 2, grid],
+            head_s=self.gathers[param, 3, grid] + self.reduce_scatters[grad, 3, grid],
         )
 
 
@@ -272,11 +273,11 @@ def traffic_table(problem: Problem, grids: Grids, used: Any, degrees: Any) -> Tr
     exposed = ShardedBlocks.of(cost.blocks).across.exposed(problem, *moved)
     counts = [problem.model.pattern.count(k) for k in range(len(cost.kinds))]
     times = np.array([*counts, 1, 1], dtype=np.float64)
-    ways, scatters = (
+    gathers, reduce_scatters = (
         np.stack([np.tensordot(times, part, 1), part[:-2].min(axis=0), part[-2], part[-1]], axis=1)
-        for part in (exposed.forward_gather_s + exposed.backward_gather_s, exposed.scatter_s)
+        for part in (exposed.forward_gather_s + exposed.backward_gather_s, exposed.reduce_scatter_s)
     )
-    return TrafficTable(degrees, ways, scatters)
+    return TrafficTable(degrees, gathers, reduce_scatters)
 
 
 def traffic_of(problem: Problem, grids: Grids, of_grid: Any, param_shard: Any, grad_shard: Any) -> Traffic:

@@ -12,7 +12,7 @@ from shardwise.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class EmulatedChange:
     """At `time_s` after the start, `link` gets `value` bytes per second, or each of `ranks` that speed."""
 
     time_s: float
@@ -21,7 +21,7 @@ class Change:
     ranks: tuple[int, ...] = ()
 
 
-def changes_of(trace: EventTrace, cluster: Cluster) -> list[Change]:
+def changes_of(trace: EventTrace, cluster: Cluster) -> list[EmulatedChange]:
     """The changes of a trace, in order. ConfigError for events that are not emulated."""
     if trace.nodes != len(cluster.nodes) or trace.absent:
         raise ConfigError(
@@ -30,7 +30,7 @@ def changes_of(trace: EventTrace, cluster: Cluster) -> list[Change]:
             allowed=f"{len(cluster.nodes)}, none absent",
         )  # fmt: skip
     shares: dict[str, float] = {}
-    found: list[Change] = []
+    found: list[EmulatedChange] = []
     for event in trace.events:
         if isinstance(event, Slowdown):
             shares[event.where] = event.speed
@@ -40,7 +40,7 @@ def changes_of(trace: EventTrace, cluster: Cluster) -> list[Change]:
     return found
 
 
-def _slowed(event: Slowdown, shares: Mapping[str, float], cluster: Cluster) -> Iterator[Change]:
+def _slowed(event: Slowdown, shares: Mapping[str, float], cluster: Cluster) -> Iterator[EmulatedChange]:
     """The devices that are touched, each at the product of its own speed and its node's, as it is planned."""
     starts = [0, *accumulate(node.devices for node in cluster.nodes)]
     number = int(event.where[1:])
@@ -51,12 +51,12 @@ def _slowed(event: Slowdown, shares: Mapping[str, float], cluster: Cluster) -> I
         speed = shares.get(f"n{node}", 1.0) * shares.get(f"d{rank}", 1.0)
         by_speed.setdefault(speed, []).append(rank)
     for speed, ranks in by_speed.items():
-        yield Change(time_s=event.time_s, value=speed, ranks=tuple(ranks))
+        yield EmulatedChange(time_s=event.time_s, value=speed, ranks=tuple(ranks))
 
 
-def _change(event: object) -> Change:
+def _change(event: object) -> EmulatedChange:
     if isinstance(event, LinkChange) and event.link is not None and event.bytes_per_s is not None:
-        return Change(time_s=event.time_s, value=event.bytes_per_s, link=event.link)
+        return EmulatedChange(time_s=event.time_s, value=event.bytes_per_s, link=event.link)
     raise ConfigError(
         "is not emulated", key="--events", found=type(event).__name__,
         allowed="the bandwidth of a link, the speed of a device or node",

@@ -24,12 +24,12 @@ _BURST_BYTES = 32_768
 _BURST_S = 0.001
 """What a bucket holds: at high rates as much as passes between two looks of the kernel's clock."""
 
-_PIECE_BYTES = 30_000
+_MAX_SEGMENT_BYTES = 30_000
 """What the kernel hands a link in one piece, headers apart: no more than any bucket holds. A piece that waits
 at a link whose bucket shrinks below it never leaves, nor does anything behind it."""
 
 
-class Network:
+class EmulatedNetwork:
     """Namespaces `sw<pid>-n<k>` of the nodes and `sw<pid>-s` of the switches. `build` makes them, `close`
     deletes them, whatever state they are in."""
 
@@ -82,7 +82,7 @@ class Network:
             inside, name = self.namespace(node), "eth0"
         else:
             inside, name = self._switches, f"q{number}"
-        size = f"mtu {_PACKET_BYTES} gso_max_size {_PIECE_BYTES}"
+        size = f"mtu {_PACKET_BYTES} gso_max_size {_MAX_SEGMENT_BYTES}"
         run(f"ip -n {self._switches} link add {port} {size} type veth peer name {name} netns {inside} {size}")
         if link.source[0] == "n":
             run(f"ip -n {inside} addr add {self.address(node)}/16 dev {name}")
@@ -123,7 +123,7 @@ def remove_leftovers() -> None:
     """Delete the namespaces of emulations whose process is gone, as after kill -9."""
     folder = Path("/var/run/netns")
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    gone = [
+    leftovers = [
         name for name in names if (match := _NAME.fullmatch(name)) and not Path(f"/proc/{match[1]}").exists()
     ]
-    try_all([f"ip netns del {name}" for name in gone])
+    try_all([f"ip netns del {name}" for name in leftovers])

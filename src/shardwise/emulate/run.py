@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwise.cluster import Cluster, EventTrace
-from shardwise.emulate.changes import Change, changes_of
-from shardwise.emulate.network import Network, remove_leftovers
-from shardwise.emulate.shares import Shares, remove_leftover_shares
-from shardwise.emulate.signals import NotedSignals, noted_signals
+from shardwise.emulate.changes import EmulatedChange, changes_of
+from shardwise.emulate.network import EmulatedNetwork, remove_leftovers
+from shardwise.emulate.shares import CpuShares, remove_leftover_shares
+from shardwise.emulate.signals import DeferredSignals, deferred_signals
 from shardwise.emulate.system import check_system, tool_path
 from shardwise.emulate.ticks import Ticks
 from shardwise.errors import ConfigError
@@ -50,39 +50,41 @@ class Emulation:
         return tuple(nominal * speed for speed in speeds)
 
 
-def emulated(asked: Emulation, talk: Callable[[str], None]) -> int:
+def run_emulation(emulation: Emulation, talk: Callable[[str], None]) -> int:
     """The exit code of the command: 0 where it is that of all ranks, else that of the first that failed (128
     and the signal where one ended it). Root only. ConfigError where this machine cannot do it."""
     check_system()
     remove_leftovers()
     remove_leftover_shares()
-    changes = changes_of(asked.events, asked.cluster) if asked.events is not None else []
-    network = Network(asked.cluster, os.getpid())
-    shares = Shares(asked.cluster.devices, os.getpid())
+    changes = changes_of(emulation.events, emulation.cluster) if emulation.events is not None else []
+    network = EmulatedNetwork(emulation.cluster, os.getpid())
+    shares = CpuShares(emulation.cluster.devices, os.getpid())
     ticks = Ticks()
     started: list[subprocess.Popen[bytes]] = []
-    with noted_signals() as signals, contextlib.ExitStack() as taken_down:
-        taken_down.callback(network.close)
-        taken_down.callback(shares.close)
-        taken_down.callback(_end, started)
-        taken_down.callback(ticks.close)
+    with deferred_signals() as signals, contextlib.ExitStack() as cleanup:
+        cleanup.callback(network.close)
+        cleanup.callback(shares.close)
+        cleanup.callback(_end, started)
+        cleanup.callback(ticks.close)
         network.build()
         shares.build()
-        for rank, share in enumerate(asked.shares):
+        for rank, share in enumerate(emulation.shares):
             shares.set(rank, share)
-        latency_s = max(tier.latency_s for tier in asked.cluster.tiers)
+        latency_s = max(tier.latency_s for tier in emulation.cluster.tiers)
         if latency_s >= 1e-3:
             talk(f"latency is not emulated: links have none of the {latency_s:g} s of the cluster")
-        for rank in range(asked.cluster.devices):
+        for rank in range(emulation.cluster.devices):
             signals.check()
-            started.append(_start(asked, rank, network, shares))
+            started.append(_start(emulation, rank, network, shares))
         ticks.begin(talk)
-        return _watched(started, changes, asked, network, shares, signals)
+        return _watched(started, changes, emulation, network, shares, signals)
 
 
-def _start(asked: Emulation, rank: int, network: Network, shares: Shares) -> subprocess.Popen[bytes]:
+def _start(
+    emulation: Emulation, rank: int, network: EmulatedNetwork, shares: CpuShares
+) -> subprocess.Popen[bytes]:
     """The command as one rank, in the namespace of its node and in its own control group."""
-    node, local = _place(asked.cluster, rank)
+    node, local = _place(emulation.cluster, rank)
     members = shares.members(rank)
     library = ctypes.CDLL(None)
 
@@ -92,8 +94,8 @@ def _start(asked: Emulation, rank: int, network: Network, shares: Shares) -> sub
 
     try:
         return subprocess.Popen(
-            [tool_path("ip"), "netns", "exec", network.namespace(node), *asked.command],
-            env={**os.environ, **_variables(asked.cluster, rank, node, local, network)},
+            [tool_path("ip"), "netns", "exec", network.namespace(node), *emulation.command],
+            env={**os.environ, **_variables(emulation.cluster, rank, node, local, network)},
             preexec_fn=enter,
             start_new_session=True,
         )
@@ -111,7 +113,9 @@ def _place(cluster: Cluster, rank: int) -> tuple[int, int]:
     raise ConfigError("is not a rank of the cluster", found=str(rank))
 
 
-def _variables(cluster: Cluster, rank: int, node: int, local: int, network: Network) -> Mapping[str, str]:
+def _variables(
+    cluster: Cluster, rank: int, node: int, local: int, network: EmulatedNetwork
+) -> Mapping[str, str]:
     """What torchrun would set, so that programs for torchrun run as they are; and one thread each."""
     return {
         "RANK": str(rank),
@@ -129,11 +133,11 @@ def _variables(cluster: Cluster, rank: int, node: int, local: int, network: Netw
 
 def _watched(
     started: Sequence[subprocess.Popen[bytes]],
-    changes: Sequence[Change],
-    asked: Emulation,
-    network: Network,
-    shares: Shares,
-    signals: NotedSignals,
+    changes: Sequence[EmulatedChange],
+    emulation: Emulation,
+    network: EmulatedNetwork,
+    shares: CpuShares,
+    signals: DeferredSignals,
 ) -> int:
     """Carry out the changes as they are due, until all ranks have ended, or one has failed and the others had
     their grace. KeyboardInterrupt where a signal came."""
@@ -154,18 +158,20 @@ def _watched(
                     failed = code if code > 0 else 128 - code
                     deadline_s = time.monotonic() + GRACE_S
             while due and start_s + due[0].time_s <= time.monotonic():
-                _carry_out(due.pop(0), asked, network, shares)
+                _carry_out(due.pop(0), emulation, network, shares)
     finally:
         for descriptor in running:
             os.close(descriptor)
     return failed
 
 
-def _carry_out(change: Change, asked: Emulation, network: Network, shares: Shares) -> None:
+def _carry_out(
+    change: EmulatedChange, emulation: Emulation, network: EmulatedNetwork, shares: CpuShares
+) -> None:
     if change.link is not None:
         network.shape(change.link, change.value)
     for rank in change.ranks:
-        shares.set(rank, asked.shares[rank] * change.value)
+        shares.set(rank, emulation.shares[rank] * change.value)
 
 
 def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:

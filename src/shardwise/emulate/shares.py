@@ -26,7 +26,7 @@ _PAUSE_S = 0.005
 _FOLDER = "shardwise-{pid}"
 
 
-class Shares:
+class CpuShares:
     """A control group per rank. `build` makes them, `close` ends all that is in them and deletes them."""
 
     def __init__(self, ranks: int, pid: int, *, root: Path | None = None) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class NotedSignals:
+class DeferredSignals:
     """Whether a signal has come. It is waited for like a file (`fileno`), which can be read once one has."""
 
     def __init__(self, reader: int) -> None:
@@ -27,12 +27,12 @@ class NotedSignals:
 
 
 @contextlib.contextmanager
-def noted_signals() -> Iterator[NotedSignals]:
+def deferred_signals() -> Iterator[DeferredSignals]:
     """Within this, SIGINT, SIGTERM and SIGHUP are noted and interrupt nothing: however many come, what takes
     down is not stopped on its way. Those that are ignored stay so. A first one that came when nothing was
     left to check is a KeyboardInterrupt at the end."""
     reader, writer = os.pipe()
-    noted = NotedSignals(reader)
+    noted = DeferredSignals(reader)
 
     def note(number: int, frame: object) -> None:
         if not noted.has_come:

@@ -20,13 +20,13 @@ _LACKS = (
 """A word of a command that fails, and what the kernel then lacks."""
 
 
-_BESIDE = ("/usr/sbin", "/sbin")
+_SYSTEM_FOLDERS = ("/usr/sbin", "/sbin")
 """Where these tools lie on systems whose users do not have them on their path."""
 
 
 def tool_path(tool: str) -> str:
     """Where one of the tools is; ConfigError where it is not."""
-    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_BESIDE])
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_SYSTEM_FOLDERS])
     found = shutil.which(tool, path=path)
     if found is None:
         raise ConfigError("is not installed", key=tool, allowed="the package iproute2")
@@ -50,9 +50,9 @@ def run(command: str) -> str:
     done = _done([tool_path(words[0]), *words[1:]])
     if done.returncode:
         lacks = next((what for word, what in _LACKS if word in words), "what this needs")
-        said = " ".join(done.stderr.split())[:200]
+        output = " ".join(done.stderr.split())[:200]
         raise ConfigError(
-            f"failed: the kernel lacks {lacks}, or this user may not use it", key=command, found=said
+            f"failed: the kernel lacks {lacks}, or this user may not use it", key=command, found=output
         )
     return done.stdout
 

@@ -15,7 +15,7 @@ import numpy as np
 from shardwise.equations.number import Quantity
 
 
-def at_work(n: Quantity) -> Quantity:
+def has_peers(n: Quantity) -> Quantity:
     """1 where a group has more than one member, 0 for a group of one."""
     return np.minimum(n - 1, 1)
 
@@ -25,7 +25,7 @@ def point_to_point_s(nbytes: Quantity, alpha_s: Quantity, bw_bytes_per_s: Quanti
     return alpha_s + nbytes / bw_bytes_per_s
 
 
-def ring_pass_s(nbytes: Quantity, n: Quantity, alpha_s: Quantity, bw_bytes_per_s: Quantity) -> Quantity:
+def ring_all_gather_s(nbytes: Quantity, n: Quantity, alpha_s: Quantity, bw_bytes_per_s: Quantity) -> Quantity:
     """(n-1) alpha + (n-1)/n B / bw: one trip around a ring, which is a reduce-scatter (B: the whole input of
     a rank) or an all-gather (B: the whole output of a rank). [Thakur et al. 2005, ring]"""
     return (n - 1) * alpha_s + (n - 1) / n * nbytes / bw_bytes_per_s
@@ -40,7 +40,7 @@ def tree_all_reduce_s(n: Quantity, alpha_s: Quantity, beta_s: Quantity) -> Quant
 
 def in_switch_all_reduce_s(n: Quantity, alpha_s: Quantity, beta_s: Quantity) -> Quantity:
     """2 alpha + beta: each rank sends its tensor once, the switch reduces and multicasts."""
-    return at_work(n) * 2.0 * alpha_s + beta_s
+    return has_peers(n) * 2.0 * alpha_s + beta_s
 
 
 def flat_ring_beta_s(
@@ -54,7 +54,7 @@ def flat_ring_beta_s(
     below = 1.0
     slowest_s = 0.0 * (nbytes / bytes_per_s[0])
     for size, bw_bytes_per_s in zip(sizes, bytes_per_s, strict=True):
-        slowest_s = np.maximum(slowest_s, at_work(size) * nbytes / (below * bw_bytes_per_s))
+        slowest_s = np.maximum(slowest_s, has_peers(size) * nbytes / (below * bw_bytes_per_s))
         below = below * size
     return slowest_s
 
@@ -63,7 +63,7 @@ def flat_ring_alpha_s(sizes: Sequence[Quantity], alphas_s: Sequence[Quantity]) -
     """Latency of one step of a ring through all ranks: that of the outermost tier crossed."""
     slowest_s = 0.0 * alphas_s[0]
     for size, alpha_s in zip(sizes, alphas_s, strict=True):
-        slowest_s = np.maximum(slowest_s, at_work(size) * alpha_s)
+        slowest_s = np.maximum(slowest_s, has_peers(size) * alpha_s)
     return slowest_s
 
 
@@ -75,7 +75,7 @@ def group_size(sizes: Sequence[Quantity]) -> Quantity:
     return total
 
 
-def pass_s(
+def all_gather_s(
     nbytes: Quantity,
     sizes: Sequence[Quantity],
     alphas_s: Sequence[Quantity],
@@ -105,12 +105,12 @@ def all_reduce_s(
     n = group_size(sizes)
     alpha_s = flat_ring_alpha_s(sizes, alphas_s)
     beta_s = flat_ring_beta_s(nbytes, sizes, bytes_per_s)
-    passes_s = 2.0 * pass_s(nbytes, sizes, alphas_s, bytes_per_s)
+    passes_s = 2.0 * all_gather_s(nbytes, sizes, alphas_s, bytes_per_s)
     tree_s = tree_all_reduce_s(n, alpha_s, beta_s)
     switched_s = in_switch_all_reduce_s(n, alpha_s, beta_s)
     everywhere = 1.0
     for size, has in zip(sizes, in_switch, strict=True):
-        everywhere = everywhere * (1.0 - at_work(size) * (1.0 - has))
+        everywhere = everywhere * (1.0 - has_peers(size) * (1.0 - has))
     best_s = np.minimum(passes_s, tree_s)
     return np.where(everywhere > 0.5, np.minimum(best_s, switched_s), best_s)
 
@@ -138,6 +138,6 @@ def all_to_all_s(
     return flat_ring_alpha_s(sizes, alphas_s) + slowest_s
 
 
-def groups_reached(groups: Quantity, drawn: Quantity) -> Quantity:
+def expected_groups(groups: Quantity, draws: Quantity) -> Quantity:
     """In how many of G equal groups k members lie that are drawn evenly, expected: G (1 - (1 - 1/G)^k)."""
-    return groups * (1.0 - (1.0 - 1.0 / groups) ** drawn)
+    return groups * (1.0 - (1.0 - 1.0 / groups) ** draws)

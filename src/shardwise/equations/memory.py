@@ -27,12 +27,12 @@ def recomputed_share(recompute_layers: Quantity, stage_layers: Quantity) -> Quan
     return np.minimum(recompute_layers, stage_layers) / np.maximum(stage_layers, 1)
 
 
-def kept_activation_bytes(kept_bytes: Quantity, input_bytes: Quantity, share: Quantity) -> Quantity:
+def saved_activation_bytes(saved_bytes: Quantity, input_bytes: Quantity, share: Quantity) -> Quantity:
     """Activations kept by a stage per microbatch: a recomputed layer keeps its input only (Chen et al. 2016).
 
     kept_bytes and input_bytes are sums over the stage's layers; share is the recomputed share of them.
     """
-    return kept_bytes - share * (kept_bytes - input_bytes)
+    return saved_bytes - share * (saved_bytes - input_bytes)
 
 
 def reserved_bytes(allocated_bytes: Quantity, fragmentation_ratio: Quantity) -> Quantity:
@@ -40,13 +40,12 @@ def reserved_bytes(allocated_bytes: Quantity, fragmentation_ratio: Quantity) -> 
     return allocated_bytes * (1.0 + fragmentation_ratio)
 
 
-def beside_reduction_bytes(
-    work_bytes: Quantity, gradient_bytes: Quantity, sent_bytes: Quantity, given_back: Quantity
+def block_reduction_bytes(
+    work_bytes: Quantity, gradient_bytes: Quantity, sent_bytes: Quantity, weights_freed: Quantity
 ) -> Quantity:
     """What a block needs beside what is kept, where its gradients are reduced as soon as they are there.
 
     Either its largest operation has its tensors beside the whole gradients of the block's weights, or these
-    are copied into what is sent; where the weights, of as many bytes, are `given_back` before (1, else 0), in
-    their place. (PyTorch's fully_shard: `foreach_reduce` in _fsdp_collectives.py.)
-    """
-    return np.maximum(work_bytes + gradient_bytes, sent_bytes + gradient_bytes * (1 - given_back))
+    are copied into what is sent; where the weights, of as many bytes, are `weights_freed` before (1, else 0),
+    in their place. (PyTorch's fully_shard: `foreach_reduce` in _fsdp_collectives.py.)"""
+    return np.maximum(work_bytes + gradient_bytes, sent_bytes + gradient_bytes * (1 - weights_freed))

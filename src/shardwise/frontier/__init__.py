@@ -3,24 +3,34 @@ tracked."""
 
 from shardwise.frontier.algebra import Frontier, frontier_of, product, union, union_all
 from shardwise.frontier.knee import knee
-from shardwise.frontier.network import COLUMNS, SUMMED, Chain, Costs, Factor, Link, Part, firsts, hub_sizes
-from shardwise.frontier.reduce import reduce
+from shardwise.frontier.network import (
+    ADDITIVE,
+    COLUMNS,
+    Chain,
+    Costs,
+    Factor,
+    FactorGraph,
+    Segment,
+    first_occurrences,
+    shared_sizes,
+)
+from shardwise.frontier.reduce import non_dominated
 
 __all__ = [
+    "ADDITIVE",
     "COLUMNS",
-    "SUMMED",
     "Chain",
     "Costs",
     "Factor",
+    "FactorGraph",
     "Frontier",
-    "Link",
-    "Part",
-    "firsts",
+    "Segment",
+    "first_occurrences",
     "frontier_of",
-    "hub_sizes",
     "knee",
+    "non_dominated",
     "product",
-    "reduce",
+    "shared_sizes",
     "union",
     "union_all",
 ]

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.errors import InternalError
-from shardwise.frontier.reduce import Indices, Points, reduce
+from shardwise.frontier.reduce import Indices, Points, non_dominated
 
 _PAIRS_AT_ONCE = 1 << 22
 """Pairs of points that a product holds in memory at a time."""
@@ -38,10 +38,10 @@ class Frontier:
 
 
 def frontier_of(points: npt.NDArray[Any] | Sequence[Sequence[float]], *, epsilon: float = 0.0) -> Frontier:
-    """The frontier of the rows of `points` (n, k); `reduce` says what is kept."""
+    """The frontier of the rows of `points` (n, k); `non_dominated` says what is kept."""
     rows = np.asarray(points, dtype=np.float64)
-    kept = reduce(rows, epsilon=epsilon)
-    return Frontier(rows[kept], np.column_stack([np.zeros_like(kept), kept]))
+    selected = non_dominated(rows, epsilon=epsilon)
+    return Frontier(rows[selected], np.column_stack([np.zeros_like(selected), selected]))
 
 
 def union(a: Frontier, b: Frontier, *, epsilon: float = 0.0) -> Frontier:
@@ -56,8 +56,8 @@ def union_all(frontiers: Sequence[Frontier], *, epsilon: float = 0.0) -> Frontie
     operands = np.repeat(np.arange(len(frontiers)), [len(frontier) for frontier in frontiers])
     places = np.concatenate([np.arange(len(frontier)) for frontier in frontiers])
     points = np.concatenate([frontier.points for frontier in frontiers])
-    kept = reduce(points, epsilon=epsilon)
-    return Frontier(points[kept], np.column_stack([operands[kept], places[kept]]))
+    selected = non_dominated(points, epsilon=epsilon)
+    return Frontier(points[selected], np.column_stack([operands[selected], places[selected]]))
 
 
 def product(a: Frontier, b: Frontier, *, epsilon: float = 0.0) -> Frontier:
@@ -71,12 +71,12 @@ def product(a: Frontier, b: Frontier, *, epsilon: float = 0.0) -> Frontier:
     parts = [_block_product(a, b, start, start + rows) for start in range(0, len(a), rows)]
     points = np.concatenate([part.points for part in parts]) if parts else a.points
     choice = np.concatenate([part.choice for part in parts]) if parts else a.choice
-    kept = reduce(points, epsilon=epsilon)
-    return Frontier(points[kept], choice[kept])
+    selected = non_dominated(points, epsilon=epsilon)
+    return Frontier(points[selected], choice[selected])
 
 
 def _block_product(a: Frontier, b: Frontier, start: int, stop: int) -> Frontier:
     """The exact product of points `start` to `stop` (or the end) of `a` with all of `b`."""
     sums = (a.points[start:stop, None, :] + b.points[None, :, :]).reshape(-1, a.points.shape[1])
-    kept = reduce(sums)
-    return Frontier(sums[kept], np.column_stack([kept // len(b) + start, kept % len(b)]))
+    selected = non_dominated(sums)
+    return Frontier(sums[selected], np.column_stack([selected // len(b) + start, selected % len(b)]))

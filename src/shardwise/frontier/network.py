@@ -14,7 +14,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-COLUMNS = ("hidden_s", "exposed_s", "held_bytes", "recomputed_bytes", "peak_bytes")
+COLUMNS = ("hidden_s", "exposed_s", "resident_bytes", "recomputed_bytes", "peak_bytes")
 """Columns of a cost.
 
 The step takes max(hidden_s, exposed_s): two sums of which the time is the larger, the first where computation
@@ -23,7 +23,7 @@ hides the gradient synchronisation, the second where it ends before it. `held_by
 there; memory is the sum of held_bytes plus the largest recomputed_bytes + peak_bytes of any link.
 """
 
-SUMMED = 4
+ADDITIVE = 4
 """Number of columns that add within a link; the last one is a maximum."""
 
 Costs = npt.NDArray[np.float64]
@@ -42,65 +42,66 @@ class Factor:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class FactorGraph:
     """Variables and the costs on them.
 
     `sizes` are the choices per variable, `names` say what each is. `entry` is the variable that the part
     shares with the one before it, `exit` that with the one after it; their own costs belong to the part of
-    which they are the exit. `hubs` are variables that any parts of a chain may share, each with the name that
-    it has there: all parts that have it make one choice.
-    """
+    which they are the exit. `shared` are variables that any parts of a chain may share, each with the name
+    that it has there: all parts that have it make one choice."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     factors: tuple[Factor, ...]
     entry: int | None = None
     exit: int | None = None
-    hubs: tuple[tuple[str, int], ...] = ()
+    shared: tuple[tuple[str, int], ...] = ()
 
     @property
-    def kept(self) -> tuple[int, ...]:
+    def separator(self) -> tuple[int, ...]:
         """The variables that others see, in the order of their numbers."""
-        ends = (end for end in (self.entry, self.exit) if end is not None)
-        return tuple(sorted({*ends, *(variable for _, variable in self.hubs)}))
+        separators = (end for end in (self.entry, self.exit) if end is not None)
+        return tuple(sorted({*separators, *(variable for _, variable in self.shared)}))
 
     @cached_property
-    def likes(self) -> tuple[int, ...]:
+    def first_equal(self) -> tuple[int, ...]:
         """Of each factor the first one that has equal costs."""
-        return firsts(
+        return first_occurrences(
             (factor.costs.shape, blake2b(factor.costs.tobytes(), digest_size=16).digest())
             for factor in self.factors
         )
 
-    def changed(self, sizes: tuple[int, ...], factors: tuple[Factor, ...], likes: tuple[int, ...]) -> Part:
+    def changed(
+        self, sizes: tuple[int, ...], factors: tuple[Factor, ...], first_equal: tuple[int, ...]
+    ) -> FactorGraph:
         """The part with other choices and costs, of which is known which are equal."""
         part = replace(self, sizes=sizes, factors=factors)
-        part.__dict__["likes"] = likes  # where a cached property is kept
+        part.__dict__["first_equal"] = first_equal  # where a cached property is kept
         return part
 
 
-def firsts(kinds: Iterable[Hashable]) -> tuple[int, ...]:
+def first_occurrences(kinds: Iterable[Hashable]) -> tuple[int, ...]:
     """The first place of what is at each."""
     places: dict[Hashable, int] = {}
     return tuple(places.setdefault(kind, place) for place, kind in enumerate(kinds))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Link:
+class Segment:
     """`repeat` like links of a chain in a row, each of which may be any one of `modes` (kept, recomputed),
     that agree in the choices of their entries and of their exits."""
 
     name: str
-    modes: tuple[tuple[str, Part], ...]
+    modes: tuple[tuple[str, FactorGraph], ...]
     repeat: int = 1
 
 
-Chain = tuple[Link, ...]
+Chain = tuple[Segment, ...]
 """Links in order: the exit of one is the entry of the next. The first has no entry, the last no exit. What a
 link has of hubs all of its modes have."""
 
 
-def hub_sizes(chain: Chain) -> dict[str, int]:
+def shared_sizes(chain: Chain) -> dict[str, int]:
     """The choices of each hub of a chain, in the order in which links have them."""
     parts = (part for link in chain for _, part in link.modes)
-    return {name: part.sizes[variable] for part in parts for name, variable in part.hubs}
+    return {name: part.sizes[variable] for part in parts for name, variable in part.shared}

@@ -23,11 +23,13 @@ _FIRST, _FURTHER = 128, 4
 """Others that a block is compared with first, and how many times as many each time after that."""
 
 
-def reduce(points: npt.NDArray[Any], *, cells: Indices | None = None, epsilon: float = 0.0) -> Indices:
+def non_dominated(
+    points: npt.NDArray[Any], *, groups: Indices | None = None, epsilon: float = 0.0
+) -> Indices:
     """Indices of the non-dominated rows of `points` (n, k), in lexicographic order of the points.
 
     Row i is dominated when another row is no larger in every objective and smaller in one; of equal rows the
-    first stays. With `cells` (n), rows are compared within their cell only, and come cell by cell. With
+    first stays. With `groups` (n), rows are compared within their cell only, and come cell by cell. With
     `epsilon` > 0 (two or more objectives of one set) some of these are dropped: for every row p some row q
     stays with q <= (1 + epsilon) p in every objective, and the smallest value of each objective stays
     exactly. Raises InternalError for objectives that are NaN, or that are negative under an epsilon.
@@ -37,17 +39,17 @@ def reduce(points: npt.NDArray[Any], *, cells: Indices | None = None, epsilon: f
         raise InternalError(f"a frontier has objectives in columns, not an array of shape {points.shape}")
     if np.isnan(points).any():
         raise InternalError("a frontier cannot order NaN")
-    if cells is None:
-        cells = np.zeros(len(points), dtype=np.intp)
-    order = np.lexsort((*points.T[::-1], cells))
-    ordered, cell = points[order], cells[order]
-    kept = _undominated(ordered, cell)
+    if groups is None:
+        groups = np.zeros(len(points), dtype=np.intp)
+    order = np.lexsort((*points.T[::-1], groups))
+    ordered, group = points[order], groups[order]
+    selected = _undominated(ordered, group)
     if epsilon > 0.0:
-        kept = kept[_representatives(ordered[kept], epsilon)]
-    return order[kept]
+        selected = selected[_representatives(ordered[selected], epsilon)]
+    return order[selected]
 
 
-def _undominated(ordered: Points, cell: Indices) -> Indices:
+def _undominated(ordered: Points, group: Indices) -> Indices:
     """Rows that no row before them in their cell matches; rows are in lexicographic order within cells.
 
     A dominating row comes before the rows it dominates, so each row is first held against the rows before it
@@ -55,19 +57,19 @@ def _undominated(ordered: Points, cell: Indices) -> Indices:
     """
     varying = [column for column in ordered.T if (column != column[:1]).any()]
     if not varying:
-        return _firsts(cell)
-    ranks = np.column_stack([_ranked_in_order(varying[0], cell), *(_ranked(own) for own in varying[1:])])
+        return _firsts(group)
+    ranks = np.column_stack([_ranked_in_order(varying[0], group), *(_ranked(own) for own in varying[1:])])
     rows = np.arange(len(ranks), dtype=np.intp)
     for _ in range(2):
-        left = ~_is_matched_by_best(ranks, cell)
+        left = ~_is_matched_by_best(ranks, group)
         if left.all():
             break
-        rows, ranks, cell = rows[left], ranks[left], cell[left]
+        rows, ranks, group = rows[left], ranks[left], group[left]
     if len(varying) <= 2:
         return rows
     if len(varying) == 3:
-        return rows[_swept(ranks, cell)]
-    return rows[_compared(ranks, cell)]
+        return rows[_swept(ranks, group)]
+    return rows[_compared(ranks, group)]
 
 
 def _ranked(column: npt.NDArray[np.float64]) -> Indices:
@@ -80,32 +82,32 @@ def _ranked(column: npt.NDArray[np.float64]) -> Indices:
     return ranks
 
 
-def _ranked_in_order(column: npt.NDArray[np.float64], cell: Indices) -> Indices:
+def _ranked_in_order(column: npt.NDArray[np.float64], group: Indices) -> Indices:
     """The same of a column that ascends within each cell; ranks compare within a cell alone."""
     is_larger = np.zeros(len(column), dtype=np.intp)
     is_larger[1:] = column[1:] != column[:-1]
     ranks = np.cumsum(is_larger)
-    starts = np.flatnonzero(_is_start(cell))
+    starts = np.flatnonzero(_is_start(group))
     return np.asarray(ranks - np.repeat(ranks[starts], np.diff(starts, append=len(column))))
 
 
-def _firsts(cell: Indices) -> Indices:
+def _firsts(group: Indices) -> Indices:
     """The first row of each cell."""
-    is_first = np.ones(len(cell), dtype=bool)
-    is_first[1:] = cell[1:] != cell[:-1]
+    is_first = np.ones(len(group), dtype=bool)
+    is_first[1:] = group[1:] != group[:-1]
     return np.flatnonzero(is_first)
 
 
-def _is_matched_by_best(ranks: Indices, cell: Indices) -> npt.NDArray[np.bool_]:
+def _is_matched_by_best(ranks: Indices, group: Indices) -> npt.NDArray[np.bool_]:
     """Whether a row is no smaller, in any objective, than the row before it in its cell that is best in one.
 
     Of the first objective, in which rows are sorted, that is the first row of the cell.
     """
     count, objectives = ranks.shape
-    starts = np.maximum.accumulate(np.where(_is_start(cell), np.arange(count), 0))
+    starts = np.maximum.accumulate(np.where(_is_start(group), np.arange(count), 0))
     is_matched = np.zeros(count, dtype=bool)
     for objective in range(1 if objectives > 1 else 0, objectives):
-        best = _best_before(ranks[:, objective], cell, starts)
+        best = _best_before(ranks[:, objective], group, starts)
         is_before = best < np.arange(count)
         for own in ranks.T[1:]:  # in the first, what comes before is no larger
             is_before &= own[best] <= own
@@ -113,18 +115,18 @@ def _is_matched_by_best(ranks: Indices, cell: Indices) -> npt.NDArray[np.bool_]:
     return is_matched
 
 
-def _is_start(cell: Indices) -> npt.NDArray[np.bool_]:
-    is_start = np.ones(len(cell), dtype=bool)
-    is_start[1:] = cell[1:] != cell[:-1]
+def _is_start(group: Indices) -> npt.NDArray[np.bool_]:
+    is_start = np.ones(len(group), dtype=bool)
+    is_start[1:] = group[1:] != group[:-1]
     return is_start
 
 
-def _best_before(rank: Indices, cell: Indices, starts: Indices) -> Indices:
+def _best_before(rank: Indices, group: Indices, starts: Indices) -> Indices:
     """For each row the first row before it in its cell with the smallest value, itself where it is the first
     of its cell."""
     count = len(rank)
     # Each cell lies wholly below the one before it.
-    ordinal = np.cumsum(_is_start(cell)) - 1
+    ordinal = np.cumsum(_is_start(group)) - 1
     key = rank - ordinal * (int(rank.max(initial=0)) + 1)
     lowest = np.minimum.accumulate(key)
     is_new = np.ones(count, dtype=bool)
@@ -136,7 +138,7 @@ def _best_before(rank: Indices, cell: Indices, starts: Indices) -> Indices:
     return np.where(np.arange(count) == starts, starts, np.maximum(before, starts))
 
 
-def _swept(ranks: Indices, cell: Indices) -> Indices:
+def _swept(ranks: Indices, group: Indices) -> Indices:
     """Non-dominated rows of three objectives.
 
     A sweep along the first keeps the staircase of the other two over the rows of the cell seen so far: `ys`
@@ -145,66 +147,66 @@ def _swept(ranks: Indices, cell: Indices) -> Indices:
     """
     ys: list[int] = []
     zs: list[int] = []
-    kept: list[int] = []
+    selected: list[int] = []
     now = -1
-    rows = zip(cell.tolist(), ranks[:, 1].tolist(), ranks[:, 2].tolist(), strict=True)
+    rows = zip(group.tolist(), ranks[:, 1].tolist(), ranks[:, 2].tolist(), strict=True)
     for row, (own, y, z) in enumerate(rows):
         if own != now:
             now, ys, zs = own, [], []
         step = bisect_right(ys, y)
         if step and zs[step - 1] <= z:
             continue
-        kept.append(row)
+        selected.append(row)
         start = bisect_left(ys, y, 0, step)
         end = start
         while end < len(zs) and zs[end] >= z:
             end += 1
         ys[start:end] = [y]
         zs[start:end] = [z]
-    return np.asarray(kept, dtype=np.intp)
+    return np.asarray(selected, dtype=np.intp)
 
 
-def _compared(ranks: Indices, cell: Indices) -> Indices:
+def _compared(ranks: Indices, group: Indices) -> Indices:
     """Non-dominated rows of any number of objectives.
 
     Rows are taken cell by cell by the sum of their ranks, which no row that dominates exceeds: the first of a
     cell settle most of the others. Each block is held against what was kept of its cells before it, a few
     at first, then within itself; as numbers as short as there are ranks.
     """
-    order = np.lexsort((ranks.sum(axis=1), cell))
+    order = np.lexsort((ranks.sum(axis=1), group))
     short = np.int16 if ranks.max(initial=0) <= np.iinfo(np.int16).max else np.int32
     columns = np.ascontiguousarray(ranks[order].T.astype(short))
-    cell = (np.cumsum(_is_start(cell)) - 1)[order]
+    group = (np.cumsum(_is_start(group)) - 1)[order]
     own = np.empty_like(columns)  # of what is kept
-    kept = np.empty(len(order), dtype=np.intp)
+    selected = np.empty(len(order), dtype=np.intp)
     count = first = 0
     for start in range(0, len(order), _BLOCK):
         rows = np.arange(start, min(start + _BLOCK, len(order)))
-        first += int(np.searchsorted(cell[kept[first:count]], cell[start]))
+        first += int(np.searchsorted(group[selected[first:count]], group[start]))
         low, width = first, _FIRST
         while low < count and len(rows):
             high = min(low + width, count)
-            is_below = _is_below(own[:, low:high], cell[kept[low:high]], columns[:, rows], cell[rows])
+            is_below = _is_below(own[:, low:high], group[selected[low:high]], columns[:, rows], group[rows])
             rows = rows[~is_below.any(axis=0)]
             low, width = high, width * _FURTHER
-        is_below = _is_below(columns[:, rows], cell[rows], columns[:, rows], cell[rows])
+        is_below = _is_below(columns[:, rows], group[rows], columns[:, rows], group[rows])
         rows = rows[~np.triu(is_below, 1).any(axis=0)]
-        kept[count : count + len(rows)] = rows
+        selected[count : count + len(rows)] = rows
         own[:, count : count + len(rows)] = columns[:, rows]
         count += len(rows)
-    return np.sort(order[kept[:count]])
+    return np.sort(order[selected[:count]])
 
 
 def _is_below(
-    others: npt.NDArray[Any], cell_of_others: Indices, columns: npt.NDArray[Any], cell: Indices
+    others: npt.NDArray[Any], group_of_others: Indices, columns: npt.NDArray[Any], group: Indices
 ) -> npt.NDArray[np.bool_]:
     """Which of some others (objectives, m) are no larger in any objective than which of some rows
     (objectives, n) of their cell, (m, n)."""
     is_below = others[0][:, None] <= columns[0][None]
     for theirs, own in zip(others[1:], columns[1:], strict=True):
         is_below &= theirs[:, None] <= own[None]
-    if len(cell) and len(cell_of_others) and cell_of_others[0] != cell[-1]:
-        is_below &= cell_of_others[:, None] == cell[None]
+    if len(group) and len(group_of_others) and group_of_others[0] != group[-1]:
+        is_below &= group_of_others[:, None] == group[None]
     return np.asarray(is_below)
 
 
@@ -215,6 +217,6 @@ def _representatives(frontier: Points, epsilon: float) -> Indices:
     # A hair narrower than epsilon, so that rounding in the logarithm cannot widen a cell beyond it.
     width = np.log1p(epsilon) * (1.0 - 1e-9)
     with np.errstate(divide="ignore"):
-        cells = np.floor(np.log(frontier) / width)
-    _, first = np.unique(cells, axis=0, return_index=True)
+        groups = np.floor(np.log(frontier) / width)
+    _, first = np.unique(groups, axis=0, return_index=True)
     return np.unique(np.concatenate([first, np.argmin(frontier, axis=0)])) if len(frontier) else first

@@ -3,32 +3,32 @@
 from shardwise.graph.check import check_graph
 from shardwise.graph.customary import data_parallel, megatron
 from shardwise.graph.file import GRAPH_SCHEMA, parse_graph
-from shardwise.graph.kinds import KINDS, Attribute, Kind
+from shardwise.graph.kinds import KINDS, Attribute, OperatorKind
 from shardwise.graph.labels import block_labels, operator_label
 from shardwise.graph.layout import allows, divided_dims, local_sizes
 from shardwise.graph.load import GRAPH_FILES, GRAPH_PREFIX, graph_names, load_graph, shipped_graphs
-from shardwise.graph.loans import Loans, joined_by_loans, loans_of, tensor_shapes
+from shardwise.graph.loans import SkipTensors, blocks_joined_by_skips, skip_tensors_of, tensor_shapes
 from shardwise.graph.microbatches import loss_weight, samples_dim
 from shardwise.graph.named import MODES, BlockLayout, GraphLayout, Mode
-from shardwise.graph.operator import check_op, kept_of, rules_of, work_of
+from shardwise.graph.operator import check_op, rules_of, saved_of, work_of
 from shardwise.graph.placement import (
     PARTIAL,
-    STATES_SPLIT,
-    WHOLE,
-    WHOLE_SUMMED,
+    REPLICATE,
+    REPLICATE_SHARD_STATES,
+    REPLICATE_SUM_GRAD,
     Placement,
     placement_text,
     placements_of,
     shard,
 )
 from shardwise.graph.record import Block, Operand, OpGraph, OpNode, Parameter
-from shardwise.graph.rule import Exchange, Rule
+from shardwise.graph.rule import CollectiveCall, ShardingRule
 from shardwise.graph.scale import scaled
-from shardwise.graph.sizes import Growth
+from shardwise.graph.sizes import SizeGrowth
 from shardwise.graph.staged import StagedLayout, staged_from_record, staged_record
 from shardwise.graph.told import layout_from_record, layout_record
 from shardwise.graph.totals import forward_flop, parameter_count, step_flop
-from shardwise.graph.work import Kept, Moved, Work
+from shardwise.graph.work import KernelWork, Moved, SavedTensors
 from shardwise.graph.write import graph_text
 
 __all__ = [
@@ -38,30 +38,31 @@ __all__ = [
     "KINDS",
     "MODES",
     "PARTIAL",
-    "STATES_SPLIT",
-    "WHOLE",
-    "WHOLE_SUMMED",
+    "REPLICATE",
+    "REPLICATE_SHARD_STATES",
+    "REPLICATE_SUM_GRAD",
     "Attribute",
     "Block",
     "BlockLayout",
-    "Exchange",
+    "CollectiveCall",
     "GraphLayout",
-    "Growth",
-    "Kept",
-    "Kind",
-    "Loans",
+    "KernelWork",
     "Mode",
     "Moved",
     "OpGraph",
     "OpNode",
     "Operand",
+    "OperatorKind",
     "Parameter",
     "Placement",
-    "Rule",
+    "SavedTensors",
+    "ShardingRule",
+    "SizeGrowth",
+    "SkipTensors",
     "StagedLayout",
-    "Work",
     "allows",
     "block_labels",
+    "blocks_joined_by_skips",
     "check_graph",
     "check_op",
     "data_parallel",
@@ -69,12 +70,9 @@ __all__ = [
     "forward_flop",
     "graph_names",
     "graph_text",
-    "joined_by_loans",
-    "kept_of",
     "layout_from_record",
     "layout_record",
     "load_graph",
-    "loans_of",
     "local_sizes",
     "loss_weight",
     "megatron",
@@ -85,9 +83,11 @@ __all__ = [
     "placements_of",
     "rules_of",
     "samples_dim",
+    "saved_of",
     "scaled",
     "shard",
     "shipped_graphs",
+    "skip_tensors_of",
     "staged_from_record",
     "staged_record",
     "step_flop",

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from math import prod
 
 from shardwise.errors import ConfigError
-from shardwise.graph.loans import loans_of
+from shardwise.graph.loans import skip_tensors_of
 from shardwise.graph.operator import check_op
 from shardwise.graph.record import Block, Operand, OpGraph, OpNode
-from shardwise.graph.sizes import CONSTANT, Growth
-from shardwise.inputs import nearest, shown
+from shardwise.graph.sizes import CONSTANT, SizeGrowth
+from shardwise.inputs import nearest, short_repr
 
 Shape = tuple[int, ...]
 
@@ -26,15 +26,15 @@ MAX_ITERATIONS = 10**40
 def check_graph(graph: OpGraph) -> None:
     """Nothing where the graph is sound; else ConfigError with the key (as in a file) and the operator."""
     _check_names(graph)
-    loans = loans_of(graph)
+    skips = skip_tensors_of(graph)
     before: _Made | None = None
     there = {name: _Made(shape, None) for name, shape in graph.inputs.items()}
     for index, block in enumerate(graph.blocks):
         key = f"blocks[{index}]"
         _check_entry(graph, block, before, key)
-        made = _check_block(graph, block, before, there, loans.lent[index], key)
+        made = _check_block(graph, block, before, there, skips.skip_outputs[index], key)
         before = made[block.operators[-1].name]
-        there |= {name: made[name] for name in loans.lent[index]}
+        there |= {name: made[name] for name in skips.skip_outputs[index]}
     _check_loss(graph)
     _check_parameters(graph)
     _check_parameter_names(graph)
@@ -46,7 +46,7 @@ class _Made:
     """A tensor: its shape, and what each of its dims grows with (None for a graph input: its readers say)."""
 
     shape: Shape
-    growth: tuple[Growth, ...] | None
+    growth: tuple[SizeGrowth, ...] | None
 
 
 def _check_names(graph: OpGraph) -> None:
@@ -84,7 +84,7 @@ def _check_entry(graph: OpGraph, block: Block, before: _Made | None, key: str) -
         raise _wrong(f"{key}.entry", "has nothing before it to read", block.entry, "no entry: a first block")
     if before is not None and block.entry is None:
         allowed = "a name for the result of the block before"
-        raise _wrong(f"{key}.entry", "is missing", f"nothing in block {shown(block.name)}", allowed)
+        raise _wrong(f"{key}.entry", "is missing", f"nothing in block {short_repr(block.name)}", allowed)
     if block.repeat > 1 and before is None:
         raise _wrong(f"{key}.repeat", "needs an entry", str(block.repeat), "1 in the first block")
     if block.repeat > 1 and before is not None:
@@ -92,7 +92,7 @@ def _check_entry(graph: OpGraph, block: Block, before: _Made | None, key: str) -
         if result.shape != before.shape:
             raise _wrong(
                 f"{key}.repeat",
-                f"of block {shown(block.name)} needs a result of the shape of its entry",
+                f"of block {short_repr(block.name)} needs a result of the shape of its entry",
                 _shape_text(result.shape),
                 _shape_text(before.shape),
             )
@@ -103,15 +103,15 @@ def _check_block(
     block: Block,
     before: _Made | None,
     there: Mapping[str, _Made],
-    lent: Collection[str],
+    skip_outputs: Collection[str],
     key: str,
 ) -> dict[str, _Made]:
     """Each operator reads what is there: graph inputs and what blocks before lend among it. Everything but
-    the last result is read here or, where it is `lent`, behind. Returns all that may be read."""
+    the last result is read here or, where it is `skip_outputs`, behind. Returns all that may be read."""
     made = dict(there)
     if before is not None and block.entry is not None:
         made[block.entry] = before
-    read = set(lent)
+    read = set(skip_outputs)
     for place, node in enumerate(block.operators):
         where = f"{key}.operators[{place}]"
         for slot, operand in enumerate(node.inputs):
@@ -128,7 +128,7 @@ def _check_block(
         if node.name not in read:
             raise _wrong(
                 f"{key}.operators[{place}]",
-                f"makes {shown(node.name)}, which no operator reads",
+                f"makes {short_repr(node.name)}, which no operator reads",
                 None,
                 "results that are read; the result of a block is that of its last operator",
             )
@@ -140,7 +140,7 @@ def _check_kind(node: OpNode, key: str) -> None:
     if iterations > MAX_ITERATIONS:
         raise _wrong(
             f"{key}.dims",
-            f"of operator {shown(node.name)} are absurdly large together",
+            f"of operator {short_repr(node.name)} are absurdly large together",
             f"10^{len(str(iterations)) - 1} iterations",
             "10^40",
         )
@@ -159,7 +159,7 @@ def _check_shape(graph: OpGraph, node: OpNode, operand: Operand, tensor: _Made, 
     if shape != tensor.shape:
         raise _wrong(
             key,
-            f"of operator {shown(node.name)} do not meet the shape of {shown(operand.source)}",
+            f"of operator {short_repr(node.name)} do not meet the shape of {short_repr(operand.source)}",
             _shape_text(shape),
             _shape_text(tensor.shape),
         )
@@ -168,7 +168,8 @@ def _check_shape(graph: OpGraph, node: OpNode, operand: Operand, tensor: _Made, 
         dim = next(d for d, a, b in zip(operand.dims, growth, tensor.growth, strict=True) if a != b)
         raise _wrong(
             key,
-            f"of operator {shown(node.name)}: does not grow as that dim of {shown(operand.source)} does",
+            f"of operator {short_repr(node.name)}: does not grow as that dim of "
+            f"{short_repr(operand.source)} does",
             dim,
             "sizes that follow the batch and the sequence length alike",
         )
@@ -177,7 +178,7 @@ def _check_shape(graph: OpGraph, node: OpNode, operand: Operand, tensor: _Made, 
 def _unreadable(graph: OpGraph, block: Block, node: OpNode, operand: Operand, key: str) -> ConfigError:
     """Why an operand is not there: a cycle, an order, another block, or no such name."""
     own = {other.name: other for other in block.operators}
-    reader, source = shown(node.name), shown(operand.source)
+    reader, source = short_repr(node.name), short_repr(operand.source)
     if operand.source in own:
         cycle = _cycle(own, node.name)
         if cycle:
@@ -190,7 +191,9 @@ def _unreadable(graph: OpGraph, block: Block, node: OpNode, operand: Operand, ke
                 "the block's own operators, its entry, graph inputs, and of blocks before it that are there "
                 "once what their operators make and entries that no other block calls so"
             )
-            return _wrong(key, f"of operator {reader} lies in block {shown(other.name)}", source, allowed)
+            return _wrong(
+                key, f"of operator {reader} lies in block {short_repr(other.name)}", source, allowed
+            )
     guess = nearest(operand.source, (*own, *graph.inputs, *((block.entry,) if block.entry else ())))
     hint = f" (did you mean {guess}?)" if guess else ""
     return _wrong(
@@ -224,7 +227,7 @@ def _check_loss(graph: OpGraph) -> None:
     if node.output:
         raise _wrong(
             f"blocks[{len(graph.blocks) - 1}].operators[{len(graph.blocks[-1].operators) - 1}].output",
-            f"of operator {shown(node.name)}, the last one, is no loss",
+            f"of operator {short_repr(node.name)}, the last one, is no loss",
             f"[{', '.join(node.output)}]",
             "[], one number",
         )
@@ -240,14 +243,15 @@ def _check_parameter_names(graph: OpGraph) -> None:
             if counters > 1 or re.search(r"[{}]", COUNTER.sub("", name)):
                 raise _wrong(
                     at,
-                    f"of operator {shown(node.name)} has braces that are not one counter",
+                    f"of operator {short_repr(node.name)} has braces that are not one counter",
                     name,
                     "one number in braces at most, such as layers.{0}.up",
                 )
             if block.repeat > 1 and not counters:
                 raise _wrong(
                     at,
-                    f"of operator {shown(node.name)} is one name for {block.repeat:,} tensors, one of each "
+                    f"of operator {short_repr(node.name)} is one name for {block.repeat:,} tensors, "
+                    f"one of each "
                     "repetition",
                     name,
                     "a number in braces that counts them, such as layers.{0}.up",
@@ -257,8 +261,8 @@ def _check_parameter_names(graph: OpGraph) -> None:
                 if known != name:
                     raise _wrong(
                         at,
-                        f"of operator {shown(node.name)} is also a name of operator {shown(owner)} "
-                        f"({shown(known)})",
+                        f"of operator {short_repr(node.name)} is also a name of operator {short_repr(owner)} "
+                        f"({short_repr(known)})",
                         own,
                         "each tensor its own name",
                     )
@@ -282,21 +286,23 @@ def _check_parameters(graph: OpGraph) -> None:
             if shape != known:
                 raise _wrong(
                     at,
-                    f"of operator {shown(node.name)} has another shape than at operator {shown(owner)}",
+                    f"of operator {short_repr(node.name)} has another shape than at operator "
+                    f"{short_repr(owner)}",
                     _shape_text(shape),
                     _shape_text(known),
                 )
             if home != index and max(block.repeat, graph.blocks[home].repeat) > 1:
                 raise _wrong(
                     at,
-                    f"of operator {shown(node.name)} is shared with operator {shown(owner)} of another block",
+                    f"of operator {short_repr(node.name)} is shared with operator "
+                    f"{short_repr(owner)} of another block",
                     parameter.name,
                     "parameters of a repeated block in that block only",
                 )
             if any(graph.growth.get(dim, CONSTANT) != CONSTANT for dim in parameter.dims):
                 raise _wrong(
                     at,
-                    f"of operator {shown(node.name)} grows with the batch or the sequence length",
+                    f"of operator {short_repr(node.name)} grows with the batch or the sequence length",
                     parameter.name,
                     "constant sizes",
                 )
@@ -304,7 +310,7 @@ def _check_parameters(graph: OpGraph) -> None:
 
 def _check_inputs(graph: OpGraph) -> None:
     """Each graph input is read, and its readers agree on what it grows with."""
-    growth: dict[str, tuple[Growth, ...]] = {}
+    growth: dict[str, tuple[SizeGrowth, ...]] = {}
     for _, _, key, node in _nodes(graph):
         for slot, operand in enumerate(node.inputs):
             if operand.source not in graph.inputs:
@@ -313,7 +319,7 @@ def _check_inputs(graph: OpGraph) -> None:
             if growth.setdefault(operand.source, own) != own:
                 raise _wrong(
                     f"{key}.inputs[{slot}].dims",
-                    f"of operator {shown(node.name)} grow otherwise than another reader's",
+                    f"of operator {short_repr(node.name)} grow otherwise than another reader's",
                     operand.source,
                     "sizes that follow the batch and the sequence length alike",
                 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from shardwise.graph.placement import PARTIAL, WHOLE, WHOLE_SUMMED, Placement, shard
+from shardwise.graph.placement import PARTIAL, REPLICATE, REPLICATE_SUM_GRAD, Placement, shard
 from shardwise.graph.record import OpNode
-from shardwise.graph.rule import Exchange, Rule
+from shardwise.graph.rule import CollectiveCall, ShardingRule
 
 
 def operands_of(op: OpNode) -> tuple[tuple[str, ...], ...]:
@@ -23,20 +23,20 @@ def split_rule(
     added: Collection[int] = (),
     output: Placement | None = None,
     units: int | None = None,
-    exchanges: tuple[Exchange, ...] = (),
-) -> Rule:
+    collectives: tuple[CollectiveCall, ...] = (),
+) -> ShardingRule:
     """Divide the iterations along `split` among the ranks, in at most `units` parts (its elements).
 
     Tensors that have it, or one of the dims `also` that follow it, are split. What has none of them is read
     whole by every rank for its own part of the work, so that its gradient is a partial sum. An output without
     them is a partial sum; then the operands `added` to it (biases) count as partial sums too. Where
-    `exchanges` make the output `WHOLE`, every rank has whole gradients of all that is not split.
+    `collectives` make the output `REPLICATE`, every rank has whole gradients of all that is not split.
     """
     divided = (split, *also)
     result = _split_placement(op.output, divided) if output is None else output
     if result is None:
         result = PARTIAL
-    elsewhere = WHOLE if result == WHOLE else WHOLE_SUMMED
+    elsewhere = REPLICATE if result == REPLICATE else REPLICATE_SUM_GRAD
 
     def placement(index: int, dims: tuple[str, ...]) -> Placement:
         if result == PARTIAL and index in added:
@@ -51,16 +51,16 @@ def split_rule(
         tuple(placement(index, dims) for index, dims in enumerate(operands_of(op))),
         result,
         units=op.dims[split] if units is None else units,
-        exchanges=exchanges,
+        collectives=collectives,
     )
 
 
-def split_rules(op: OpNode, dims: Iterable[str], *, added: Collection[int] = ()) -> tuple[Rule, ...]:
+def split_rules(op: OpNode, dims: Iterable[str], *, added: Collection[int] = ()) -> tuple[ShardingRule, ...]:
     """`split_rule` of each of `dims`, without exchanges."""
     return tuple(split_rule(op, dim, added=added) for dim in dims)
 
 
-def partial_rule(op: OpNode, operands: Collection[int], *, added: Collection[int] = ()) -> Rule:
+def partial_rule(op: OpNode, operands: Collection[int], *, added: Collection[int] = ()) -> ShardingRule:
     """Work on partial sums of `operands`, in which together the operator is linear: what is `added` to the
     product is one too, all else is whole, with gradients that are partial sums."""
     first = min(operands)
@@ -70,26 +70,26 @@ def partial_rule(op: OpNode, operands: Collection[int], *, added: Collection[int
         "partial" if every else f"partial {first}",
         None,
         tuple(
-            PARTIAL if index in operands or index in added else WHOLE_SUMMED
+            PARTIAL if index in operands or index in added else REPLICATE_SUM_GRAD
             for index in range(len(operands_of(op)))
         ),
         PARTIAL,
     )
 
 
-def replicated_rules(op: OpNode) -> tuple[Rule, Rule]:
+def replicated_rules(op: OpNode) -> tuple[ShardingRule, ShardingRule]:
     """Every rank does all of the work, on a whole gradient or, as backward passes are linear, on a partial
     sum of it."""
     count = len(operands_of(op))
     return (
-        _rule(op, "replicate", None, (WHOLE,) * count, WHOLE),
-        _rule(op, "replicate, gradients summed", None, (WHOLE_SUMMED,) * count, WHOLE_SUMMED),
+        _rule(op, "replicate", None, (REPLICATE,) * count, REPLICATE),
+        _rule(op, "replicate, gradients summed", None, (REPLICATE_SUM_GRAD,) * count, REPLICATE_SUM_GRAD),
     )
 
 
 def product_rules(
     op: OpNode, *, linear: Iterable[Collection[int]], added: Collection[int] = ()
-) -> tuple[Rule, ...]:
+) -> tuple[ShardingRule, ...]:
     """Rules of a sum of products: every dim may be split, those that are summed over give partial sums; it is
     linear in each group of operands of `linear`."""
     dims = dict.fromkeys((*op.output, *(dim for operand in operands_of(op) for dim in operand)))
@@ -111,15 +111,15 @@ def _rule(
     output: Placement,
     *,
     units: int = 1,
-    exchanges: tuple[Exchange, ...] = (),
-) -> Rule:
+    collectives: tuple[CollectiveCall, ...] = (),
+) -> ShardingRule:
     inputs = len(op.inputs)
-    return Rule(
+    return ShardingRule(
         name=name,
         split=split,
         inputs=operands[:inputs],
         parameters=operands[inputs:],
         output=output,
         units=units,
-        exchanges=exchanges,
+        collectives=collectives,
     )

@@ -12,8 +12,8 @@ from shardwise.graph.check import check_graph
 from shardwise.graph.raw import first_user
 from shardwise.graph.record import Block, Operand, OpGraph, OpNode, Parameter
 from shardwise.graph.scale import input_growth
-from shardwise.graph.sizes import CONSTANT, Growth, parse_size
-from shardwise.inputs import Fields, printable, read_mapping, shown
+from shardwise.graph.sizes import CONSTANT, SizeGrowth, parse_size
+from shardwise.inputs import Fields, printable, read_mapping, short_repr
 
 GRAPH_SCHEMA = "shardwise.graph"
 VERSION = 1
@@ -68,7 +68,7 @@ class _Scope:
     batch: int
     seq_len: int | None
     sizes: dict[str, int]
-    growth: dict[str, Growth]
+    growth: dict[str, SizeGrowth]
 
     def sizes_of(self, fields: Fields, key: str, *, operator: str | None = None) -> dict[str, int]:
         """The sizes by name at `key` (of an operator), none where it is absent; a name that grows as nowhere
@@ -77,13 +77,13 @@ class _Scope:
         part = fields.mapping(key, default={})
         for dim in part.names:
             if not _DIM.fullmatch(dim):
-                raise part.error(dim, "is no name of a dim", found=shown(dim), allowed=_DIM_ALLOWED)
+                raise part.error(dim, "is no name of a dim", found=short_repr(dim), allowed=_DIM_ALLOWED)
             sizes[dim], growth = self.size(part, dim, part.any(dim, allowed="a size"), operator)
             if self.growth.setdefault(dim, growth) != growth:
                 raise part.error(
                     dim,
                     "grows otherwise than elsewhere under this name",
-                    found=shown(part.any(dim)),
+                    found=short_repr(part.any(dim)),
                     allowed=f"what follows {_growth_text(self.growth[dim])}, or another name",
                 )
         part.finish()
@@ -91,23 +91,23 @@ class _Scope:
 
     def size(
         self, fields: Fields, key: str, value: object, operator: str | None = None
-    ) -> tuple[int, Growth]:
+    ) -> tuple[int, SizeGrowth]:
         """The size that `value` stands for; a wrong one is told with the `operator` that has it, or with the
         first that names `key`."""
         try:
             return parse_size(value, self.batch, self.seq_len)
         except ConfigError as error:
             user = operator or first_user(self.document, key)
-            message = error.message if user is None else f"of operator {shown(user)} {error.message}"
+            message = error.message if user is None else f"of operator {short_repr(user)} {error.message}"
             raise fields.error(key, message, found=error.found, allowed=error.allowed) from None
 
 
-def _growth_text(growth: Growth) -> str:
+def _growth_text(growth: SizeGrowth) -> str:
     words = ["batch"] * growth.batch + ["seq_len"] * growth.seq_len
     return "*".join(words) or "nothing"
 
 
-def _inputs(fields: Fields, scope: _Scope) -> dict[str, tuple[tuple[int, Growth], ...]]:
+def _inputs(fields: Fields, scope: _Scope) -> dict[str, tuple[tuple[int, SizeGrowth], ...]]:
     """The sizes of each graph input, and what they grow with."""
     part = fields.mapping("inputs")
     inputs = {
@@ -119,7 +119,7 @@ def _inputs(fields: Fields, scope: _Scope) -> dict[str, tuple[tuple[int, Growth]
 
 
 def _check_growth(
-    fields: Fields, declared: Mapping[str, tuple[tuple[int, Growth], ...]], graph: OpGraph
+    fields: Fields, declared: Mapping[str, tuple[tuple[int, SizeGrowth], ...]], graph: OpGraph
 ) -> None:
     """Graph inputs grow as the dims do by which operators read them."""
     part = fields.mapping("inputs")
@@ -188,11 +188,14 @@ def _dims(part: Fields, key: str, sizes: Mapping[str, int], operator: str) -> tu
         if not isinstance(item, str) or item not in sizes:
             allowed = "names in sizes, or in the operator's dims"
             raise part.error(
-                key, f"of operator {shown(operator)}: dim without a size", found=shown(item), allowed=allowed
+                key,
+                f"of operator {short_repr(operator)}: dim without a size",
+                found=short_repr(item),
+                allowed=allowed,
             )
         if item in dims:
-            message = f"of operator {shown(operator)}: dim given twice"
-            raise part.error(key, message, found=shown(item), allowed="each once")
+            message = f"of operator {short_repr(operator)}: dim given twice"
+            raise part.error(key, message, found=short_repr(item), allowed="each once")
         dims.append(item)
     return tuple(dims)
 
@@ -206,7 +209,7 @@ def _attributes(part: Fields) -> dict[str, int | float | bool | str]:
         value = found.any(name, allowed="a number, true, false or text")
         if not isinstance(value, int | float | bool | str):
             raise found.error(
-                name, "is no plain value", found=shown(value), allowed="a number, true, false or text"
+                name, "is no plain value", found=short_repr(value), allowed="a number, true, false or text"
             )
         attributes[name] = value
     found.finish()
@@ -218,5 +221,5 @@ def _refuse_unused(fields: Fields, scope: _Scope, graph: OpGraph) -> None:
     for dim in scope.sizes:
         if dim not in used:
             raise fields.error(
-                "sizes", "has a name that no operator has", found=shown(dim), allowed="names in use"
+                "sizes", "has a name that no operator has", found=short_repr(dim), allowed="names in use"
             )

@@ -7,10 +7,10 @@ from math import prod
 
 from shardwise.graph.dividing import operands_of
 from shardwise.graph.record import OpNode
-from shardwise.graph.rule import Rule
+from shardwise.graph.rule import ShardingRule
 
 
-def divided_dims(op: OpNode, rule: Rule) -> frozenset[str]:
+def divided_dims(op: OpNode, rule: ShardingRule) -> frozenset[str]:
     """The dims of an operator that a rule divides: the one it splits, and those of tensors that follow it."""
     tensors = (*operands_of(op), op.output)
     placements = (*rule.inputs, *rule.parameters, rule.output)
@@ -18,7 +18,7 @@ def divided_dims(op: OpNode, rule: Rule) -> frozenset[str]:
     return frozenset(followers) | (frozenset() if rule.split is None else {rule.split})
 
 
-def allows(op: OpNode, rules: Sequence[Rule], ranks: Sequence[int]) -> bool:
+def allows(op: OpNode, rules: Sequence[ShardingRule], ranks: Sequence[int]) -> bool:
     """Whether `rules`, one per mesh axis of so many ranks, the outermost first, go together.
 
     No dim is divided into more parts than it has elements, nor by a rule into more than its units (heads,
@@ -42,7 +42,7 @@ def allows(op: OpNode, rules: Sequence[Rule], ranks: Sequence[int]) -> bool:
     )
 
 
-def local_sizes(op: OpNode, rules: Sequence[Rule], ranks: Sequence[int]) -> dict[str, int]:
+def local_sizes(op: OpNode, rules: Sequence[ShardingRule], ranks: Sequence[int]) -> dict[str, int]:
     """Elements of every dim of the operator on the rank that has most, under rules that go together.
 
     A dim is divided into whole units as evenly as they go: of 7 elements on 2 ranks one has 4.
@@ -68,13 +68,15 @@ def _parts(op: OpNode, divided: Sequence[frozenset[str]], ranks: Sequence[int]) 
     }
 
 
-def _within_units(rule: Rule, rules: Sequence[Rule], ranks: Sequence[int]) -> bool:
+def _within_units(rule: ShardingRule, rules: Sequence[ShardingRule], ranks: Sequence[int]) -> bool:
     along = prod(count for other, count in zip(rules, ranks, strict=True) if other.name == rule.name)
     return rule.split is None or along <= rule.units
 
 
-def _has_neighbours_rows(op: OpNode, rule: Rule, divided: frozenset[str], parts: Mapping[str, int]) -> bool:
-    rows = max((e.copies for e in rule.exchanges if e.collective == "neighbours"), default=0.0)
+def _has_neighbours_rows(
+    op: OpNode, rule: ShardingRule, divided: frozenset[str], parts: Mapping[str, int]
+) -> bool:
+    rows = max((e.copies for e in rule.collectives if e.collective == "neighbours"), default=0.0)
     if rows == 0.0:
         return True
     return all(op.dims[dim] // parts[dim] >= rows for dim in op.inputs[0].dims if dim in divided)

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from math import prod
 
 from shardwise.errors import ConfigError
-from shardwise.graph.loans import loans_of
+from shardwise.graph.loans import skip_tensors_of
 from shardwise.graph.operator import rules_of
-from shardwise.graph.placement import PARTIAL, WHOLE, WHOLE_SUMMED, Placement, shard
+from shardwise.graph.placement import PARTIAL, REPLICATE, REPLICATE_SUM_GRAD, Placement, shard
 from shardwise.graph.record import Block, OpGraph, OpNode
-from shardwise.graph.rule import Rule
+from shardwise.graph.rule import ShardingRule
 from shardwise.graph.scale import input_growth
-from shardwise.graph.sizes import CONSTANT, Growth
+from shardwise.graph.sizes import CONSTANT, SizeGrowth
 
 MEANS = ("cross_entropy", "mean_square", "binary_cross_entropy")
 """Kinds that divide by as many elements as they sum over."""
@@ -27,9 +27,9 @@ MEANS = ("cross_entropy", "mean_square", "binary_cross_entropy")
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What one of several micro-batches has of a tensor: samples along a dim of it, what all have (`WHOLE`),
-    or a part of a sum (`PARTIAL`), which is as many times too large as there are micro-batches where it
-    `is_mean`.
+    """What one of several micro-batches has of a tensor: samples along a dim of it, what all have
+    (`REPLICATE`), or a part of a sum (`PARTIAL`), which is as many times too large as there are micro-batches
+    where it `is_mean`.
 
     Along the dim a micro-batch has neighbours in each of so many `groups`: of steps by samples made one dim,
     its own samples of every step.
@@ -51,14 +51,14 @@ def loss_weight(graph: OpGraph, microbatches: int) -> float:
         return 1.0
     result: _Share | None = None
     there: dict[str, _Share] = {}
-    for block, lent in zip(graph.blocks, loans_of(graph).lent, strict=True):
+    for block, skip_outputs in zip(graph.blocks, skip_tensors_of(graph).skip_outputs, strict=True):
         for _ in range(block.repeat):
             before = result
             made = _through(graph, block, before, there, microbatches)
             result = made[block.operators[-1].name]
             if result == before:  # so the next repetition is like this one
                 break
-        there |= {name: made[name] for name in lent}
+        there |= {name: made[name] for name in skip_outputs}
     if result is None or result.placement != PARTIAL:
         raise _refused(graph.blocks[-1].operators[-1], microbatches)
     return 1.0 / microbatches if result.is_mean else 1.0
@@ -67,7 +67,7 @@ def loss_weight(graph: OpGraph, microbatches: int) -> float:
 def samples_dim(graph: OpGraph, name: str) -> int | None:
     """The dim of the graph input `name` along which micro-batches have parts of it; None where each has all
     of it."""
-    return _grown(input_growth(graph, name))
+    return _batch_dim(input_growth(graph, name))
 
 
 def _through(
@@ -81,16 +81,16 @@ def _through(
         for operand in op.inputs:
             if operand.source in graph.inputs:
                 dim = samples_dim(graph, operand.source)
-                made[operand.source] = _Share(WHOLE if dim is None else shard(dim))
+                made[operand.source] = _Share(REPLICATE if dim is None else shard(dim))
         reads = [made[operand.source] for operand in op.inputs]
         made[op.name] = _made(op, reads, graph.growth, microbatches)
     return made
 
 
-def _made(op: OpNode, reads: Sequence[_Share], growth: Mapping[str, Growth], microbatches: int) -> _Share:
+def _made(op: OpNode, reads: Sequence[_Share], growth: Mapping[str, SizeGrowth], microbatches: int) -> _Share:
     """What a micro-batch has of the result of an operator that reads so much."""
     sizes = [[growth.get(dim, CONSTANT) for dim in dims] for dims in op.tensors]
-    along = _grown(sizes[-1])
+    along = _batch_dim(sizes[-1])
     groups = {read.groups for read in reads if read.placement >= 0}
     if any(sum(each.batch for each in dims) > 1 for dims in sizes) or len(groups) > 1:
         raise _refused(op, microbatches)  # samples by samples, or some by others
@@ -116,27 +116,27 @@ def _reshaped(op: OpNode, read: _Share, along: int, microbatches: int) -> _Share
     it has whole rows of the dim `along`."""
     made = op.shape(op.output)
     groups = read.groups * prod(op.shape(op.inputs[0].dims)[: read.placement])
-    ahead, behind = prod(made[:along]), prod(made[along + 1 :])
-    if groups % ahead or (prod(made) // groups) % (behind * microbatches):
+    ahead, after = prod(made[:along]), prod(made[along + 1 :])
+    if groups % ahead or (prod(made) // groups) % (after * microbatches):
         raise _refused(op, microbatches)
     return _Share(shard(along), groups=groups // ahead)
 
 
-def _reads_so(rule: Rule, reads: Sequence[_Share]) -> bool:
+def _reads_so(rule: ShardingRule, reads: Sequence[_Share]) -> bool:
     """Whether an operator under `rule` reads what a micro-batch has, parameters whole, and asks no other."""
     return (
-        not rule.exchanges
+        not rule.collectives
         and [_value(placement) for placement in rule.inputs] == [read.placement for read in reads]
-        and all(_value(placement) == WHOLE for placement in rule.parameters)
+        and all(_value(placement) == REPLICATE for placement in rule.parameters)
     )
 
 
 def _value(placement: Placement) -> Placement:
     """A placement by what it says of the tensor itself, whatever of its gradient."""
-    return WHOLE if placement == WHOLE_SUMMED else placement
+    return REPLICATE if placement == REPLICATE_SUM_GRAD else placement
 
 
-def _grown(growth: Sequence[Growth]) -> int | None:
+def _batch_dim(growth: Sequence[SizeGrowth]) -> int | None:
     """The first dim that grows with the batch."""
     return next((at for at, each in enumerate(growth) if each.batch), None)
 

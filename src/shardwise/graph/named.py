@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardwise.graph.placement import Placement
-from shardwise.graph.rule import Rule
+from shardwise.graph.rule import ShardingRule
 
 Mode = Literal["kept", "recomputed"]
 """What the backward pass needs of a block is kept from the forward pass, or made again from what it reads."""
@@ -28,7 +28,7 @@ class BlockLayout:
 
     name: str
     mode: Mode
-    rules: Mapping[str, tuple[Rule, ...]]
+    rules: Mapping[str, tuple[ShardingRule, ...]]
     tensors: Mapping[str, tuple[Placement, ...]]
     stored: Mapping[str, tuple[Placement, ...]]
     used: Mapping[str, tuple[Placement, ...]]

@@ -6,16 +6,16 @@ from math import isfinite
 
 from shardwise.errors import ConfigError
 from shardwise.graph.dividing import operands_of, replicated_rules
-from shardwise.graph.kinds import KINDS, Attribute, Kind
+from shardwise.graph.kinds import KINDS, Attribute, OperatorKind
 from shardwise.graph.kinds.kind import dims_text, refuse
 from shardwise.graph.layout import divided_dims
 from shardwise.graph.record import OpNode
-from shardwise.graph.rule import Rule
-from shardwise.graph.work import Kept, Work
-from shardwise.inputs import nearest, shown
+from shardwise.graph.rule import ShardingRule
+from shardwise.graph.work import KernelWork, SavedTensors
+from shardwise.inputs import nearest, short_repr
 
 
-def rules_of(op: OpNode) -> tuple[Rule, ...]:
+def rules_of(op: OpNode) -> tuple[ShardingRule, ...]:
     """Every way to lay `op` along one mesh axis of two ranks or more; `allows` says which go together.
 
     Dims that the operator keeps `whole` and those that cannot be divided are not split.
@@ -28,14 +28,14 @@ def rules_of(op: OpNode) -> tuple[Rule, ...]:
     )
 
 
-def work_of(op: OpNode) -> tuple[Work, ...]:
+def work_of(op: OpNode) -> tuple[KernelWork, ...]:
     """What `op` computes, kernel by kernel; nothing where it only looks at its input in another way."""
     return KINDS[op.kind].work(op)
 
 
-def kept_of(op: OpNode) -> Kept:
+def saved_of(op: OpNode) -> SavedTensors:
     """What the backward pass of `op` reads again."""
-    return KINDS[op.kind].kept(op)
+    return KINDS[op.kind].saved(op)
 
 
 def check_op(op: OpNode) -> None:
@@ -46,9 +46,9 @@ def check_op(op: OpNode) -> None:
         guess = nearest(op.kind, KINDS)
         hint = f" (did you mean {guess}?)" if guess else ""
         raise ConfigError(
-            f"of operator {shown(op.name)} is no kind of operator{hint}",
+            f"of operator {short_repr(op.name)} is no kind of operator{hint}",
             key="kind",
-            found=shown(op.kind),
+            found=short_repr(op.kind),
             allowed=", ".join(KINDS),
         )
     _check_tensors(op)
@@ -71,7 +71,7 @@ def _check_tensors(op: OpNode) -> None:
             )
 
 
-def _check_counts(op: OpNode, kind: Kind) -> None:
+def _check_counts(op: OpNode, kind: OperatorKind) -> None:
     for word, found, (least, most) in (
         ("inputs", len(op.inputs), kind.inputs),
         ("parameters", len(op.parameters), kind.parameters),
@@ -87,7 +87,7 @@ def _check_counts(op: OpNode, kind: Kind) -> None:
             )
 
 
-def _check_attributes(op: OpNode, kind: Kind) -> None:
+def _check_attributes(op: OpNode, kind: OperatorKind) -> None:
     known = {attribute.name: attribute for attribute in kind.attributes}
     for name, value in op.attributes.items():
         key = f"attributes.{name}"
@@ -95,10 +95,10 @@ def _check_attributes(op: OpNode, kind: Kind) -> None:
             guess = nearest(name, known)
             hint = f" (did you mean {guess}?)" if guess else ""
             allowed = ", ".join(known) or "no attributes"
-            raise refuse(op, f"does not know it{hint}", key=key, found=shown(value), allowed=allowed)
+            raise refuse(op, f"does not know it{hint}", key=key, found=short_repr(value), allowed=allowed)
         allowed = _wrong_value(op, known[name], value)
         if allowed:
-            raise refuse(op, "cannot have it", key=key, found=shown(value), allowed=allowed)
+            raise refuse(op, "cannot have it", key=key, found=short_repr(value), allowed=allowed)
     for attribute in kind.attributes:
         if attribute.required and attribute.name not in op.attributes:
             allowed = ", ".join(attribute.choices) or attribute.meaning

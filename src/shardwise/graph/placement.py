@@ -7,8 +7,8 @@ gradient:
 | placement | tensor | gradient |
 |---|---|---|
 | `shard(i)` | split along its dim i | split along dim i |
-| `WHOLE` | whole on every rank | whole on every rank |
-| `WHOLE_SUMMED` | whole on every rank | a partial sum on every rank |
+| `REPLICATE` | whole on every rank | whole on every rank |
+| `REPLICATE_SUM_GRAD` | whole on every rank | a partial sum on every rank |
 | `PARTIAL` | a partial sum on every rank | whole on every rank |
 
 (DTensor's Shard, Replicate and Partial, with the gradient's placement made explicit.)
@@ -21,11 +21,11 @@ from typing import NewType
 Placement = NewType("Placement", int)
 """`shard(i)` is i; the others are negative, so that placements sort and index columns."""
 
-WHOLE = Placement(-1)
-WHOLE_SUMMED = Placement(-2)
+REPLICATE = Placement(-1)
+REPLICATE_SUM_GRAD = Placement(-2)
 PARTIAL = Placement(-3)
 
-STATES_SPLIT = Placement(-4)
+REPLICATE_SHARD_STATES = Placement(-4)
 """How a parameter alone may be stored: whole, with its optimizer states split."""
 
 
@@ -36,11 +36,11 @@ def shard(dim: int) -> Placement:
 
 def placements_of(dims: int) -> tuple[Placement, ...]:
     """All placements of a tensor of so many dims along one mesh axis."""
-    return (*(shard(dim) for dim in range(dims)), WHOLE, WHOLE_SUMMED, PARTIAL)
+    return (*(shard(dim) for dim in range(dims)), REPLICATE, REPLICATE_SUM_GRAD, PARTIAL)
 
 
 def placement_text(placement: Placement) -> str:
     """`S(1)`, `R`, `R+` (gradient summed), `P`, or `R°` (states split)."""
-    return {WHOLE: "R", WHOLE_SUMMED: "R+", PARTIAL: "P", STATES_SPLIT: "R°"}.get(
+    return {REPLICATE: "R", REPLICATE_SUM_GRAD: "R+", PARTIAL: "P", REPLICATE_SHARD_STATES: "R°"}.get(
         placement, f"S({placement})"
     )

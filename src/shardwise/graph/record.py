@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from shardwise.graph.sizes import Growth
+from shardwise.graph.sizes import SizeGrowth
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +79,8 @@ class Block:
     A block with `entry` reads under that name what the one before it ends with, and may be repeated: each
     repetition reads what the one before it made. A block without `entry` is the first. Each ends with one
     tensor, that of its last operator, and may be recomputed as a whole in the backward pass. What else it has
-    only blocks behind it read, by name, and of a block that is there once (`loans_of`). `repeat` above 1
-    needs an entry of the same shape as the result.
-    """
+    only blocks behind it read, by name, and of a block that is there once (`skip_tensors_of`). `repeat` above
+    1 needs an entry of the same shape as the result."""
 
     name: str
     operators: tuple[OpNode, ...]
@@ -103,7 +102,7 @@ class OpGraph:
     blocks: tuple[Block, ...]
     batch: int
     seq_len: int | None = None
-    growth: Mapping[str, Growth] = field(default_factory=dict, hash=False)
+    growth: Mapping[str, SizeGrowth] = field(default_factory=dict, hash=False)
     source: str = ""
 
     @property

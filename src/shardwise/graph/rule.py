@@ -14,7 +14,7 @@ the whole tensor. `reduce_scatter`: every rank gives the whole tensor and gets i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class CollectiveCall:
     """Communication inside an operator, among the ranks of the axis that its rule lays.
 
     The tensor exchanged has `copies` elements for each element of `dims` on a rank; dims that the rule
@@ -32,12 +32,12 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class ShardingRule:
     """One way to lay an operator along one mesh axis of n ranks.
 
     `split` is the dim whose iterations are divided among the ranks, in at most `units` contiguous parts; None
     where every rank does all of them. One placement for each input, each parameter, and the output.
-    `exchanges` are what the ranks tell each other inside the operator.
+    `collectives` are what the ranks tell each other inside the operator.
     """
 
     name: str
@@ -46,4 +46,4 @@ class Rule:
     parameters: tuple[Placement, ...]
     output: Placement
     units: int = 1
-    exchanges: tuple[Exchange, ...] = ()
+    collectives: tuple[CollectiveCall, ...] = ()

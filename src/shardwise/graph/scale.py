@@ -9,8 +9,8 @@ from math import prod
 
 from shardwise.errors import ConfigError
 from shardwise.graph.record import OpGraph, OpNode
-from shardwise.graph.sizes import CONSTANT, MAX_SIZE, Growth, scaled_size
-from shardwise.inputs import shown
+from shardwise.graph.sizes import CONSTANT, MAX_SIZE, SizeGrowth, scaled_size
+from shardwise.inputs import short_repr
 
 Ratio = tuple[Fraction, Fraction]
 
@@ -24,7 +24,9 @@ def scaled(graph: OpGraph, batch: int | None = None, seq_len: int | None = None)
     """
     if seq_len is not None and graph.seq_len is None:
         raise ConfigError(
-            f"cannot change: graph {shown(graph.name)} has no sequence", key="seq_len", found=str(seq_len)
+            f"cannot change: graph {short_repr(graph.name)} has no sequence",
+            key="seq_len",
+            found=str(seq_len),
         )
     ratio = (
         Fraction(batch or graph.batch, graph.batch),
@@ -43,7 +45,7 @@ def scaled(graph: OpGraph, batch: int | None = None, seq_len: int | None = None)
     )
 
 
-def input_growth(graph: OpGraph, name: str) -> tuple[Growth, ...]:
+def input_growth(graph: OpGraph, name: str) -> tuple[SizeGrowth, ...]:
     """What each dim of a graph input grows with, as its readers' dims say."""
     for block in graph.blocks:
         for node in block.operators:
@@ -55,12 +57,14 @@ def input_growth(graph: OpGraph, name: str) -> tuple[Growth, ...]:
 
 def _scaled_input(graph: OpGraph, name: str, ratio: Ratio) -> tuple[int, ...]:
     pairs = zip(graph.inputs[name], input_growth(graph, name), strict=True)
-    return tuple(_whole(scaled_size(size, growth, ratio), shown(name)) for size, growth in pairs)
+    return tuple(_whole(scaled_size(size, growth, ratio), short_repr(name)) for size, growth in pairs)
 
 
-def _scaled_node(node: OpNode, growth: Mapping[str, Growth], ratio: Ratio) -> OpNode:
+def _scaled_node(node: OpNode, growth: Mapping[str, SizeGrowth], ratio: Ratio) -> OpNode:
     dims = {
-        dim: _whole(scaled_size(size, growth.get(dim, CONSTANT), ratio), f"{shown(node.name)}, dim {dim}")
+        dim: _whole(
+            scaled_size(size, growth.get(dim, CONSTANT), ratio), f"{short_repr(node.name)}, dim {dim}"
+        )
         for dim, size in node.dims.items()
     }
     factor = prod(dims.values()) / prod(node.dims.values())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import shown
+from shardwise.inputs import short_repr
 
 MAX_SIZE = 10**12
 """The largest extent of a dim."""
@@ -19,17 +19,17 @@ _FACTOR = re.compile(r"([*/])\s*([a-z_]+|[0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class SizeGrowth:
     """What a size grows with: powers of the batch and of the sequence length."""
 
     batch: int = 0
     seq_len: int = 0
 
 
-CONSTANT = Growth()
+CONSTANT = SizeGrowth()
 
 
-def parse_size(value: object, batch: int, seq_len: int | None) -> tuple[int, Growth]:
+def parse_size(value: object, batch: int, seq_len: int | None) -> tuple[int, SizeGrowth]:
     """The size that `value` stands for at this batch and sequence length, and what it grows with.
 
     A whole number is constant. Text is a product of whole numbers, `batch` and `seq_len`, where whole numbers
@@ -42,7 +42,7 @@ def parse_size(value: object, batch: int, seq_len: int | None) -> tuple[int, Gro
     return _in_range(Fraction(int(value)), value), CONSTANT
 
 
-def size_text(size: int, growth: Growth, batch: int, seq_len: int | None) -> int | str:
+def size_text(size: int, growth: SizeGrowth, batch: int, seq_len: int | None) -> int | str:
     """What `parse_size` reads as this size with this growth."""
     if growth == CONSTANT:
         return size
@@ -54,12 +54,12 @@ def size_text(size: int, growth: Growth, batch: int, seq_len: int | None) -> int
     return text if coefficient.denominator == 1 else f"{text}/{coefficient.denominator}"
 
 
-def scaled_size(size: int, growth: Growth, ratio: tuple[Fraction, Fraction]) -> Fraction:
+def scaled_size(size: int, growth: SizeGrowth, ratio: tuple[Fraction, Fraction]) -> Fraction:
     """The size when the batch and the sequence length become `ratio` times as large."""
     return size * ratio[0] ** growth.batch * ratio[1] ** growth.seq_len
 
 
-def _product(text: str, batch: int, seq_len: int | None) -> tuple[int, Growth]:
+def _product(text: str, batch: int, seq_len: int | None) -> tuple[int, SizeGrowth]:
     match = _PRODUCT.fullmatch(text)
     if match is None:
         raise _refused("is no size", text)
@@ -73,13 +73,13 @@ def _product(text: str, batch: int, seq_len: int | None) -> tuple[int, Growth]:
             raise _refused("is no size", text)
         else:
             powers[word] += 1
-    growth = Growth(**powers)
+    growth = SizeGrowth(**powers)
     if growth.seq_len and seq_len is None:
-        raise ConfigError("needs the graph's seq_len", found=shown(text), allowed="seq_len beside batch")
+        raise ConfigError("needs the graph's seq_len", found=short_repr(text), allowed="seq_len beside batch")
     return _in_range(coefficient * _unit(growth, batch, seq_len), text), growth
 
 
-def _unit(growth: Growth, batch: int, seq_len: int | None) -> Fraction:
+def _unit(growth: SizeGrowth, batch: int, seq_len: int | None) -> Fraction:
     """The size with this growth whose coefficient is 1."""
     return Fraction(batch**growth.batch * (seq_len or 1) ** growth.seq_len)
 
@@ -93,4 +93,4 @@ def _in_range(size: Fraction, value: object) -> int:
 
 
 def _refused(problem: str, value: object) -> ConfigError:
-    return ConfigError(problem, found=shown(value), allowed=ALLOWED)
+    return ConfigError(problem, found=short_repr(value), allowed=ALLOWED)

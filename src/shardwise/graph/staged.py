@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from shardwise.graph.labels import block_labels
-from shardwise.graph.loans import joined_by_loans
+from shardwise.graph.loans import blocks_joined_by_skips
 from shardwise.graph.named import GraphLayout
 from shardwise.graph.record import OpGraph
 from shardwise.graph.scale import scaled
@@ -83,7 +83,7 @@ def staged_from_record(
         stage.finish()
     part.finish()
     labels = block_labels(graph)
-    if parted := [labels[cut] for cut in ends[:-1] if cut in joined_by_loans(graph)]:
+    if parted := [labels[cut] for cut in ends[:-1] if cut in blocks_joined_by_skips(graph)]:
         allowed = "cuts before blocks that read nothing of stages before but their entry, as those behind"
         raise part.error("stages", "begin where tensors cross besides", found=parted[0], allowed=allowed)
     of_one = scaled(graph, graph.batch // microbatches)

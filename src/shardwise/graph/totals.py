@@ -7,7 +7,7 @@ from math import prod
 
 from shardwise.graph.operator import work_of
 from shardwise.graph.record import OpGraph, OpNode
-from shardwise.graph.work import Work
+from shardwise.graph.work import KernelWork
 
 
 def parameter_count(graph: OpGraph) -> int:
@@ -40,7 +40,7 @@ def _forward(node: OpNode) -> float:
     return sum(_flop(node, work) for work in work_of(node)) if node.flop is None else node.flop
 
 
-def _flop(node: OpNode, work: Work) -> float:
+def _flop(node: OpNode, work: KernelWork) -> float:
     """Of one kernel, all steps of its serial dims together."""
     batch, m, n, k, v, steps = (
         prod(node.shape(dims)) for dims in (work.batch, work.m, work.n, work.k, work.v, work.serial)

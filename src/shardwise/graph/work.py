@@ -20,7 +20,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class KernelWork:
     """One kernel's work on one rank: sizes are those of its dims there (`local_sizes`).
 
     `matmul`: `batch` products of [m, k] x [k, n], each extent the product of its dims, 2 batch m n k flop; in
@@ -46,7 +46,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class SavedTensors:
     """What the backward pass of an operator reads again: which inputs, whether its output, and further
     tensors of its own (dims and bytes per element, None for the type of the activations: masks,
     statistics)."""

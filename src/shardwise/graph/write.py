@@ -9,7 +9,7 @@ from shardwise.graph.file import GRAPH_SCHEMA, VERSION
 from shardwise.graph.record import Block, OpGraph, OpNode
 from shardwise.graph.scale import input_growth
 from shardwise.graph.sizes import CONSTANT, size_text
-from shardwise.inputs import flow_yaml, written_yaml
+from shardwise.inputs import dumps_flow_yaml, dumps_yaml
 
 _WIDTH = 118
 """Where lines of operators are broken."""
@@ -18,8 +18,10 @@ _WIDTH = 118
 def graph_text(graph: OpGraph) -> str:
     """`graph` as a YAML file, each operator on one or few lines. `load_graph` reads it as an equal graph."""
     shared = _shared_sizes(graph)
-    text = written_yaml(_head(graph, shared)) + "blocks:\n"
-    return text + "".join(f"{line}\n" for block in graph.blocks for line in _block(graph, block, shared))
+    text = dumps_yaml(_head(graph, shared)) + "blocks:\n"
+    return text + "".join(
+        f"{line}\n" for block in graph.blocks for line in _block_lines(graph, block, shared)
+    )
 
 
 def _head(graph: OpGraph, shared: dict[str, int]) -> dict[str, object]:
@@ -55,15 +57,17 @@ def _size(graph: OpGraph, dim: str, size: int) -> int | str:
     return size_text(size, graph.growth.get(dim, CONSTANT), graph.batch, graph.seq_len)
 
 
-def _block(graph: OpGraph, block: Block, shared: dict[str, int]) -> Iterator[str]:
-    yield f"- name: {flow_yaml(block.name)}"
+def _block_lines(graph: OpGraph, block: Block, shared: dict[str, int]) -> Iterator[str]:
+    yield f"- name: {dumps_flow_yaml(block.name)}"
     if block.entry is not None:
-        yield f"  entry: {flow_yaml(block.entry)}"
+        yield f"  entry: {dumps_flow_yaml(block.entry)}"
     if block.repeat > 1:
         yield f"  repeat: {block.repeat}"
     yield "  operators:"
     for node in block.operators:
-        pairs = [f"{key}: {flow_yaml(value)}" for key, value in _operator(graph, node, shared).items()]
+        pairs = [
+            f"{key}: {dumps_flow_yaml(value)}" for key, value in _operator_entry(graph, node, shared).items()
+        ]
         yield from _wrapped(pairs)
 
 
@@ -78,7 +82,7 @@ def _wrapped(pairs: list[str]) -> Iterator[str]:
     yield line
 
 
-def _operator(graph: OpGraph, node: OpNode, shared: dict[str, int]) -> dict[str, object]:
+def _operator_entry(graph: OpGraph, node: OpNode, shared: dict[str, int]) -> dict[str, object]:
     """One operator; keys that would say nothing are left out."""
     tensors = {dim for dims in node.tensors for dim in dims}
     own = {

@@ -5,16 +5,15 @@ YAML scalar is null, true, false or a number exactly where JSON says so (`1e9` i
 `12:30:00` and `1_000` are text); numbers are finite. Size, depth and the number of values are limited before
 anything is built. Whatever is wrong becomes one ConfigError that says where, what was found, what is allowed.
 
-`written` (JSON or YAML by the file's name), `written_yaml` and `flow_yaml` are the way back: what they write,
-the reader reads as it was.
-"""
+`dumps` (JSON or YAML by the file's name), `dumps_yaml` and `dumps_flow_yaml` are the way back: what they
+write, the reader reads as it was."""
 
 from shardwise.inputs.fields import REQUIRED, Fields
 from shardwise.inputs.limits import MAX_BYTES, MAX_DEPTH, MAX_NODES
 from shardwise.inputs.read import parse_mapping, read_bytes, read_mapping, read_text
-from shardwise.inputs.words import join_key, nearest, printable, shown
-from shardwise.inputs.written import written
-from shardwise.inputs.yaml_written import flow_yaml, written_yaml
+from shardwise.inputs.words import join_key, nearest, printable, short_repr
+from shardwise.inputs.written import dumps
+from shardwise.inputs.yaml_written import dumps_flow_yaml, dumps_yaml
 
 __all__ = [
     "MAX_BYTES",
@@ -22,7 +21,9 @@ __all__ = [
     "MAX_NODES",
     "REQUIRED",
     "Fields",
-    "flow_yaml",
+    "dumps",
+    "dumps_flow_yaml",
+    "dumps_yaml",
     "join_key",
     "nearest",
     "parse_mapping",
@@ -30,7 +31,5 @@ __all__ = [
     "read_bytes",
     "read_mapping",
     "read_text",
-    "shown",
-    "written",
-    "written_yaml",
+    "short_repr",
 ]

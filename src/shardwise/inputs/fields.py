@@ -7,7 +7,7 @@ from typing import Any, Final, TypeGuard
 
 from shardwise.errors import ConfigError
 from shardwise.inputs.limits import MAX_NODES
-from shardwise.inputs.words import join_key, nearest, printable, shown
+from shardwise.inputs.words import join_key, nearest, printable, short_repr
 from shardwise.units import examples_of, parse_quantity
 
 MAX_NAME: Final = 200
@@ -59,7 +59,7 @@ class Fields:
             return self._mapping[name]
         if isinstance(default, _Required):
             # A misspelt key lies unread beside the one it should be (kv_heads is no misspelt heads).
-            misspelt = nearest(name, self.unread, likeness=0.8)
+            misspelt = nearest(name, self.unread, cutoff=0.8)
             found = printable(misspelt) if misspelt else None
             raise self.error(name, "is missing", found=found, allowed=allowed)
         return default
@@ -71,7 +71,7 @@ class Fields:
         allowed = f"a whole number from {_bound(low)} to {_bound(high)}"
         value = self.any(name, default=default, allowed=allowed)
         if not _is_number(value) or value % 1 or not low <= value <= high:
-            raise self.error(name, "is not a whole number in range", found=shown(value), allowed=allowed)
+            raise self.error(name, "is not a whole number in range", found=short_repr(value), allowed=allowed)
         return int(value)
 
     def number(
@@ -81,7 +81,7 @@ class Fields:
         allowed = f"a number from {_bound(low)} to {_bound(high)}"
         value = self.any(name, default=default, allowed=allowed)
         if not _is_number(value) or not low <= value <= high:
-            raise self.error(name, "is not a number in range", found=shown(value), allowed=allowed)
+            raise self.error(name, "is not a number in range", found=short_repr(value), allowed=allowed)
         return float(value)
 
     def quantity(
@@ -99,7 +99,7 @@ class Fields:
             raise self.error(
                 name,
                 "is not a number in range",
-                found=shown(self._mapping.get(name, value)),
+                found=short_repr(self._mapping.get(name, value)),
                 allowed=allowed,
             )
         return float(value)
@@ -109,7 +109,7 @@ class Fields:
         allowed = _text_allowed(max_length)
         value = self.any(name, default=default, allowed=allowed)
         if not (isinstance(value, str) and _is_text(value, max_length)) and value is not default:
-            raise self.error(name, "is not a short text", found=shown(value), allowed=allowed)
+            raise self.error(name, "is not a short text", found=short_repr(value), allowed=allowed)
         return str(value)
 
     def choice(self, name: str, choices: Iterable[str], *, default: str | _Required = REQUIRED) -> str:
@@ -118,21 +118,21 @@ class Fields:
         value = self.any(name, default=default, allowed=_listed(known))
         if not (isinstance(value, str) and value in known) and value is not default:
             message = "is not one of the choices" + _did_you_mean(value, known)
-            raise self.error(name, message, found=shown(value), allowed=_listed(known))
+            raise self.error(name, message, found=short_repr(value), allowed=_listed(known))
         return str(value)
 
     def boolean(self, name: str, *, default: bool | _Required = REQUIRED) -> bool:
         """true or false."""
         value = self.any(name, default=default, allowed="true or false")
         if not isinstance(value, bool):
-            raise self.error(name, "is not true or false", found=shown(value), allowed="true or false")
+            raise self.error(name, "is not true or false", found=short_repr(value), allowed="true or false")
         return value
 
     def mapping(self, name: str, *, default: Mapping[str, object] | _Required = REQUIRED) -> Fields:
         """The fields of the mapping at `name`."""
         value = self.any(name, default=default, allowed="a mapping")
         if not isinstance(value, Mapping):
-            raise self.error(name, "is not a mapping", found=shown(value), allowed="a mapping")
+            raise self.error(name, "is not a mapping", found=short_repr(value), allowed="a mapping")
         return Fields(value, file=self.file, key=join_key(self.key, name))
 
     def sequence(
@@ -148,7 +148,7 @@ class Fields:
         value = self.any(name, default=default, allowed=allowed)
         if not isinstance(value, list | tuple) or not low <= len(value) <= high:
             problem = "has the wrong length" if isinstance(value, list | tuple) else "is not a list"
-            raise self.error(name, problem, found=shown(value), allowed=allowed)
+            raise self.error(name, problem, found=short_repr(value), allowed=allowed)
         return list(value)
 
     def mappings(
@@ -165,7 +165,7 @@ class Fields:
             key = f"{join_key(self.key, name)}[{index}]"
             if not isinstance(item, Mapping):
                 raise ConfigError(
-                    "is not a mapping", file=self.file, key=key, found=shown(item), allowed="a mapping"
+                    "is not a mapping", file=self.file, key=key, found=short_repr(item), allowed="a mapping"
                 )
             found.append(Fields(item, file=self.file, key=key))
         return found
@@ -184,7 +184,7 @@ class Fields:
                     "has a name that is not a short text",
                     file=self.file,
                     key=self.key or None,
-                    found=shown(name),
+                    found=short_repr(name),
                     allowed=_text_allowed(MAX_NAME),
                 )
         return tuple(self._mapping)

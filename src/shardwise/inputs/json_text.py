@@ -8,7 +8,7 @@ from typing import Any
 
 from shardwise.errors import ConfigError
 from shardwise.inputs.limits import MAX_DEPTH, too_deep, too_many
-from shardwise.inputs.scalars import checked_text, number, repeated
+from shardwise.inputs.scalars import checked_text, duplicate_key, number
 from shardwise.inputs.words import join_key
 
 _MARKS = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[][{},]', re.DOTALL)
@@ -68,7 +68,7 @@ def _distinct(value: object, file: str | None, key: str) -> Any:
         built: dict[str, object] = {}
         for name, item in value:
             if name in built:
-                raise repeated(file, join_key(key, name))
+                raise duplicate_key(file, join_key(key, name))
             built[checked_text(name, file, key)] = _distinct(item, file, join_key(key, name))
         return built
     if isinstance(value, list):

@@ -10,7 +10,7 @@ from shardwise.errors import ConfigError
 from shardwise.inputs.json_text import json_value
 from shardwise.inputs.limits import MAX_BYTES, MAX_NODES, too_large
 from shardwise.inputs.scalars import NOT_TEXT
-from shardwise.inputs.words import printable, shown
+from shardwise.inputs.words import printable, short_repr
 from shardwise.inputs.yaml_text import yaml_value
 
 
@@ -71,7 +71,7 @@ def parse_mapping(
         raise ConfigError("is empty", file=where, allowed="a mapping of keys to values")
     value = json_value(text, where, max_nodes) if _is_json(text, file) else yaml_value(text, where, max_nodes)
     if not isinstance(value, dict):
-        raise ConfigError("is not a mapping", file=where, found=shown(value), allowed="keys with values")
+        raise ConfigError("is not a mapping", file=where, found=short_repr(value), allowed="keys with values")
     return value
 
 
@@ -84,8 +84,8 @@ def _kind_of(mode: int) -> str:
 
 
 def _is_json(text: str, file: str | None) -> bool:
-    said = json_suffix(file or "")
-    return said if said is not None else re.match(r'\s*\{\s*["}]', text) is not None
+    by_suffix = json_suffix(file or "")
+    return by_suffix if by_suffix is not None else re.match(r'\s*\{\s*["}]', text) is not None
 
 
 def json_suffix(file: str) -> bool | None:

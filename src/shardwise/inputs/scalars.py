@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Final
 
 from shardwise.errors import ConfigError
-from shardwise.inputs.words import shown
+from shardwise.inputs.words import short_repr
 
 JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 NOT_TEXT = re.compile("[\ud800-\udfff\0]")
@@ -23,7 +23,7 @@ def number(text: str) -> int | float:
         return int(text)
     value = float(text)
     if not isfinite(value):
-        raise ValueError(f"the number {shown(text)[1:-1]}")
+        raise ValueError(f"the number {short_repr(text)[1:-1]}")
     return value
 
 
@@ -31,11 +31,11 @@ def checked_text(text: str, file: str | None, key: str) -> str:
     """`text` itself; ConfigError at `key` where it holds what UTF-8 cannot, or NUL."""
     if NOT_TEXT.search(text):
         raise ConfigError(
-            "is not text", file=file, key=key or None, found=shown(text), allowed="UTF-8 without NUL"
+            "is not text", file=file, key=key or None, found=short_repr(text), allowed="UTF-8 without NUL"
         )
     return text
 
 
-def repeated(file: str | None, key: str) -> ConfigError:
+def duplicate_key(file: str | None, key: str) -> ConfigError:
     """The error of a key that stands twice in one mapping."""
     return ConfigError("is given twice", file=file, key=key, allowed="each key once")

@@ -6,17 +6,17 @@ import re
 from collections.abc import Iterable, Mapping
 
 
-def nearest(word: str, choices: Iterable[str], *, likeness: float = 0.6) -> str | None:
-    """The choice most like `word` (upper and lower case alike), or None where none is near; `likeness` 1 is
+def nearest(word: str, choices: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The choice most like `word` (upper and lower case alike), or None where none is near; `cutoff` 1 is
     equality."""
     from difflib import get_close_matches  # only when something is misspelt
 
     by_folded = {choice.casefold(): choice for choice in reversed(sorted(choices))}
-    found = get_close_matches(word[:100].casefold(), by_folded, n=1, cutoff=likeness)
+    found = get_close_matches(word[:100].casefold(), by_folded, n=1, cutoff=cutoff)
     return by_folded[found[0]] if found else None
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """A found value, short and on one line."""
     if isinstance(value, Mapping):
         return f"a mapping of {len(value)} keys" if value else "an empty mapping"
@@ -36,5 +36,5 @@ def printable(text: str) -> str:
 
 def join_key(key: str, name: str) -> str:
     """The dotted path of `name` below `key`: `nodes[0].device`; names that would mislead are quoted."""
-    part = name if re.fullmatch(r"[\w-]{1,80}", name) else shown(name)
+    part = name if re.fullmatch(r"[\w-]{1,80}", name) else short_repr(name)
     return f"{key}.{part}" if key else part

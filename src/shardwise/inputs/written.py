@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 from shardwise.errors import InternalError
 from shardwise.inputs.read import json_suffix
-from shardwise.inputs.yaml_written import written_yaml
+from shardwise.inputs.yaml_written import dumps_yaml
 
 
-def written(document: Mapping[str, object], *, file: str) -> str:
+def dumps(document: Mapping[str, object], *, file: str) -> str:
     """`document` as text that `read_mapping` reads back from a file of the name `file`: JSON where that ends
-    in `.json`, else YAML. Values are those of `written_yaml`."""
+    in `.json`, else YAML. Values are those of `dumps_yaml`."""
     if not json_suffix(file):
-        return written_yaml(document)
+        return dumps_yaml(document)
     try:
         return json.dumps(document, indent=1, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:

@@ -8,14 +8,14 @@ from typing import Any, Final
 
 from shardwise.errors import ConfigError
 from shardwise.inputs.limits import MAX_DEPTH, too_deep, too_many
-from shardwise.inputs.scalars import JSON_NUMBER, checked_text, number, repeated
-from shardwise.inputs.words import join_key, printable, shown
+from shardwise.inputs.scalars import JSON_NUMBER, checked_text, duplicate_key, number
+from shardwise.inputs.words import join_key, printable, short_repr
 
 _CONSTANTS: Final[Mapping[str, object]] = {"": None, "null": None, "true": True, "false": False}
 
 
 @dataclass(slots=True)
-class _Open:
+class _Frame:
     """A mapping or list that is being filled; `name` is the key that waits for its value."""
 
     items: dict[str, object] | list[object]
@@ -30,12 +30,12 @@ class _YamlBuilder:
         self.max_nodes = max_nodes
         self.nodes = 0
         self.documents = 0
-        self.open: list[_Open] = []
+        self.frames: list[_Frame] = []
         self.root: object = None
 
     def key(self) -> str | None:
         path = ""
-        for frame in self.open:
+        for frame in self.frames:
             if isinstance(frame.items, list):
                 path += f"[{len(frame.items)}]"
             elif frame.name is not None:
@@ -57,16 +57,16 @@ class _YamlBuilder:
 
     def start(self, items: dict[str, object] | list[object]) -> None:
         if self.awaits_key():
-            raise self.refuse("has a key that is not text", shown(items), "text")
-        if len(self.open) >= MAX_DEPTH:
+            raise self.refuse("has a key that is not text", short_repr(items), "text")
+        if len(self.frames) >= MAX_DEPTH:
             raise too_deep(self.file)
-        self.open.append(_Open(items))
+        self.frames.append(_Frame(items))
 
     def end(self) -> None:
-        self.put(self.open.pop().items)
+        self.put(self.frames.pop().items)
 
     def awaits_key(self) -> bool:
-        return bool(self.open) and isinstance(self.open[-1].items, dict) and self.open[-1].name is None
+        return bool(self.frames) and isinstance(self.frames[-1].items, dict) and self.frames[-1].name is None
 
     def scalar(self, text: str, is_plain: bool) -> None:
         value = self.resolved(text) if is_plain else checked_text(text, self.file, self.key() or "")
@@ -75,12 +75,14 @@ class _YamlBuilder:
             return
         if not isinstance(value, str):
             raise self.refuse(
-                "has a key that is not text", shown(value), "text, in quotes where it looks like a number"
+                "has a key that is not text",
+                short_repr(value),
+                "text, in quotes where it looks like a number",
             )
-        frame = self.open[-1]
+        frame = self.frames[-1]
         frame.name = value
         if isinstance(frame.items, dict) and value in frame.items:
-            raise repeated(self.file, self.key() or value)
+            raise duplicate_key(self.file, self.key() or value)
 
     def resolved(self, text: str) -> object:
         if text in _CONSTANTS:
@@ -95,10 +97,10 @@ class _YamlBuilder:
         return checked_text(text, self.file, self.key() or "")
 
     def put(self, value: object) -> None:
-        if not self.open:
+        if not self.frames:
             self.root = value
             return
-        frame = self.open[-1]
+        frame = self.frames[-1]
         if isinstance(frame.items, list):
             frame.items.append(value)
         elif frame.name is not None:
@@ -113,7 +115,7 @@ def yaml_value(text: str, file: str | None, max_nodes: int) -> object:
     builder = _YamlBuilder(file, max_nodes)
     try:
         for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-            _take(event, builder, yaml)
+            _handle_event(event, builder, yaml)
     except yaml.YAMLError as error:
         raise _not_yaml(error, file, builder.key()) from None
     except (ValueError, OverflowError) as error:  # escapes beyond Unicode, in the parser written in Python
@@ -121,7 +123,7 @@ def yaml_value(text: str, file: str | None, max_nodes: int) -> object:
     return builder.root
 
 
-def _take(event: Any, builder: _YamlBuilder, yaml: Any) -> None:
+def _handle_event(event: Any, builder: _YamlBuilder, yaml: Any) -> None:
     """Hand one parser event to the builder."""
     if isinstance(event, yaml.ScalarEvent):
         builder.count_node(event)

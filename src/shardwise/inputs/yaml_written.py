@@ -21,7 +21,7 @@ _LONG = 100
 """A list whose one-line form is longer than this goes over several lines."""
 
 
-def written_yaml(document: Mapping[str, object]) -> str:
+def dumps_yaml(document: Mapping[str, object]) -> str:
     """`document` as YAML text that ends in a newline.
 
     Values are mappings with text keys, sequences, text, finite numbers, booleans and None; anything else is
@@ -30,7 +30,7 @@ def written_yaml(document: Mapping[str, object]) -> str:
     return "".join(f"{line}\n" for line in _mapping_lines(document))
 
 
-def flow_yaml(value: object) -> str:
+def dumps_flow_yaml(value: object) -> str:
     """`value` as YAML on one line, to stand within a longer text."""
     return _flow(value)
 
@@ -41,7 +41,7 @@ def _mapping_lines(mapping: Mapping[str, object]) -> Iterator[str]:
         if isinstance(value, Mapping) and value:
             yield f"{name}:"
             yield from (f"  {line}" for line in _mapping_lines(value))
-        elif _is_list(value) and _holds_mappings(value):
+        elif _is_list(value) and _contains_mappings(value):
             yield f"{name}:"
             yield from _list_lines(value)
         else:
@@ -54,7 +54,7 @@ def _mapping_lines(mapping: Mapping[str, object]) -> Iterator[str]:
 
 
 def _list_lines(values: Sequence[object]) -> Iterator[str]:
-    if not _holds_mappings(values) and not any(map(_is_list, values)) and _are_short(values):
+    if not _contains_mappings(values) and not any(map(_is_list, values)) and _are_short(values):
         yield from _wrapped([_flow(value) for value in values])
         return
     for value in values:
@@ -113,7 +113,7 @@ def _is_list(value: object) -> TypeGuard[Sequence[object]]:
     return isinstance(value, list | tuple)
 
 
-def _holds_mappings(values: Sequence[object]) -> bool:
+def _contains_mappings(values: Sequence[object]) -> bool:
     return any(isinstance(value, Mapping) for value in values)
 
 

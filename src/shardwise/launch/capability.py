@@ -43,7 +43,7 @@ def check_uneven_runnable(plan: UnevenFile) -> None:
         if layers != plan.model.layers:
             raise _refusal(f"best.layout.pipelines.{place}", f"{layers} layers", f"{plan.model.layers}")
         for stage in pipeline.stages:
-            if stage.parts and not TARGET.runs_braids:
+            if stage.parts and not TARGET.runs_mixed_pool_stages:
                 raise _refusal("best.layout", "a stage on two pools", "stages on one pool each")
             ranks = stage.rank_numbers
             taken += ranks

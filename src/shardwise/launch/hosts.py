@@ -45,19 +45,19 @@ class Launch:
         return ("-m", "--", "shardwise", *self.arguments)
 
     def command(
-        self, *, rank: str, processes: int, head: str, written: Callable[[str], str] = str
+        self, *, rank: str, processes: int, head: str, escape: Callable[[str], str] = str
     ) -> list[str]:
-        """The words that start host `rank` of several, all but `rank` and `head` as `written` writes them:
+        """The words that start host `rank` of several, all but `rank` and `head` as `escape` writes them:
         these two may be a launcher's own variables.
 
         The rendezvous is static: host k has the ranks that the plan gives it, whoever comes first.
         """
         before = ("torchrun", "--nnodes", str(self.hosts), "--nproc-per-node", str(processes),
                   "--master-port", str(self.port))  # fmt: skip
-        meeting = (written("--node-rank"), rank, written("--master-addr"), head)
-        return [*map(written, before), *meeting, *map(written, self.program)]
+        rendezvous = (escape("--node-rank"), rank, escape("--master-addr"), head)
+        return [*map(escape, before), *rendezvous, *map(escape, self.program)]
 
-    def alike(self, launcher: str) -> int:
+    def processes_per_host(self, launcher: str) -> int:
         """Processes of each host, where all hosts have as many and any may be any of the plan's; ConfigError
         names the launcher that needs it."""
         if len(set(self.processes)) > 1:

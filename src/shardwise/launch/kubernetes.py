@@ -26,7 +26,7 @@ def kubernetes_manifest(launch: Launch, *, plan_text: str, image: str) -> str:
 
     `launch.arguments` name the plan `PLAN_PATH`. A pod that fails ends the job.
     """
-    processes = launch.alike("k8s")
+    processes = launch.processes_per_host("k8s")
     if len(plan_text.encode()) > _MAX_PLAN_BYTES:
         raise ConfigError(
             "is too large for a ConfigMap", key="--with k8s", found=f"{len(plan_text.encode()):,} bytes",
@@ -69,7 +69,7 @@ def _pod(launch: Launch, processes: int, image: str) -> dict[str, Any]:
         rank="$(JOB_COMPLETION_INDEX)",
         processes=processes,
         head=f"{launch.name}-0.{launch.name}",
-        written=lambda word: word.replace("$(", "$$("),
+        escape=lambda word: word.replace("$(", "$$("),
     )
     return {
         "subdomain": launch.name,

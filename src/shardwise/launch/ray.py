@@ -47,7 +47,7 @@ ray.get([run.options(**on(rank)).remote(rank, head) for rank in range(HOSTS)])
 
 def ray_script(launch: Launch) -> str:
     """A Python program for `ray job submit`, whose working folder holds the plan."""
-    processes = launch.alike("ray")
+    processes = launch.processes_per_host("ray")
     devices = {"CPU": processes} if launch.gpu is None else {"CPU": 1, "GPU": processes}
-    words = launch.command(rank="str(rank)", processes=processes, head="head", written=repr)
+    words = launch.command(rank="str(rank)", processes=processes, head="head", escape=repr)
     return _DRIVER.format(hosts=launch.hosts, devices=devices, command=", ".join(words))

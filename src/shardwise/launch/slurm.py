@@ -15,9 +15,9 @@ def slurm_script(launch: Launch) -> str:
 
     One task per host starts torchrun there; the hosts meet at the first one of the allocation.
     """
-    processes = launch.alike("slurm")
+    processes = launch.processes_per_host("slurm")
     devices = f"--cpus-per-task={processes}" if launch.gpu is None else f"--gpus-per-node={processes}"
-    words = launch.command(rank=_RANK, processes=processes, head=_HEAD, written=shlex.quote)
+    words = launch.command(rank=_RANK, processes=processes, head=_HEAD, escape=shlex.quote)
     inner = shlex.quote(f"exec {' '.join(words)}")
     return (
         "#!/bin/bash\n"

@@ -11,13 +11,13 @@ except ModuleNotFoundError as error:
     ) from error
 
 from shardwise.measure.accelerator import accelerator_name, accelerator_times
-from shardwise.measure.beside import CoreSeconds, CoresTaken, core_seconds, taken_by_others
-from shardwise.measure.clock import Clock
+from shardwise.measure.beside import CoreSeconds, CoresUsed, core_seconds, cores_used_by_others
+from shardwise.measure.clock import BatchTimer
 from shardwise.measure.kernels import KernelTimes, kernel_times
-from shardwise.measure.links import LINK_SIZES, beside_times, link_times, lockstep_s
+from shardwise.measure.links import LINK_SIZES, link_times, lockstep_s, overlap_times
 from shardwise.measure.messages import Pair, message_rates
 from shardwise.measure.process import (
-    group_clock,
+    group_timer,
     launched_group,
     threads_in_use,
     torch_version,
@@ -26,22 +26,22 @@ from shardwise.measure.process import (
 
 __all__ = [
     "LINK_SIZES",
-    "Clock",
+    "BatchTimer",
     "CoreSeconds",
-    "CoresTaken",
+    "CoresUsed",
     "KernelTimes",
     "Pair",
     "accelerator_name",
     "accelerator_times",
-    "beside_times",
     "core_seconds",
-    "group_clock",
+    "cores_used_by_others",
+    "group_timer",
     "kernel_times",
     "launched_group",
     "link_times",
     "lockstep_s",
     "message_rates",
-    "taken_by_others",
+    "overlap_times",
     "threads_in_use",
     "torch_version",
     "use_threads",

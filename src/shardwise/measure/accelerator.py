@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from shardwise.errors import ConfigError
-from shardwise.measure.clock import Clock
+from shardwise.measure.clock import BatchTimer
 from shardwise.measure.kernels import KernelSizes, KernelTimes, kernel_times
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -43,5 +43,5 @@ faster than it goes on (an H200 by a tenth, for some tens of milliseconds)."""
 
 def accelerator_times(dtype: str) -> KernelTimes:
     """Times of kernels in `dtype` (bf16, fp16), each until the device has ended what was queued."""
-    clock = Clock(wait=torch.cuda.synchronize, batch_s=BATCH_S, batches=3)
+    clock = BatchTimer(wait=torch.cuda.synchronize, batch_s=BATCH_S, batches=3)
     return kernel_times(clock, device="cuda", sizes=accelerator_sizes(DTYPES[dtype]))

@@ -36,7 +36,7 @@ class CoreSeconds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoresTaken:
+class CoresUsed:
     """How many of the `of` cores of a machine others were on, in the mean."""
 
     cores: float
@@ -60,7 +60,7 @@ def core_seconds(proc: Path = Path("/proc")) -> CoreSeconds | None:
         return None
 
 
-def taken_by_others(start: Sequence[CoreSeconds], end: Sequence[CoreSeconds]) -> CoresTaken:
+def cores_used_by_others(start: Sequence[CoreSeconds], end: Sequence[CoreSeconds]) -> CoresUsed:
     """What was at work between `start` and `end` beside the processes (at least one) that tell both; of
     several machines, the one on which others took the largest share."""
     found = []
@@ -71,7 +71,7 @@ def taken_by_others(start: Sequence[CoreSeconds], end: Sequence[CoreSeconds]) ->
         busy_s = sum(seconds - first.get(core, seconds) for core, seconds in cores.items())
         own_s = sum(last.own_s - before.own_s for before, last in pairs)
         passed_s = max(last.now_s - before.now_s for before, last in pairs)
-        found.append(CoresTaken(cores=max(busy_s - own_s, 0.0) / passed_s, of=len(cores)))
+        found.append(CoresUsed(cores=max(busy_s - own_s, 0.0) / passed_s, of=len(cores)))
     return max(found, key=lambda each: each.share)
 
 
@@ -99,6 +99,6 @@ def _tree_s(proc: Path, root: int) -> float:
         parents[int(folder.name)] = int(fields[_PARENT])
         ticks[int(folder.name)] = sum(map(int, fields[_TIMES]))
     own = {root}
-    while grown := {pid for pid, parent in parents.items() if parent in own} - own:
-        own |= grown
+    while descendants := {pid for pid, parent in parents.items() if parent in own} - own:
+        own |= descendants
     return sum(ticks[pid] for pid in own) / _TICKS_PER_S

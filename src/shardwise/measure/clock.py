@@ -9,7 +9,7 @@ from statistics import median
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
+class BatchTimer:
     """Times calls in `batches` batches of at least `batch_s` seconds each; the median batch counts.
 
     A batch spans several periods of a scheduler that gives a process a share of a core (5 ms to 100 ms), so

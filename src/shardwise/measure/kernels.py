@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shardwise.accuracy import AttentionSample, MatmulSample, MemorySample
-from shardwise.measure.clock import Clock
+from shardwise.measure.clock import BatchTimer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class KernelSizes:
     head_dim: int
 
 
-PROCESSOR_SIZES = KernelSizes(
+CPU_SIZES = KernelSizes(
     dtype=torch.float32,
     rows=(64, 256, 1024),
     widths=((128, 128), (128, 512), (512, 128), (512, 512), (1024, 1024)),
@@ -82,7 +82,7 @@ def _typical(of: Sequence[Sample]) -> Sample:
     return replace(of[0], seconds=median(each.seconds for each in of))
 
 
-def kernel_times(clock: Clock, *, device: str = "cpu", sizes: KernelSizes = PROCESSOR_SIZES) -> KernelTimes:
+def kernel_times(clock: BatchTimer, *, device: str = "cpu", sizes: KernelSizes = CPU_SIZES) -> KernelTimes:
     """Measure this process's `device` with the number of threads that PyTorch has."""
     dtype = sizes.dtype
     with torch.device(device), torch.no_grad():
@@ -98,13 +98,13 @@ def kernel_times(clock: Clock, *, device: str = "cpu", sizes: KernelSizes = PROC
     return KernelTimes(matmuls=matmuls, passes=passes, attentions=attentions, bf16_ratio=bf16_ratio)
 
 
-def _matmul(clock: Clock, rows: int, k: int, n: int, dtype: torch.dtype) -> MatmulSample:
+def _matmul(clock: BatchTimer, rows: int, k: int, n: int, dtype: torch.dtype) -> MatmulSample:
     """A linear layer's product: weights are kept as [n, k], as its modules have them."""
     x, weight = torch.randn(rows, k, dtype=dtype), torch.randn(n, k, dtype=dtype)
     return MatmulSample(m=rows, n=n, k=k, seconds=clock.seconds(lambda: functional.linear(x, weight)))
 
 
-def _pass(clock: Clock, elements: int, dtype: torch.dtype) -> MemorySample:
+def _pass(clock: BatchTimer, elements: int, dtype: torch.dtype) -> MemorySample:
     """A sum of two tensors into a third: three numbers per element move. (Into a new one it took five times
     as long: memory that the system hands out is cleared first, page by page.)"""
     x, y, total = (torch.ones(elements, dtype=dtype) for _ in range(3))
@@ -112,17 +112,17 @@ def _pass(clock: Clock, elements: int, dtype: torch.dtype) -> MemorySample:
     return MemorySample(nbytes=nbytes, seconds=clock.seconds(lambda: torch.add(x, y, out=total)))
 
 
-def _bf16_ratio(clock: Clock) -> float:
+def _bf16_ratio(clock: BatchTimer) -> float:
     x = torch.randn(512, 512)
     return _square_s(clock, x) / _square_s(clock, x.bfloat16())
 
 
-def _square_s(clock: Clock, x: Tensor) -> float:
+def _square_s(clock: BatchTimer, x: Tensor) -> float:
     return clock.seconds(lambda: functional.linear(x, x))
 
 
 def _attention(
-    clock: Clock, shape: tuple[int, int, int, int], dtype: torch.dtype
+    clock: BatchTimer, shape: tuple[int, int, int, int], dtype: torch.dtype
 ) -> tuple[AttentionSample, AttentionSample]:
     """Causal attention of [batch, heads, sequence, head], forward and backward; the backward alone is the
     difference to both together."""

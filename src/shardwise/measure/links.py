@@ -11,12 +11,12 @@ import torch
 from torch import distributed
 from torch.nn import functional
 
-from shardwise.accuracy import COLLECTIVES, BesideSample, Collective, LinkSample
+from shardwise.accuracy import COLLECTIVES, Collective, LinkSample, OverlapSample
 
 LINK_SIZES = (2**12, 2**19, 2**21, 2**23, 2**25)
 """Bytes of the whole tensor."""
 
-BESIDE_BYTES = 2**21
+OVERLAP_BYTES = 2**21
 
 PRODUCT_SIDE = 512
 """Of what ranks compute beside a collective, or before it."""
@@ -53,8 +53,8 @@ def link_times(
                 call = _call(kind, nbytes, ranks, own)
                 seconds = _slowest_s(call, repeats)
                 on = 2 if kind == "message" else ranks
-                moved = _elements(nbytes, ranks) * ranks * 4.0
-                samples.append(LinkSample(kind=kind, ranks=on, nbytes=moved, seconds=seconds))
+                transferred = _elements(nbytes, ranks) * ranks * 4.0
+                samples.append(LinkSample(kind=kind, ranks=on, nbytes=transferred, seconds=seconds))
                 if seconds > _ENOUGH_S:
                     break
     return samples
@@ -71,13 +71,13 @@ def _own_group(groups: Sequence[Sequence[int]]) -> Iterator[distributed.ProcessG
             distributed.destroy_process_group(group)
 
 
-def beside_times(groups: Sequence[Sequence[int]], *, repeats: int) -> list[BesideSample]:
+def overlap_times(groups: Sequence[Sequence[int]], *, repeats: int) -> list[OverlapSample]:
     """Measure what passes of an all-reduce beside products of matrices that take as long, in all the disjoint
     `groups` at a time, as gradients are summed beside the rest of a backward pass.
 
     Every rank of the default process group calls this with the same groups; all return the same samples.
     """
-    whole, x = torch.ones(BESIDE_BYTES // 4), torch.ones(PRODUCT_SIDE, PRODUCT_SIDE)
+    whole, x = torch.ones(OVERLAP_BYTES // 4), torch.ones(PRODUCT_SIDE, PRODUCT_SIDE)
 
     def computed(calls: int) -> None:
         for _ in range(calls):
@@ -97,7 +97,7 @@ def beside_times(groups: Sequence[Sequence[int]], *, repeats: int) -> list[Besid
             alone_s, one_s = _batch_s(lambda: summed(0), 1), _batch_s(lambda: computed(4), 1) / 4.0
         calls = max(1, round(alone_s / one_s))
         return [
-            BesideSample(
+            OverlapSample(
                 communication_s=_batch_s(lambda: summed(0), 1),
                 computation_s=_batch_s(lambda: computed(calls), 1),
                 both_s=_batch_s(lambda: summed(calls), 1),
@@ -129,9 +129,9 @@ def lockstep_s(groups: Sequence[Sequence[int]], *, repeats: int) -> float:
 
         waits_s(0)  # the first connects
         distributed.barrier()
-        alone_s, behind_s = waits_s(0), waits_s(LOCKSTEP_CALLS)
+        alone_s, after_compute_s = waits_s(0), waits_s(LOCKSTEP_CALLS)
         found = [torch.zeros(1, dtype=torch.float64) for _ in range(distributed.get_world_size())]
-        distributed.all_gather(found, torch.tensor([behind_s - alone_s], dtype=torch.float64))
+        distributed.all_gather(found, torch.tensor([after_compute_s - alone_s], dtype=torch.float64))
         return lost_s([float(each) for each in found], groups)
 
 

@@ -12,7 +12,7 @@ Pair = tuple[int, int]
 """A rank that sends and one that receives."""
 
 FIRST_BYTES = 1 << 18
-MOST_BYTES = 1 << 25
+MAX_BYTES = 1 << 25
 ENOUGH_S = 0.05
 """A message that takes this long is believed; shorter ones are doubled, so that what a link lets through in a
 burst does not count."""
@@ -27,7 +27,7 @@ def message_rates(rounds: Iterable[Sequence[Pair]]) -> dict[Pair, float]:
     for pairs in rounds:
         _sent(pairs, 4)  # connects
         left, nbytes = list(pairs), FIRST_BYTES
-        while left and nbytes <= MOST_BYTES:
+        while left and nbytes <= MAX_BYTES:
             spent_s = _sent(left, nbytes)
             rates |= {pair: nbytes / spent_s[pair] for pair in left}
             left = [pair for pair in left if spent_s[pair] < ENOUGH_S]

@@ -10,7 +10,7 @@ import torch
 from torch import distributed
 
 from shardwise.errors import ConfigError
-from shardwise.measure.clock import Clock
+from shardwise.measure.clock import BatchTimer
 
 
 def torch_version() -> str:
@@ -48,6 +48,6 @@ def launched_group() -> Iterator[int]:
         distributed.destroy_process_group()
 
 
-def group_clock(*, batches: int) -> Clock:
+def group_timer(*, batches: int) -> BatchTimer:
     """A clock whose batches all ranks of the default process group begin at once."""
-    return Clock(batches=batches, ready=distributed.barrier)
+    return BatchTimer(batches=batches, ready=distributed.barrier)

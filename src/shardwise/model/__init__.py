@@ -11,9 +11,18 @@ from shardwise.model.counts import (
 )
 from shardwise.model.entries import CatalogueEntry, catalogue, catalogue_entry, catalogue_names
 from shardwise.model.families import FAMILIES
-from shardwise.model.load import decoder_of, load_model, model_from_config, scores_are_plain
+from shardwise.model.load import decoder_of, has_plain_causal_attention, load_model, model_from_config
 from shardwise.model.model import MTP_PREFIX, Experts, Layer, Model
-from shardwise.model.shape import Decoder, GroupedQuery, Latent, LayerShape, Mlp, Norm, Order, RoutedMlp
+from shardwise.model.shape import (
+    Decoder,
+    GroupedQueryAttentionShape,
+    LatentAttentionShape,
+    LayerShape,
+    Mlp,
+    Norm,
+    NormPlacement,
+    RoutedMlp,
+)
 
 __all__ = [
     "FAMILIES",
@@ -21,14 +30,14 @@ __all__ = [
     "CatalogueEntry",
     "Decoder",
     "Experts",
-    "GroupedQuery",
-    "Latent",
+    "GroupedQueryAttentionShape",
+    "LatentAttentionShape",
     "Layer",
     "LayerShape",
     "Mlp",
     "Model",
     "Norm",
-    "Order",
+    "NormPlacement",
     "RoutedMlp",
     "active_matmul_parameters",
     "active_parameters",
@@ -37,11 +46,11 @@ __all__ = [
     "catalogue_entry",
     "catalogue_names",
     "decoder_of",
+    "has_plain_causal_attention",
     "keys_per_query",
     "load_model",
     "model_flop_per_token",
     "model_from_config",
     "mtp_parameters",
     "parameters",
-    "scores_are_plain",
 ]

@@ -7,15 +7,18 @@ scores (Dao 2023, arXiv 2307.08691); never the scores.
 
 from __future__ import annotations
 
-from shardwise.model.shape import GroupedQuery, Latent
+from shardwise.model.shape import GroupedQueryAttentionShape, LatentAttentionShape
 from shardwise.operators import Attention, Extent, Matmul, Operator, Pointwise, Saved, Weight
 
 
 def attention_operators(
-    shape: GroupedQuery | Latent, hidden: int, input_saved: tuple[Saved, ...], prefix: str
+    shape: GroupedQueryAttentionShape | LatentAttentionShape,
+    hidden: int,
+    input_saved: tuple[Saved, ...],
+    prefix: str,
 ) -> tuple[Operator, ...]:
     """From the block's input (kept as `input_saved`) to the output projection, `hidden` wide on both ends."""
-    if isinstance(shape, Latent):
+    if isinstance(shape, LatentAttentionShape):
         return _latent(shape, hidden, input_saved, prefix)
     return _grouped_query(shape, hidden, input_saved, prefix)
 
@@ -29,7 +32,7 @@ def linear_weights(
 
 
 def _grouped_query(
-    shape: GroupedQuery, hidden: int, input_saved: tuple[Saved, ...], prefix: str
+    shape: GroupedQueryAttentionShape, hidden: int, input_saved: tuple[Saved, ...], prefix: str
 ) -> tuple[Operator, ...]:
     at = f"{prefix}attention"
     whole, heads = Extent(hidden), Extent(shape.heads, "heads")
@@ -55,8 +58,8 @@ def _grouped_query(
     if shape.qk_norm:
         operators.append(_qk_norm(at, shape.head_dim, q, kv))
     if shape.rotary:
-        moved = (Extent(2 * q.size, "heads"), Extent(2 * kv.size, "kv_heads"))
-        operators.append(Pointwise(name=f"{at}.rotary", forward=moved, backward=moved))
+        traffic = (Extent(2 * q.size, "heads"), Extent(2 * kv.size, "kv_heads"))
+        operators.append(Pointwise(name=f"{at}.rotary", forward=traffic, backward=traffic))
     operators.append(
         Attention(
             name=f"{at}.core",
@@ -79,7 +82,9 @@ def _grouped_query(
     return tuple(operators)
 
 
-def _latent(shape: Latent, hidden: int, input_saved: tuple[Saved, ...], prefix: str) -> tuple[Operator, ...]:
+def _latent(
+    shape: LatentAttentionShape, hidden: int, input_saved: tuple[Saved, ...], prefix: str
+) -> tuple[Operator, ...]:
     """Down projections and their norms are not split by tp, and work on the sharded sequence."""
     at = f"{prefix}attention"
     whole = Extent(hidden)
@@ -120,10 +125,16 @@ def _latent(shape: Latent, hidden: int, input_saved: tuple[Saved, ...], prefix: 
 
 
 def _low_rank(
-    name: str, whole: Extent, rank: int, beside: int, n: Extent, bias: bool, input_saved: tuple[Saved, ...]
+    name: str,
+    whole: Extent,
+    rank: int,
+    rope_elements: int,
+    n: Extent,
+    bias: bool,
+    input_saved: tuple[Saved, ...],
 ) -> tuple[Operator, ...]:
-    """Down to `rank` (and `beside` elements that skip the norm), norm, up to `n`."""
-    down, latent = Extent(rank + beside), Extent(rank)
+    """Down to `rank` (and `rope_elements` elements that skip the norm), norm, up to `n`."""
+    down, latent = Extent(rank + rope_elements), Extent(rank)
     return (
         Matmul(
             name=f"{name}_down",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwise.model.attention import linear_weights
-from shardwise.model.layer import dropout_operator, layer_from_shape, norm_operator, stream_saved
+from shardwise.model.layer import dropout_operator, layer_from_shape, norm_operator, saved_residual
 from shardwise.model.model import MTP_PREFIX, Layer, Model
 from shardwise.model.shape import Decoder, LayerShape
 from shardwise.operators import Extent, Lookup, Loss, Matmul, Operator, Pointwise, Saved, Weight
@@ -56,7 +56,7 @@ def _embedding(decoder: Decoder) -> tuple[Operator, ...]:
         positions = Weight(name="embedding.positions.weight", shape=(Extent(decoder.positions), hidden))
         operators.append(Lookup(name="embedding.positions", width=hidden, weights=(positions,)))
     if decoder.embedding_norm:
-        saved = (stream_saved("embedding.norm.input", decoder.hidden),)
+        saved = (saved_residual("embedding.norm.input", decoder.hidden),)
         operators.append(norm_operator("embedding.norm", decoder.layers[0].norm, decoder.hidden, saved))
     if decoder.embedding_dropout:
         operators.append(dropout_operator("embedding", decoder.hidden))
@@ -67,10 +67,10 @@ def _head(decoder: Decoder) -> tuple[Operator, ...]:
     """Final norm, output projection (whose weight is the embedding's where tied), loss."""
     hidden, width = decoder.hidden, Extent(decoder.embedding_width)
     operators: list[Operator] = []
-    saved = (stream_saved("head.input", hidden),)
+    saved = (saved_residual("head.input", hidden),)
     if decoder.final_norm:
         operators.append(norm_operator("head.norm", decoder.layers[-1].norm, hidden, saved))
-        saved = (stream_saved("head.norm.output", hidden),)
+        saved = (saved_residual("head.norm.output", hidden),)
     if width.size != hidden:
         whole = Extent(hidden)
         operators.append(
@@ -122,7 +122,7 @@ def _mtp_module(decoder: Decoder, module: int) -> tuple[tuple[Operator, ...], La
     hidden, norm = decoder.hidden, decoder.layers[-1].norm
     whole, joined = Extent(hidden), Extent(2 * hidden)
     layer = layer_from_shape(decoder.layers[-1], prefix=f"{at}.")
-    token = (stream_saved(f"{at}.embedding.output", hidden),)
+    token = (saved_residual(f"{at}.embedding.output", hidden),)
     operators = (
         norm_operator(f"{at}.hidden_norm", norm, hidden, ()),  # its input is kept where it comes from
         Lookup(name=f"{at}.embedding", width=whole),
@@ -136,7 +136,7 @@ def _mtp_module(decoder: Decoder, module: int) -> tuple[tuple[Operator, ...], La
             saved=(Saved(name=f"{at}.joined", width=joined, rows="sequence"),),
         ),
         *layer.operators,
-        norm_operator(f"{at}.norm", norm, hidden, (stream_saved(f"{at}.norm.input", hidden),)),
-        *_output(decoder, at, (stream_saved(f"{at}.norm.output", hidden),), owns_weight=False),
+        norm_operator(f"{at}.norm", norm, hidden, (saved_residual(f"{at}.norm.input", hidden),)),
+        *_output(decoder, at, (saved_residual(f"{at}.norm.output", hidden),), owns_weight=False),
     )
     return operators, layer

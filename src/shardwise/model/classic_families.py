@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from shardwise.model.config_fields import ConfigFields
 from shardwise.model.config_sizes import grouped, head_dim, layer_count, max_seq_len, vocab
-from shardwise.model.shape import Decoder, GroupedQuery, LayerShape, Mlp, Norm, Order
+from shardwise.model.shape import Decoder, GroupedQueryAttentionShape, LayerShape, Mlp, Norm, NormPlacement
 
 
 def gpt2(fields: ConfigFields) -> Decoder:
@@ -20,8 +20,8 @@ def gpt2(fields: ConfigFields) -> Decoder:
     layer = LayerShape(
         hidden=hidden,
         norm="layer",
-        order="pre",
-        attention=GroupedQuery(
+        norm_placement="pre",
+        attention=GroupedQueryAttentionShape(
             heads=heads,
             kv_heads=heads,
             head_dim=head_dim(fields, hidden, heads, "n_head"),
@@ -56,8 +56,8 @@ def gpt_neox(fields: ConfigFields) -> Decoder:
     layer = LayerShape(
         hidden=hidden,
         norm="layer",
-        order="parallel" if parallel else "pre",
-        attention=GroupedQuery(
+        norm_placement="parallel" if parallel else "pre",
+        attention=GroupedQueryAttentionShape(
             heads=heads,
             kv_heads=heads,
             head_dim=head_dim(fields, hidden, heads, "num_attention_heads"),
@@ -90,8 +90,8 @@ def opt(fields: ConfigFields) -> Decoder:
     layer = LayerShape(
         hidden=hidden,
         norm=norm,
-        order="pre" if pre_norm else "post",
-        attention=GroupedQuery(
+        norm_placement="pre" if pre_norm else "post",
+        attention=GroupedQueryAttentionShape(
             heads=heads,
             kv_heads=heads,
             head_dim=head_dim(fields, hidden, heads, "num_attention_heads"),
@@ -122,8 +122,8 @@ def bloom(fields: ConfigFields) -> Decoder:
     layer = LayerShape(
         hidden=hidden,
         norm="layer",
-        order="pre",
-        attention=GroupedQuery(
+        norm_placement="pre",
+        attention=GroupedQueryAttentionShape(
             heads=heads,
             kv_heads=heads,
             head_dim=head_dim(fields, hidden, heads, "n_head"),
@@ -157,8 +157,8 @@ def falcon(fields: ConfigFields) -> Decoder:
     layer = LayerShape(
         hidden=hidden,
         norm="layer",
-        order=_falcon_order(fields, is_new),
-        attention=GroupedQuery(
+        norm_placement=_falcon_norm_placement(fields, is_new),
+        attention=GroupedQueryAttentionShape(
             heads=heads,
             kv_heads=grouped(
                 fields, heads, kv_heads if is_new else 1 if multi_query else heads, "num_kv_heads"
@@ -182,7 +182,7 @@ def falcon(fields: ConfigFields) -> Decoder:
     )
 
 
-def _falcon_order(fields: ConfigFields, is_new: bool) -> Order:
+def _falcon_norm_placement(fields: ConfigFields, is_new: bool) -> NormPlacement:
     norms = fields.integer("num_ln_in_parallel_attn", low=1, high=2, default=2 if is_new else 1)
     if fields.boolean("parallel_attn", default=True):
         return "parallel" if norms == 2 else "parallel_shared"

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import REQUIRED, Fields, join_key, nearest, shown
+from shardwise.inputs import REQUIRED, Fields, join_key, nearest, short_repr
 
 MAX_COUNT: Final = 10_000_000
 MAX_LAYERS: Final = 10_000
@@ -47,8 +47,8 @@ class ConfigFields(Fields):
                 raise self.error(
                     other,
                     f"contradicts {given[0]}",
-                    found=shown(self.any(other)),
-                    allowed=shown(self.any(given[0])),
+                    found=short_repr(self.any(other)),
+                    allowed=short_repr(self.any(given[0])),
                 )
         return given[0] if given else names[0]
 
@@ -73,12 +73,12 @@ class ConfigFields(Fields):
         """The key, where it is given, has this one value."""
         found = self.any(name, default=value)
         if found != value:
-            raise self.error(name, why, found=shown(found), allowed=shown(value))
+            raise self.error(name, why, found=short_repr(found), allowed=short_repr(value))
 
     def item_error(self, name: str, index: int, message: str, *, found: object, allowed: str) -> ConfigError:
         """A ConfigError located at item `index` of the list at `name`."""
         key = f"{join_key(self.key, name)}[{index}]"
-        return ConfigError(message, file=self.file, key=key, found=shown(found), allowed=allowed)
+        return ConfigError(message, file=self.file, key=key, found=short_repr(found), allowed=allowed)
 
     def refuse_unread_sizes(self, family: str) -> None:
         """Refuse by name what may change sizes and was not read; null, false, 0 and empty change nothing."""
@@ -91,7 +91,7 @@ class ConfigFields(Fields):
                 raise self.error(
                     name,
                     f"may change sizes and is not understood for {family}{hint}",
-                    found=shown(self._mapping[name]),
+                    found=short_repr(self._mapping[name]),
                     allowed="the sizes that this family has in Transformers",
                 )
 

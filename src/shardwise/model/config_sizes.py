@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwise.model.config_fields import MAX_LAYERS, ConfigFields
-from shardwise.model.shape import Decoder, GroupedQuery, Latent, LayerShape, Mlp, Order, RoutedMlp
+from shardwise.model.shape import (
+    Decoder,
+    GroupedQueryAttentionShape,
+    LatentAttentionShape,
+    LayerShape,
+    Mlp,
+    NormPlacement,
+    RoutedMlp,
+)
 
 MAX_SEQ_LEN = 10**9
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -57,7 +65,7 @@ def grouped_query(
     qk_norm: bool = False,
     sinks: bool = False,
     softcap: bool = False,
-) -> GroupedQuery:
+) -> GroupedQueryAttentionShape:
     """Attention from `num_attention_heads`, `num_key_value_heads` (as many where null) and `head_dim`.
 
     `default_heads` holds the numbers of heads and of key-value heads that a file may leave out; 0 key-value
@@ -70,7 +78,7 @@ def grouped_query(
     null = "num_key_value_heads" in fields.names and not fields.has("num_key_value_heads")
     kv_default = heads if null or default_heads[1] == 0 else default_heads[1]
     kv_heads = fields.count("num_key_value_heads", default=kv_default)
-    return GroupedQuery(
+    return GroupedQueryAttentionShape(
         heads=heads,
         kv_heads=grouped(fields, heads, kv_heads, "num_key_value_heads"),
         head_dim=dim,
@@ -119,10 +127,10 @@ def gated_decoder(
     fields: ConfigFields,
     family: str,
     *,
-    attention: GroupedQuery | Latent,
+    attention: GroupedQueryAttentionShape | LatentAttentionShape,
     mlp: Mlp | Sequence[Mlp | RoutedMlp],
     sliding: Sequence[bool] | None = None,
-    order: Order = "pre",
+    norm_placement: NormPlacement = "pre",
     dropout: bool = False,
     tied: bool = False,
     default_vocab: int | None = None,
@@ -133,14 +141,21 @@ def gated_decoder(
     hidden = fields.count("hidden_size")
     layers = layer_count(fields)
     mlps = (mlp,) * layers if isinstance(mlp, Mlp) else mlp
-    full = replace(attention, window=None) if isinstance(attention, GroupedQuery) else attention
+    full = replace(attention, window=None) if isinstance(attention, GroupedQueryAttentionShape) else attention
     attentions = [attention if is_sliding else full for is_sliding in sliding or (True,) * layers]
     return Decoder(
         family=family,
         hidden=hidden,
         vocab=vocab(fields, default=default_vocab),
         layers=tuple(
-            LayerShape(hidden=hidden, norm="rms", order=order, attention=here, mlp=one, dropout=dropout)
+            LayerShape(
+                hidden=hidden,
+                norm="rms",
+                norm_placement=norm_placement,
+                attention=here,
+                mlp=one,
+                dropout=dropout,
+            )
             for here, one in zip(attentions, mlps, strict=True)
         ),
         tied=fields.boolean("tie_word_embeddings", default=tied),

@@ -38,12 +38,12 @@ def active_matmul_parameters(model: Model) -> int:
     """
     tables = tuple(operator for operator in model.embedding if not isinstance(operator, Lookup))
     head = _active(_main_head(model), None) + _active(_mtp_head(model), model.head_experts)
-    borrowed = sum(
+    without_weight = sum(
         operator.k.size * operator.n.size
         for operator in model.head
         if isinstance(operator, Matmul) and not operator.weights
     )
-    return _active(tables, None) + _active_layers(model) + head + borrowed
+    return _active(tables, None) + _active_layers(model) + head + without_weight
 
 
 def keys_per_query(seq_len: int, window: int | None, *, causal_half: bool) -> float:

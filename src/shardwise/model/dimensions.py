@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from shardwise.inputs import Fields
 from shardwise.model.config_fields import MAX_COUNT, MAX_LAYERS
-from shardwise.model.shape import Decoder, GroupedQuery, LayerShape, Mlp, Norm, RoutedMlp, capacity_factor
+from shardwise.model.shape import (
+    Decoder,
+    GroupedQueryAttentionShape,
+    LayerShape,
+    Mlp,
+    Norm,
+    RoutedMlp,
+    capacity_factor,
+)
 
 NORMS = ("layernorm", "rmsnorm")
 POSITIONS = ("learned", "rope", "none")
@@ -39,7 +47,12 @@ def decoder_from_dimensions(fields: Fields) -> Decoder:
         vocab=fields.integer("vocab", low=1, high=MAX_COUNT),
         layers=tuple(
             LayerShape(
-                hidden=hidden, norm=norm, order="pre", attention=attention, mlp=mlp, dropout=has_dropout
+                hidden=hidden,
+                norm=norm,
+                norm_placement="pre",
+                attention=attention,
+                mlp=mlp,
+                dropout=has_dropout,
             )
             for mlp in mlps
         ),
@@ -53,7 +66,7 @@ def decoder_from_dimensions(fields: Fields) -> Decoder:
     return decoder
 
 
-def _attention(fields: Fields, hidden: int, *, bias: bool, rotary: bool) -> GroupedQuery:
+def _attention(fields: Fields, hidden: int, *, bias: bool, rotary: bool) -> GroupedQueryAttentionShape:
     heads = fields.integer("heads", low=1, high=MAX_COUNT)
     kv_heads = fields.integer("kv_heads", low=1, high=MAX_COUNT, default=heads)
     if heads % kv_heads:
@@ -67,7 +80,7 @@ def _attention(fields: Fields, hidden: int, *, bias: bool, rotary: bool) -> Grou
         raise fields.error(
             "heads", "does not divide the hidden size", found=str(heads), allowed=f"a divisor of {hidden}"
         )
-    return GroupedQuery(
+    return GroupedQueryAttentionShape(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=fields.integer("head_dim", low=1, high=MAX_COUNT, default=max(hidden // heads, 1)),

@@ -12,7 +12,7 @@ from shardwise.model.config_sizes import (
     qwen_window,
     sliding_layers,
 )
-from shardwise.model.shape import Decoder, Latent, Mlp, RoutedMlp, capacity_factor
+from shardwise.model.shape import Decoder, LatentAttentionShape, Mlp, RoutedMlp, capacity_factor
 
 MAX_EXPERTS = 100_000
 
@@ -114,7 +114,7 @@ def _deepseek(fields: ConfigFields, family: str, *, mlp_bias: bool = False, mtp_
     )
 
 
-def _latent(fields: ConfigFields) -> Latent:
+def _latent(fields: ConfigFields) -> LatentAttentionShape:
     heads = fields.count("num_attention_heads")
     grouped(fields, heads, fields.count("num_key_value_heads", default=heads), "num_key_value_heads")
     nope, rope = fields.count("qk_nope_head_dim"), fields.count("qk_rope_head_dim")
@@ -122,7 +122,7 @@ def _latent(fields: ConfigFields) -> Latent:
     fields.has("head_dim")  # a copy of the rotary part in files that Transformers wrote
     if "q_lora_rank" not in fields.names:
         raise fields.error("q_lora_rank", "is missing", allowed="an integer, or null for full queries")
-    return Latent(
+    return LatentAttentionShape(
         heads=heads,
         q_rank=fields.nullable_count("q_lora_rank", absent=None),
         kv_rank=fields.count("kv_lora_rank"),
@@ -146,12 +146,12 @@ def _routed(
 ) -> RoutedMlp:
     """Gated experts; ConfigError where a token takes more than there are, or groups do not divide them."""
     count = fields.count(*experts, high=MAX_EXPERTS)
-    taken = fields.count(*top_k, high=MAX_EXPERTS)
-    if taken > count:
+    per_token = fields.count(*top_k, high=MAX_EXPERTS)
+    if per_token > count:
         raise fields.error(
             fields.spelling(*top_k),
             "is more than there are experts",
-            found=str(taken),
+            found=str(per_token),
             allowed=f"1 to {count}",
         )
     if count % groups:
@@ -164,7 +164,7 @@ def _routed(
         )
     return RoutedMlp(
         experts=count,
-        top_k=taken,
+        top_k=per_token,
         expert=Mlp(ffn=ffn, gated=True, bias=bias),
         shared=shared,
         groups=groups,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from shardwise.inputs import nearest, shown
+from shardwise.inputs import nearest, short_repr
 from shardwise.model import classic_families, expert_families, gated_families
 from shardwise.model.config_fields import ConfigFields
 from shardwise.model.shape import Decoder
@@ -42,7 +42,10 @@ def decoder_from_config(fields: ConfigFields) -> Decoder:
         guess = nearest(family, FAMILIES) if isinstance(family, str) else None
         hint = f" (did you mean {guess}?)" if guess else ""
         raise fields.error(
-            "model_type", f"is not a known family{hint}", found=shown(family), allowed=", ".join(FAMILIES)
+            "model_type",
+            f"is not a known family{hint}",
+            found=short_repr(family),
+            allowed=", ".join(FAMILIES),
         )
     decoder = FAMILIES[family](fields)
     fields.refuse_unread_sizes(family)

@@ -117,7 +117,7 @@ def _gemma(fields: ConfigFields, family: str, *, period: int, qk_norm: bool) -> 
     return gated_decoder(
         fields,
         family,
-        order="sandwich",
+        norm_placement="sandwich",
         attention=grouped_query(
             fields,
             default_heads=(8, 4) if is_third else (None, None),

@@ -15,7 +15,7 @@ from shardwise.model.dimensions import decoder_from_dimensions
 from shardwise.model.entries import catalogue_entry, catalogue_names
 from shardwise.model.families import decoder_from_config
 from shardwise.model.model import Model
-from shardwise.model.shape import Decoder, GroupedQuery
+from shardwise.model.shape import Decoder, GroupedQueryAttentionShape
 
 MAX_PARAMETERS = 10**15
 MAX_NAME = 200
@@ -75,13 +75,13 @@ def decoder_of(model: Model) -> Decoder:
     return _decoder(model.config)[0]
 
 
-def scores_are_plain(model: Model, seq_len: int) -> bool:
+def has_plain_causal_attention(model: Model, seq_len: int) -> bool:
     """Whether every query of so long a sequence looks at all keys up to its own, by products alone: without
     windows, caps on scores, and sinks."""
     return not any(
         (shape.attention.window or seq_len) < seq_len or shape.attention.sinks or shape.attention.softcap
         for shape in decoder_of(model).layers
-        if isinstance(shape.attention, GroupedQuery)
+        if isinstance(shape.attention, GroupedQueryAttentionShape)
     )
 
 

@@ -76,9 +76,9 @@ def _router(
 def _experts(shape: RoutedMlp, whole: Extent, prefix: str) -> tuple[Operator, ...]:
     at, mlp = f"{prefix}experts", shape.expert
     ffn = Extent(mlp.ffn, "expert_ffn")
-    moved = (Extent(2 * whole.size),)
+    traffic = (Extent(2 * whole.size),)
     return (
-        Pointwise(name=f"{at}.dispatch", rows="routed", forward=moved, backward=moved),
+        Pointwise(name=f"{at}.dispatch", rows="routed", forward=traffic, backward=traffic),
         GroupedMatmul(
             name=f"{at}.up",
             experts=shape.experts,
@@ -96,7 +96,7 @@ def _experts(shape: RoutedMlp, whole: Extent, prefix: str) -> tuple[Operator, ..
             weights=linear_weights(f"{at}.down", ffn, whole, bias=mlp.bias, experts=shape.experts),
             saved=(_activated(at, mlp, "routed", "expert_ffn"),),
         ),
-        Pointwise(name=f"{at}.combine", rows="routed", forward=moved, backward=moved),
+        Pointwise(name=f"{at}.combine", rows="routed", forward=traffic, backward=traffic),
     )
 
 

@@ -85,9 +85,9 @@ class Model:
         """The model as software trains it that drops nothing, whatever the config says."""
         return replace(
             self,
-            kinds=tuple(replace(kind, operators=_kept(kind.operators)) for kind in self.kinds),
-            embedding=_kept(self.embedding),
-            head=_kept(self.head),
+            kinds=tuple(replace(kind, operators=_without_dropout(kind.operators)) for kind in self.kinds),
+            embedding=_without_dropout(self.embedding),
+            head=_without_dropout(self.head),
         )
 
     @property
@@ -105,6 +105,6 @@ class Model:
         return next((kind.experts for kind in self.kinds if kind.experts is not None), None)
 
 
-def _kept(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+def _without_dropout(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
     """Those that drop nothing."""
     return tuple(operator for operator in operators if operator.name.rpartition(".")[2] != DROPOUT)

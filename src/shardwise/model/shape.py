@@ -14,14 +14,14 @@ from shardwise.inputs import Fields
 Norm = Literal["rms", "layer", "plain"]
 """RMSNorm with a scale, LayerNorm with scale and shift, or a norm without weights."""
 
-Order = Literal["pre", "post", "sandwich", "parallel", "parallel_shared"]
+NormPlacement = Literal["pre", "post", "sandwich", "parallel", "parallel_shared"]
 """Where a layer's norms stand: before attention and MLP, after the residuals, before and after both (Gemma),
 or before an attention and an MLP that run side by side on the same input, with a norm each or one norm for
 both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedQuery:
+class GroupedQueryAttentionShape:
     """Multi-head, grouped-query and multi-query attention; `window` limits the keys of a query, `softcap`
     says whether scores are kept below a cap."""
 
@@ -38,7 +38,7 @@ class GroupedQuery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latent:
+class LatentAttentionShape:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values from a latent of
     `kv_rank`.
 
@@ -99,8 +99,8 @@ def capacity_factor(fields: Fields) -> float | None:
 class LayerShape:
     hidden: int
     norm: Norm
-    order: Order
-    attention: GroupedQuery | Latent
+    norm_placement: NormPlacement
+    attention: GroupedQueryAttentionShape | LatentAttentionShape
     mlp: Mlp | RoutedMlp
     dropout: bool = False
 

@@ -7,7 +7,7 @@ from shardwise.plan.document import (
     plan_document,
     result_document,
 )
-from shardwise.plan.for_trace import DECISION, TRACE_POLICIES, ForTrace
+from shardwise.plan.for_trace import DECISION, TRACE_POLICIES, TraceChoice
 from shardwise.plan.goodput import GOODPUT_FROM_DEVICES, Goodput, Reliability, goodput_of
 from shardwise.plan.graph_plan import (
     GraphJob,
@@ -23,22 +23,22 @@ from shardwise.plan.plan import SCHEMA, VERSION, Plan, RunnerUp, plan_of
 from shardwise.plan.price import usd_per_billion_tokens, usd_per_step
 from shardwise.plan.read import check_ledger, read_plan, write_plan
 from shardwise.plan.record import (
-    NOTHING_IDLE,
+    NO_IDLE_DEVICES,
     OBJECTIVES,
     PROVEN_GAP,
     Answer,
     Certificate,
-    Frontier,
     FrontierPoint,
     Idle,
     Layout,
     MixedFigures,
-    Part,
     PeakMemory,
     Pipeline,
     Result,
+    SearchedPart,
     Stage,
     StagePart,
+    StrategyFrontier,
     Value,
 )
 from shardwise.plan.store import Files, SystemFiles, check_writable, write_file
@@ -56,7 +56,7 @@ __all__ = [
     "DECISION",
     "GOODPUT_FROM_DEVICES",
     "GRAPH_PLAN_SCHEMA",
-    "NOTHING_IDLE",
+    "NO_IDLE_DEVICES",
     "OBJECTIVES",
     "PROVEN_GAP",
     "SCHEMA",
@@ -67,8 +67,6 @@ __all__ = [
     "AnyPlan",
     "Certificate",
     "Files",
-    "ForTrace",
-    "Frontier",
     "FrontierPoint",
     "Goodput",
     "GraphJob",
@@ -76,16 +74,18 @@ __all__ = [
     "Idle",
     "Layout",
     "MixedFigures",
-    "Part",
     "PeakMemory",
     "Pipeline",
     "Plan",
     "Reliability",
     "Result",
     "RunnerUp",
+    "SearchedPart",
     "Stage",
     "StagePart",
+    "StrategyFrontier",
     "SystemFiles",
+    "TraceChoice",
     "UnevenAnswer",
     "UnevenFile",
     "UnevenResult",

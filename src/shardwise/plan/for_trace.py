@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardwise.cluster import Cluster
 from shardwise.errors import ConfigError
-from shardwise.inputs import Fields, shown
+from shardwise.inputs import Fields, short_repr
 
 TRACE_POLICIES = ("now", "expected", "worst")
 """Best in the first epoch of a trace; over all of it; in its slowest epoch."""
@@ -17,7 +17,7 @@ DECISION = "decision"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForTrace:
+class TraceChoice:
     """The policy and the trace that a plan was chosen by, and what it does there, never changed.
 
     `trace` is the SHA-256 of the trace in its canonical form, `source` where that is from. `nodes` are the
@@ -43,20 +43,22 @@ class ForTrace:
     gap: float | None
 
 
-def read_for_trace(fields: Fields, priced_as: Sequence[str]) -> ForTrace:
+def read_for_trace(fields: Fields, priced_as: Sequence[str]) -> TraceChoice:
     """The record from the file of a plan that is `priced_as` something else. ConfigError for what is none."""
     nodes = fields.sequence("nodes", low=1, high=1_000_000)
     for name in nodes:
         if not isinstance(name, str) or name[:1] != "n" or not name[1:].isdigit() or len(name) > 9:
-            raise fields.error("nodes", "is not a list of nodes", found=shown(name), allowed="n0, n1, ...")
+            raise fields.error(
+                "nodes", "is not a list of nodes", found=short_repr(name), allowed="n0, n1, ..."
+            )
     if len(set(nodes)) < len(nodes):
         raise fields.error("nodes", "names a node twice")
     policy, gap = fields.choice("policy", (*TRACE_POLICIES, DECISION)), _number(fields, "gap", high=1.0)
     if (gap is None) != (policy == DECISION or bool(priced_as)):
         allowed = "null" if gap is not None else "a number from 0 to 1"
         why = "priced_as" if priced_as else f"the policy {policy}"
-        raise fields.error("gap", f"does not go with {why}", found=shown(gap), allowed=allowed)
-    found = ForTrace(
+        raise fields.error("gap", f"does not go with {why}", found=short_repr(gap), allowed=allowed)
+    found = TraceChoice(
         policy=policy,
         source=fields.text("source", max_length=10_000),
         trace=fields.text("trace"),
@@ -73,7 +75,7 @@ def read_for_trace(fields: Fields, priced_as: Sequence[str]) -> ForTrace:
     return found
 
 
-def check_for_trace(found: ForTrace | None, cluster: Cluster, file: str | None) -> None:
+def check_for_trace(found: TraceChoice | None, cluster: Cluster, file: str | None) -> None:
     """ConfigError unless it names a node for each of the plan's `cluster`."""
     if found is not None and len(found.nodes) != len(cluster.nodes):
         raise ConfigError(

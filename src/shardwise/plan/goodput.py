@@ -69,8 +69,8 @@ def goodput_of(result: Result | UnevenResult, cluster: Cluster, reliability: Rel
     mtbf_s = goodput.system_mtbf_s(reliability.device_mtbf_s, cluster.devices)
     stall_s, restart_s = reliability.checkpoint_stall_s, reliability.restart_s
     chosen_s = reliability.checkpoint_interval_s
-    wanted_s = goodput.optimal_interval_s(stall_s, mtbf_s) if chosen_s is None else chosen_s
-    interval_s = max(float(wanted_s), result.step_time_s)
+    requested_s = goodput.optimal_interval_s(stall_s, mtbf_s) if chosen_s is None else chosen_s
+    interval_s = max(float(requested_s), result.step_time_s)
     surviving = float(goodput.surviving_fraction(interval_s, stall_s, restart_s, mtbf_s))
     working = surviving * (1.0 - goodput.checkpoint_fraction(interval_s, stall_s))
     fraction = working / float(goodput.slowest_node_slowdown(len(cluster.nodes), reliability.jitter))

@@ -26,10 +26,10 @@ from shardwise.graph import (
     staged_from_record,
     staged_record,
 )
-from shardwise.inputs import Fields, parse_mapping, read_bytes, read_mapping, shown, written
+from shardwise.inputs import Fields, dumps, parse_mapping, read_bytes, read_mapping, short_repr
 from shardwise.plan.document import document_hash, plain_mapping
 from shardwise.plan.read import read_cluster
-from shardwise.plan.record import NOTHING_IDLE, SHORTEST_STEP_S, Idle
+from shardwise.plan.record import NO_IDLE_DEVICES, SHORTEST_STEP_S, Idle
 from shardwise.plan.store import Files, write_file
 from shardwise.plan.verify import GRAPH_PLAN_SCHEMA, MAX_PLAN_BYTES, MAX_PLAN_NODES, verify
 from shardwise.strategy import Optimizer, Profile, profile_from_record
@@ -73,7 +73,7 @@ class GraphPlan:
     seconds: Mapping[str, float]
     nbytes: Mapping[str, float]
     epsilon: float
-    idle: Idle = NOTHING_IDLE
+    idle: Idle = NO_IDLE_DEVICES
 
     @property
     def priced_as(self) -> tuple[str, ...]:
@@ -96,18 +96,18 @@ class GraphPlan:
         return self.layout.microbatches if isinstance(self.layout, StagedLayout) else 1
 
 
-_FIRST = re.compile(rb'\s*(\{\s*)?"?schema"?\s*:\s*"?' + re.escape(GRAPH_PLAN_SCHEMA.encode()) + rb"\b")
+_SCHEMA_LINE = re.compile(rb'\s*(\{\s*)?"?schema"?\s*:\s*"?' + re.escape(GRAPH_PLAN_SCHEMA.encode()) + rb"\b")
 
 
 def is_graph_plan(path: str) -> bool:
     """Whether the file at `path` begins by saying that it is the plan of an operator graph."""
-    return _FIRST.match(read_bytes(os.fspath(path), max_bytes=MAX_PLAN_BYTES)) is not None
+    return _SCHEMA_LINE.match(read_bytes(os.fspath(path), max_bytes=MAX_PLAN_BYTES)) is not None
 
 
 def write_graph_plan(path: str, plan: GraphPlan, *, files: Files | None = None) -> str:
     """Write `plan` at `path` so that a reader sees the old file or this one, whole; returns the plan hash."""
     document = graph_plan_document(plan)
-    write_file(path, written(document, file=path).encode(), files=files)
+    write_file(path, dumps(document, file=path).encode(), files=files)
     return str(document["hash"])
 
 
@@ -189,7 +189,7 @@ def _layout(record: Mapping[str, Any], graph: OpGraph, mesh: Mesh, path: str) ->
 def _mapping(fields: Fields, name: str) -> Mapping[str, Any]:
     value = fields.any(name)
     if not isinstance(value, Mapping):
-        raise fields.error(name, "is not a mapping", found=shown(value))
+        raise fields.error(name, "is not a mapping", found=short_repr(value))
     return value
 
 
@@ -205,7 +205,9 @@ def _mesh(fields: Fields, cluster: Cluster, stages: int) -> Mesh:
     sizes = fields.sequence("mesh", low=1, high=3)
     for size in sizes:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise fields.error("mesh", "is not a list of sizes", found=shown(size), allowed="whole numbers")
+            raise fields.error(
+                "mesh", "is not a list of sizes", found=short_repr(size), allowed="whole numbers"
+            )
     try:
         mesh = mesh_of(cluster, tuple(int(str(size)) for size in sizes))
     except ConfigError as error:
@@ -231,7 +233,7 @@ def _job(fields: Fields) -> GraphJob:
 def _idle(fields: Fields) -> Idle:
     """None where the file has none."""
     if not fields.has("idle"):
-        return NOTHING_IDLE
+        return NO_IDLE_DEVICES
     part = fields.mapping("idle")
     idle = Idle(
         devices=part.integer("devices", low=1, high=1e9),
@@ -242,10 +244,10 @@ def _idle(fields: Fields) -> Idle:
     return idle
 
 
-def _parts(fields: Fields, name: str, whole: str) -> dict[str, float]:
-    """Named numbers that sum to the number at `whole`; the names are the cost model's."""
+def _parts(fields: Fields, name: str, total_key: str) -> dict[str, float]:
+    """Named numbers that sum to the number at `total_key`; the names are the cost model's."""
     part = fields.mapping(name)
     found = {each: part.number(each, low=-1e30) for each in part.names}
-    if not isclose(sum(found.values()), fields.number(whole), rel_tol=1e-9):
-        raise fields.error(name, f"does not sum to {whole}", found=repr(sum(found.values())))
+    if not isclose(sum(found.values()), fields.number(total_key), rel_tol=1e-9):
+        raise fields.error(name, f"does not sum to {total_key}", found=repr(sum(found.values())))
     return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shardwise.cluster import Cluster
 from shardwise.model import Model
-from shardwise.plan.for_trace import ForTrace
+from shardwise.plan.for_trace import TraceChoice
 from shardwise.plan.record import Answer, Certificate, Result
 from shardwise.schedule import Schedule
 from shardwise.strategy import Job, Strategy
@@ -38,7 +38,7 @@ class Plan:
     schedule: Schedule
     runners_up: tuple[RunnerUp, ...]
     certificate: Certificate
-    for_trace: ForTrace | None = None
+    for_trace: TraceChoice | None = None
     target: str | None = None
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, cast, get_args
 
 from shardwise.cluster import Cluster, cluster_from_record
 from shardwise.errors import ConfigError, InternalError
-from shardwise.inputs import Fields, read_mapping, shown, written
+from shardwise.inputs import Fields, dumps, read_mapping, short_repr
 from shardwise.model import Model, active_parameters, model_from_config, parameters
 from shardwise.plan.document import plan_document
 from shardwise.plan.for_trace import check_for_trace, read_for_trace
@@ -53,7 +53,7 @@ def write_plan(path: str, plan: Plan, *, files: Files | None = None) -> str:
     """
     check_ledger(plan.certificate)
     document = plan_document(plan)
-    write_file(path, written(document, file=path).encode(), files=files)
+    write_file(path, dumps(document, file=path).encode(), files=files)
     return str(document["hash"])
 
 
@@ -94,7 +94,7 @@ def _plan(fields: Fields, path: str) -> Plan:
         target=read_target(fields),
     )
     fields.finish()
-    _check_whole(plan, fields)
+    _check_consistent(plan, fields)
     return plan
 
 
@@ -107,7 +107,7 @@ def read_model(fields: Fields) -> Model:
     config, name = fields.any("config"), fields.text("name")
     if not isinstance(config, Mapping):
         raise fields.error(
-            "config", "is not a mapping", found=shown(config), allowed="a model's configuration"
+            "config", "is not a mapping", found=short_repr(config), allowed="a model's configuration"
         )
     try:
         model = model_from_config(config, name=name)
@@ -116,7 +116,7 @@ def read_model(fields: Fields) -> Model:
     for key, count in (("parameters", parameters(model)), ("active_parameters", active_parameters(model))):
         if fields.integer(key) != count:
             raise fields.error(
-                key, "is not what the config has", found=shown(fields.any(key)), allowed=str(count)
+                key, "is not what the config has", found=short_repr(fields.any(key)), allowed=str(count)
             )
     fields.finish()
     return model
@@ -125,7 +125,9 @@ def read_model(fields: Fields) -> Model:
 def read_cluster(fields: Fields, path: str) -> Cluster:
     record = fields.any("cluster")
     if not isinstance(record, Mapping):
-        raise fields.error("cluster", "is not a mapping", found=shown(record), allowed="a cluster record")
+        raise fields.error(
+            "cluster", "is not a mapping", found=short_repr(record), allowed="a cluster record"
+        )
     try:
         return cluster_from_record(record)
     except ConfigError as error:
@@ -185,7 +187,9 @@ def _result(fields: Fields) -> Result:
     tightest_rank = memory.integer("tightest_rank")
     band = fields.sequence("band_s", low=2, high=2)
     if not all(isinstance(edge, int | float) and not isinstance(edge, bool) for edge in band):
-        raise fields.error("band_s", "is not a pair of numbers", found=shown(band), allowed="[low, high]")
+        raise fields.error(
+            "band_s", "is not a pair of numbers", found=short_repr(band), allowed="[low, high]"
+        )
     result = Result(
         strategy=_strategy(fields.mapping("strategy")),
         layout=read_layout(fields.mapping("layout")),
@@ -196,7 +200,7 @@ def _result(fields: Fields) -> Result:
         mfu_full_attention=fields.number("mfu_full_attention"),
         peak_memory=read_peak_memory(fields.mapping("peak_memory_bytes")),
         breakdown=read_parts(fields.mapping("breakdown")),
-        memory=read_parts(memory, but=("tightest_rank",)),
+        memory=read_parts(memory, excluded=("tightest_rank",)),
         tightest_rank=tightest_rank,
         evaluator=fields.text("evaluator"),
     )
@@ -204,9 +208,9 @@ def _result(fields: Fields) -> Result:
     return result
 
 
-def read_parts(fields: Fields, but: tuple[str, ...] = ()) -> dict[str, float]:
+def read_parts(fields: Fields, excluded: tuple[str, ...] = ()) -> dict[str, float]:
     """Named numbers; the names are the cost model's."""
-    return {name: fields.number(name, low=-1e30) for name in fields.names if name not in but}
+    return {name: fields.number(name, low=-1e30) for name in fields.names if name not in excluded}
 
 
 def read_peak_memory(fields: Fields) -> PeakMemory:
@@ -234,7 +238,7 @@ def read_layout(fields: Fields) -> Layout:
 def _stage(fields: Fields) -> Stage:
     chunks = _integers(fields, "chunks")
     if fields.integer("layers") != sum(chunks):
-        raise fields.error("layers", "is not the sum of the chunks", found=shown(fields.any("layers")))
+        raise fields.error("layers", "is not the sum of the chunks", found=short_repr(fields.any("layers")))
     stage = Stage(
         devices=fields.integer("devices", low=1),
         ranks=fields.text("ranks", max_length=1_000_000),
@@ -264,7 +268,9 @@ def _integers(fields: Fields, name: str) -> tuple[int, ...]:
     values = fields.sequence(name, low=1, high=1_000_000)
     for value in values:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise fields.error(name, "is not a list of counts", found=shown(value), allowed="whole numbers")
+            raise fields.error(
+                name, "is not a list of counts", found=short_repr(value), allowed="whole numbers"
+            )
     return tuple(int(str(value)) for value in values)
 
 
@@ -283,7 +289,7 @@ def read_certificate(fields: Fields) -> Certificate:
     priced_as = _lines(fields, "priced_as") if fields.has("priced_as") else ()
     best_s, lower_bound_s = fields.number("best_s"), fields.number("lower_bound_s")
     if priced_as and fields.has("gap"):
-        raise fields.error("gap", "is of nothing proven", found=shown(fields.any("gap")), allowed="null")
+        raise fields.error("gap", "is of nothing proven", found=short_repr(fields.any("gap")), allowed="null")
     fixed, axes = fields.mapping("fixed", default={}), fields.mapping("axes", default={})
     certificate = Certificate(
         space=fields.text("space"),
@@ -307,7 +313,9 @@ def read_certificate(fields: Fields) -> Certificate:
     fields.finish()
     for name, values in certificate.axes.items():
         if len(set(values)) < len(values):
-            raise axes.error(name, "has a value twice", found=shown(list(values)), allowed="each value once")
+            raise axes.error(
+                name, "has a value twice", found=short_repr(list(values)), allowed="each value once"
+            )
     return certificate
 
 
@@ -321,7 +329,7 @@ def _lines(fields: Fields, name: str) -> tuple[str, ...]:
     lines = fields.sequence(name, low=1, high=64)
     for line in lines:
         if not isinstance(line, str) or not line.isprintable() or not line:
-            raise fields.error(name, "has an entry that is no line of text", found=shown(line))
+            raise fields.error(name, "has an entry that is no line of text", found=short_repr(line))
     return tuple(map(str, lines))
 
 
@@ -330,7 +338,7 @@ def _field_value(fields: Fields, name: str, value: object) -> Value:
     if name not in FIELDS and name not in ALIASES:
         raise fields.error(name, "is no field of a strategy", allowed=", ".join((*FIELDS, *ALIASES)))
     if not is_value(name, value):
-        raise fields.error(name, "is no value of this field", found=shown(value))
+        raise fields.error(name, "is no value of this field", found=short_repr(value))
     return cast(Value, value)
 
 
@@ -342,7 +350,7 @@ def _schedule(fields: Fields) -> Schedule:
     fields.finish()
     for row in rows:
         if not isinstance(row, str) or "\n" in row:
-            raise fields.error("ranks", "has a row that is not a line of text", found=shown(row))
+            raise fields.error("ranks", "has a row that is not a line of text", found=short_repr(row))
     header = f"schedule={name} microbatches={microbatches} stage_rank={','.join(map(str, stage_rank))}"
     try:
         schedule = from_text("\n".join((header, *map(str, rows))))
@@ -356,7 +364,7 @@ def _schedule(fields: Fields) -> Schedule:
     return schedule
 
 
-def _check_whole(plan: Plan, fields: Fields) -> None:
+def _check_consistent(plan: Plan, fields: Fields) -> None:
     """The parts agree with each other: what the writer promised is checked again."""
     check_for_trace(plan.for_trace, plan.cluster, fields.file)
     try:

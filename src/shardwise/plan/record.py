@@ -160,7 +160,7 @@ class FrontierPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frontier:
+class StrategyFrontier:
     """Time against memory, fastest first; the certificate says what became of the other candidates."""
 
     points: tuple[FrontierPoint, ...]
@@ -177,11 +177,11 @@ class Idle:
     ranks: str = ""
 
 
-NOTHING_IDLE = Idle()
+NO_IDLE_DEVICES = Idle()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class SearchedPart:
     """A part of the cluster that was searched too. `step_time_s` is its best, None where nothing fits or
     nothing is better than on the parts before it. `is_complete`: nothing was left out."""
 
@@ -227,12 +227,12 @@ class Answer:
     certificate: Certificate
     objective: str = "time"
     cluster: Cluster | None = None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[SearchedPart, ...] = ()
     pruned_parts: int = 0
     unexplored_parts: int = 0
-    idle: Idle = NOTHING_IDLE
+    idle: Idle = NO_IDLE_DEVICES
     all_devices_step_time_s: float | None = None
-    frontier: Frontier | None = None
+    frontier: StrategyFrontier | None = None
     mixed: MixedFigures | None = None
     is_interrupted: bool = False
 

@@ -120,9 +120,9 @@ def _write_and_rename(files: Files, temporary: str, target: str, data: bytes) ->
     descriptor = files.create(temporary)
     try:
         try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[files.write(descriptor, bytes(rest)) :]
+            unwritten = memoryview(data)
+            while unwritten:
+                unwritten = unwritten[files.write(descriptor, bytes(unwritten)) :]
             files.sync(descriptor)
         finally:
             files.close(descriptor)

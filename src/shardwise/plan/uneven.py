@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardwise.plan.record import (
-    NOTHING_IDLE,
+    NO_IDLE_DEVICES,
     Certificate,
     Idle,
     Layout,
     MixedFigures,
-    Part,
     PeakMemory,
+    SearchedPart,
 )
 
 
@@ -59,10 +59,10 @@ class UnevenAnswer:
     best: UnevenResult
     certificate: Certificate
     mixed: MixedFigures
-    parts: tuple[Part, ...] = ()
+    parts: tuple[SearchedPart, ...] = ()
     pruned_parts: int = 0
     unexplored_parts: int = 0
-    idle: Idle = NOTHING_IDLE
+    idle: Idle = NO_IDLE_DEVICES
     all_devices_step_time_s: float | None = None
     is_interrupted: bool = False
 
@@ -70,6 +70,6 @@ class UnevenAnswer:
     def is_proven(self) -> bool:
         """Whether no plan is better, uneven or uniform: nothing was left out that could take less time."""
         certificate = self.certificate
-        is_whole = not certificate.unexplored and not self.unexplored_parts
-        is_whole = is_whole and all(part.is_complete for part in self.parts)
-        return is_whole and certificate.is_proven
+        is_complete = not certificate.unexplored and not self.unexplored_parts
+        is_complete = is_complete and all(part.is_complete for part in self.parts)
+        return is_complete and certificate.is_proven

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 
 from shardwise.cluster import Cluster, cluster_record
 from shardwise.errors import InternalError
-from shardwise.inputs import Fields, read_bytes, read_mapping, shown, written
+from shardwise.inputs import Fields, dumps, read_bytes, read_mapping, short_repr
 from shardwise.model import Model, active_parameters, parameters
 from shardwise.plan.document import certificate_document, document_hash, layout_document, plain_mapping
-from shardwise.plan.for_trace import ForTrace, check_for_trace, read_for_trace
+from shardwise.plan.for_trace import TraceChoice, check_for_trace, read_for_trace
 from shardwise.plan.read import (
     check_ledger,
     read_certificate,
@@ -48,7 +48,7 @@ class UnevenFile:
     best: UnevenResult
     certificate: Certificate
     mixed: MixedFigures
-    for_trace: ForTrace | None = None
+    for_trace: TraceChoice | None = None
     target: str | None = None
 
     @property
@@ -57,19 +57,21 @@ class UnevenFile:
         return self.certificate.priced_as
 
 
-_FIRST = re.compile(rb'\s*(\{\s*)?"?schema"?\s*:\s*"?' + re.escape(UNEVEN_PLAN_SCHEMA.encode()) + rb"\b")
+_SCHEMA_LINE = re.compile(
+    rb'\s*(\{\s*)?"?schema"?\s*:\s*"?' + re.escape(UNEVEN_PLAN_SCHEMA.encode()) + rb"\b"
+)
 
 
 def is_uneven_plan(path: str) -> bool:
     """Whether the file at `path` begins by saying that it is an uneven plan."""
-    return _FIRST.match(read_bytes(os.fspath(path), max_bytes=MAX_PLAN_BYTES)) is not None
+    return _SCHEMA_LINE.match(read_bytes(os.fspath(path), max_bytes=MAX_PLAN_BYTES)) is not None
 
 
 def write_uneven_plan(path: str, plan: UnevenFile, *, files: Files | None = None) -> str:
     """Write `plan` at `path` so that a reader sees the old file or this one, whole; returns the plan hash."""
     check_ledger(plan.certificate)
     document = uneven_plan_document(plan)
-    write_file(path, written(document, file=path).encode(), files=files)
+    write_file(path, dumps(document, file=path).encode(), files=files)
     return str(document["hash"])
 
 
@@ -183,7 +185,7 @@ def _result(fields: Fields) -> UnevenResult:
     result = UnevenResult(
         layout=layout,
         micro_batch_size=fields.integer("micro_batch_size", low=1),
-        microbatches=tuple(int(one) for one in _numbers(fields, "microbatches", len(stages), whole_from=1)),
+        microbatches=tuple(int(one) for one in _numbers(fields, "microbatches", len(stages), integer_low=1)),
         pipeline_s=tuple(_numbers(fields, "pipeline_s", len(stages))),
         recompute=_recompute(fields, stages),
         pools=tuple(str(name) for name in fields.sequence("pools", low=1, high=64)),
@@ -203,13 +205,13 @@ def _result(fields: Fields) -> UnevenResult:
     return result
 
 
-def _numbers(fields: Fields, name: str, count: int, whole_from: int | None = None) -> list[float]:
-    """So many numbers of at least zero; whole ones from `whole_from` on where that is given."""
+def _numbers(fields: Fields, name: str, count: int, integer_low: int | None = None) -> list[float]:
+    """So many numbers of at least zero; whole ones from `integer_low` on where that is given."""
     found = fields.sequence(name, low=count, high=count)
     for value in found:
-        is_number = isinstance(value, int if whole_from is not None else int | float)
-        if not is_number or isinstance(value, bool) or not float(str(value)) >= (whole_from or 0.0):
-            raise fields.error(name, "has a value that is none", found=shown(value), allowed="numbers")
+        is_number = isinstance(value, int if integer_low is not None else int | float)
+        if not is_number or isinstance(value, bool) or not float(str(value)) >= (integer_low or 0.0):
+            raise fields.error(name, "has a value that is none", found=short_repr(value), allowed="numbers")
     return [float(str(value)) for value in found]
 
 
@@ -219,7 +221,7 @@ def _recompute(fields: Fields, stages: list[int]) -> tuple[tuple[str, ...], ...]
     for row, count in zip(rows, stages, strict=True):
         if not isinstance(row, list) or len(row) != count or any(one not in RECOMPUTES for one in row):
             raise fields.error(
-                "recompute", "is not one of the ways for each stage", found=shown(row),
+                "recompute", "is not one of the ways for each stage", found=short_repr(row),
                 allowed=", ".join(RECOMPUTES),
             )  # fmt: skip
     return tuple(tuple(str(one) for one in row) for row in rows if isinstance(row, list))

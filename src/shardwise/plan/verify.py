@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardwise.inputs import Fields, shown
+from shardwise.inputs import Fields, short_repr
 from shardwise.plan.document import document_hash
 from shardwise.plan.plan import SCHEMA
 
@@ -33,7 +33,7 @@ def verify(document: Mapping[str, object], path: str, *, schema: str, version: i
         raise fields.error(
             "schema",
             f"is not {what}" if kind is None else f"is that of {kind}, which is not for this",
-            found=shown(document.get("schema")),
+            found=short_repr(document.get("schema")),
             allowed=schema,
         )
     found = fields.integer("version", low=1, high=10**9)
@@ -50,4 +50,6 @@ def verify(document: Mapping[str, object], path: str, *, schema: str, version: i
     except ValueError as error:
         raise fields.error("hash", f"cannot be computed: {error}") from None
     if stated != actual:
-        raise fields.error("hash", "does not match the content: the file was changed", found=shown(stated))
+        raise fields.error(
+            "hash", "does not match the content: the file was changed", found=short_repr(stated)
+        )

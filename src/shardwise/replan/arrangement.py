@@ -9,22 +9,22 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.strategy import Strategy, cells
+from shardwise.strategy import Strategy, node_slots
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
-GONE = ""
+NO_NODE = ""
 """In a slot: no node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
     """A strategy on nodes. Node `slots[k]` holds ranks k * devices per node and on; the dp-th pipeline does
-    `microbatches[dp]` of the step's microbatches. Where a slot is `GONE`, the microbatches of its stages are
-    re-routed to their peers in other pipelines."""
+    `microbatches[dp]` of the step's microbatches. Where a slot is `NO_NODE`, the microbatches of its stages
+    are re-routed to their peers in other pipelines."""
 
     strategy: Strategy
     slots: tuple[str, ...]
@@ -33,15 +33,15 @@ class Arrangement:
     @property
     def is_rerouted(self) -> bool:
         """Whether nodes are missing and others do their work."""
-        return GONE in self.slots
+        return NO_NODE in self.slots
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes that it runs on."""
-        return tuple(name for name in self.slots if name != GONE)
+        return tuple(name for name in self.slots if name != NO_NODE)
 
     @property
-    def has_lone_states(self) -> bool:
+    def has_unreplicated_states(self) -> bool:
         """Whether every part of the optimizer's states lies on one node only, and others on others."""
         shards = self.strategy.dp * self.strategy.cp
         return len(self.slots) > 1 and self.strategy.optim_shard == shards
@@ -55,10 +55,10 @@ class Arrangement:
 
 def shape_of(strategy: Strategy) -> Strategy:
     """The shape of arrangements of a strategy."""
-    return replace(at_width(strategy, 1), first_stage_layers=0, last_stage_layers=0)
+    return replace(with_dp(strategy, 1), first_stage_layers=0, last_stage_layers=0)
 
 
-def at_width(strategy: Strategy, dp: int) -> Strategy:
+def with_dp(strategy: Strategy, dp: int) -> Strategy:
     """The strategy with `dp` pipelines. What is sharded over all replicas stays so; other degrees become what
     they have in common with the new number of ranks that share parameters. One replica alone is widened to
     ZeRO-1, which it cannot be told from."""
@@ -78,7 +78,7 @@ def at_width(strategy: Strategy, dp: int) -> Strategy:
     )
 
 
-def together(strategy: Strategy) -> int:
+def dp_multiple(strategy: Strategy) -> int:
     """Pipelines that must come and go together: those that share experts."""
     return max(strategy.ep * strategy.etp // (strategy.tp * strategy.cp), 1)
 
@@ -96,6 +96,6 @@ def microbatch_unit(strategy: Strategy) -> tuple[int, int]:
 def pipeline_order(strategy: Strategy, devices_per_node: int) -> tuple[int, ...]:
     """Slots in the order in which pipelines meet them first: nodes that are alike and follow each other in it
     are in the same pipelines."""
-    met = cells(strategy, devices_per_node).reshape(-1)
+    met = node_slots(strategy, devices_per_node).reshape(-1)
     _, first = np.unique(met, return_index=True)
     return tuple(int(slot) for slot in np.argsort(first))

@@ -11,21 +11,21 @@ from typing import Generic, TypeVar
 
 from shardwise.errors import Infeasible, InternalError
 from shardwise.plan import Value
-from shardwise.replan.arrangement import Arrangement, at_width, shape_of
+from shardwise.replan.arrangement import Arrangement, shape_of, with_dp
 from shardwise.replan.choices import all_choices
-from shardwise.replan.layers import with_layers_moved
+from shardwise.replan.layers import with_layers_shifted
 from shardwise.replan.prices import Prices
 from shardwise.replan.rerouting import without_gone
-from shardwise.replan.shapes import Shapes, sizes_below
+from shardwise.replan.shapes import ShapeSearch, sizes_below
 from shardwise.replan.situation import Situation
-from shardwise.replan.steps import Steps
-from shardwise.replan.transition import NOTHING, Costs, Transition, Transitions
-from shardwise.replan.within import ANY, Within
+from shardwise.replan.steps import StepTimes
+from shardwise.replan.transition import NO_TRANSITION, Costs, Transition, Transitions
+from shardwise.replan.within import ANY, AllowedSpace
 from shardwise.strategy import Strategy
 
-KEEP, PATCH, MOVE = "keep", "patch", "move"
+KEEP, PATCH, MIGRATE = "keep", "patch", "move"
 
-ENOUGH = 1e-9
+MIN_GAIN = 1e-9
 """A share of steps by which a change must be better than what costs less."""
 
 
@@ -37,7 +37,7 @@ ALTERNATIVES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class DecisionOutcome:
     """What to do, and what it brings.
 
     `keep_step_s` is the step time of going on as it is, None where that cannot run; `gain_s_per_step` is the
@@ -80,7 +80,7 @@ L = TypeVar("L", covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision(Change, Generic[L]):
+class Decision(DecisionOutcome, Generic[L]):
     """The arrangement that runs then.
 
     `alternatives` are the fastest that were weighed, one of each shape; `rerouted` is what patching by
@@ -92,7 +92,7 @@ class Decision(Change, Generic[L]):
     rerouted: Decision[Arrangement] | None = None
 
 
-def _any(arrangement: Arrangement) -> bool:
+def _allow_all(arrangement: Arrangement) -> bool:
     return True
 
 
@@ -104,10 +104,10 @@ class Planner:
 
     def __init__(
         self,
-        steps: Steps,
-        shapes: Shapes,
+        steps: StepTimes,
+        shapes: ShapeSearch,
         transitions: Transitions,
-        can_run: Callable[[Arrangement], bool] = _any,
+        can_run: Callable[[Arrangement], bool] = _allow_all,
     ) -> None:
         self.steps, self.shapes, self.transitions = steps, shapes, transitions
         self._can_run = can_run
@@ -124,16 +124,16 @@ class Planner:
         """What is best over the horizon from here; what cannot go on is planned for `RESTARTS` restarts at
         least. Nodes in `saved` had notice before they went, those in `returned` went and are there again.
         Raises Infeasible where nothing can run."""
-        weighing = self._weighing(running, situation, horizon_s, saved, returned)
+        builder = self._builder(running, situation, horizon_s, saved, returned)
         if running is not None:
-            weighing.weigh_rerouted(running)
-            weighing.weigh([at_width(running.strategy, 1)])
-            weighing.weigh_layers()
+            builder.evaluate_rerouting(running)
+            builder.evaluate([with_dp(running.strategy, 1)])
+            builder.evaluate_layer_changes()
         for sizes in (sizes_below, _every_size):
             for shapes in self._shapes_of(situation, sizes):
-                weighing.weigh(shapes)
-            if weighing.best is not None:
-                return weighing.decision()
+                builder.evaluate(shapes)
+            if builder.best is not None:
+                return builder.decision()
         raise Infeasible(f"nothing fits on the {len(situation.states)} nodes that are left", reasons={})
 
     def patch(
@@ -147,28 +147,30 @@ class Planner:
     ) -> Decision[Arrangement]:
         """What is best without looking for other shapes: keep, or patch. Raises Infeasible where neither
         runs."""
-        weighing = self._weighing(running, situation, horizon_s, saved, returned)
-        weighing.weigh_rerouted(running)
-        weighing.weigh([at_width(running.strategy, 1)])
-        weighing.weigh_layers()
-        if weighing.best is None:
+        builder = self._builder(running, situation, horizon_s, saved, returned)
+        builder.evaluate_rerouting(running)
+        builder.evaluate([with_dp(running.strategy, 1)])
+        builder.evaluate_layer_changes()
+        if builder.best is None:
             raise Infeasible("the plan's shape fits on no nodes that are left", reasons={})
-        return weighing.decision()
+        return builder.decision()
 
-    def _weighing(
+    def _builder(
         self,
         running: Arrangement | None,
         situation: Situation,
         horizon_s: float,
         saved: frozenset[str],
         returned: frozenset[str],
-    ) -> _Weighing:
+    ) -> _DecisionBuilder:
         def change(new: Arrangement) -> Transition:
             return self.transitions.between(running, new, situation, saved, returned)
 
         has_all = running is None or returned.isdisjoint(running.slots)
         costs = self.transitions.costs
-        return _Weighing(self.steps, change, costs, self._can_run, running, situation, horizon_s, has_all)
+        return _DecisionBuilder(
+            self.steps, change, costs, self._can_run, running, situation, horizon_s, has_all
+        )
 
     def _shapes_of(
         self, situation: Situation, sizes: Callable[[int], Iterable[int]]
@@ -181,12 +183,12 @@ class Planner:
             yield self.shapes.of_sizes(pool, sizes(alike))
 
 
-class _Weighing:
+class _DecisionBuilder:
     """One decision in the making: the best so far, and the fastest of each shape."""
 
     def __init__(
         self,
-        steps: Steps,
+        steps: StepTimes,
         change: Callable[[Arrangement], Transition],
         costs: Costs,
         can_run: Callable[[Arrangement], bool],
@@ -200,26 +202,28 @@ class _Weighing:
         self._steps, self._change, self._costs, self._can_run = steps, change, costs, can_run
         self._running, self._situation = running, situation
         self._shape = None if running is None else running.shape
-        again_s = None if running is None else steps.step_s(running, situation)
-        self._keep_s = again_s if has_all else None
+        same_step_s = None if running is None else steps.step_s(running, situation)
+        self._keep_s = same_step_s if has_all else None
         self._horizon_s = horizon_s
         self._considered = 0
         self._fastest: dict[Strategy | None, tuple[float, Arrangement]] = {}
         self.best: Decision[Arrangement] | None = None
         self._rerouted: Decision[Arrangement] | None = None
         if running is not None and self._keep_s is not None:
-            self.best = self._decision(KEEP, running, self._keep_s, NOTHING)
+            self.best = self._decision(KEEP, running, self._keep_s, NO_TRANSITION)
         else:
             self._horizon_s = max(horizon_s, RESTARTS * costs.restart_s)
-        if running is not None and again_s is not None and not has_all:
-            self.best = self._decision(PATCH, running, again_s, change(running))
+        if running is not None and same_step_s is not None and not has_all:
+            self.best = self._decision(PATCH, running, same_step_s, change(running))
 
-    def weigh(self, shapes: Iterable[Strategy]) -> None:
+    def evaluate(self, shapes: Iterable[Strategy]) -> None:
         """Weighs all arrangements of these shapes."""
-        for arrangement in all_choices(shapes, self._situation, self._steps, self._running, self._is_worth):
-            self._weigh(arrangement)
+        for arrangement in all_choices(
+            shapes, self._situation, self._steps, self._running, self._may_improve
+        ):
+            self._evaluate(arrangement)
 
-    def weigh_layers(self) -> None:
+    def evaluate_layer_changes(self) -> None:
         """Weighs to move layers between the stages of what runs, and of the fastest arrangement of its
         shape."""
         bases: list[Arrangement] = []
@@ -228,10 +232,10 @@ class _Weighing:
         if self._shape in self._fastest:
             bases.append(self._fastest[self._shape][1])
         for base in dict.fromkeys(bases):
-            for arrangement in with_layers_moved(base, self._situation, self._steps):
-                self._weigh(arrangement)
+            for arrangement in with_layers_shifted(base, self._situation, self._steps):
+                self._evaluate(arrangement)
 
-    def _weigh(self, arrangement: Arrangement) -> None:
+    def _evaluate(self, arrangement: Arrangement) -> None:
         if not self._can_run(arrangement):
             return
         self._considered += 1
@@ -241,13 +245,13 @@ class _Weighing:
         shape = arrangement.shape
         if shape not in self._fastest or step_s < self._fastest[shape][0]:
             self._fastest[shape] = step_s, arrangement
-        if self._is_worth(arrangement.strategy, step_s):
+        if self._may_improve(arrangement.strategy, step_s):
             change = self._change(arrangement)
-            found = self._decision(PATCH if shape == self._shape else MOVE, arrangement, step_s, change)
-            if self.best is None or found.steps > self.best.steps * (1.0 + ENOUGH):
+            found = self._decision(PATCH if shape == self._shape else MIGRATE, arrangement, step_s, change)
+            if self.best is None or found.steps > self.best.steps * (1.0 + MIN_GAIN):
                 self.best = found
 
-    def weigh_rerouted(self, running: Arrangement) -> None:
+    def evaluate_rerouting(self, running: Arrangement) -> None:
         """Weighs to go on without the nodes that are gone, their microbatches re-routed to peers."""
         arrangement = without_gone(running, self._situation, self._steps.prices)
         if arrangement is None:
@@ -257,7 +261,7 @@ class _Weighing:
         if step_s is not None:
             change = self._change(arrangement)
             self._rerouted = self._decision(PATCH, arrangement, step_s, change)
-            is_better = self.best is None or self._rerouted.steps > self.best.steps * (1.0 + ENOUGH)
+            is_better = self.best is None or self._rerouted.steps > self.best.steps * (1.0 + MIN_GAIN)
             if is_better and self._can_run(arrangement):
                 self.best = self._rerouted
 
@@ -271,10 +275,10 @@ class _Weighing:
             self.best, considered=self._considered, alternatives=alternatives, rerouted=self._rerouted
         )
 
-    def _is_worth(self, strategy: Strategy, least_s: float) -> bool:
+    def _may_improve(self, strategy: Strategy, least_s: float) -> bool:
         is_patch = shape_of(strategy) == self._shape
         left_s = self._horizon_s - self._costs.least_s(is_patch=is_patch)
-        return self.best is None or left_s / least_s > self.best.steps * (1.0 + ENOUGH)
+        return self.best is None or left_s / least_s > self.best.steps * (1.0 + MIN_GAIN)
 
     def _decision(
         self, decision: str, arrangement: Arrangement, step_s: float, change: Transition
@@ -298,15 +302,15 @@ def planner_of(
     prices: Prices,
     costs: Costs,
     *,
-    can_run: Callable[[Arrangement], bool] = _any,
+    can_run: Callable[[Arrangement], bool] = _allow_all,
     axes: Mapping[str, tuple[Value, ...]] | None = None,
-    within: Within = ANY,
+    allowed_space: AllowedSpace = ANY,
 ) -> Planner:
-    """A planner with nothing known yet: it changes to what `can_run` says can be run and `within` allows
-    alone, and searches for shapes with these values along `axes`."""
-    shapes = Shapes(prices, axes=axes, within=within)
+    """A planner with nothing known yet: it changes to what `can_run` says can be run and `allowed_space`
+    allows alone, and searches for shapes with these values along `axes`."""
+    shapes = ShapeSearch(prices, axes=axes, allowed_space=allowed_space)
 
     def allowed(one: Arrangement) -> bool:
-        return within.allows(one.strategy) and can_run(one)
+        return allowed_space.allows(one.strategy) and can_run(one)
 
-    return Planner(Steps(prices), shapes, Transitions(prices, costs), allowed)
+    return Planner(StepTimes(prices), shapes, Transitions(prices, costs), allowed)

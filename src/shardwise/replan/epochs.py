@@ -41,20 +41,20 @@ def epochs_of(trace: EventTrace, view: NodeView, end_s: float) -> list[Epoch]:
         now = trace.events[place].time_s
         if now >= end_s:
             break
-        gone, told = frozenset[str](), frozenset[str]()
+        gone, noticed = frozenset[str](), frozenset[str]()
         while place < len(trace.events) and trace.events[place].time_s == now:
             before, conditions = conditions, conditions.after(trace.events[place])
             gone |= before.present - conditions.present
-            told |= (before.present - conditions.present) & before.noticed
+            noticed |= (before.present - conditions.present) & before.noticed
             place += 1
         after = situation_of(view, conditions, trace.sites)
         if after.key == situation.key and not gone:
             continue
         if now > start_s:
             found.append(Epoch(start_s=start_s, end_s=now, situation=situation, lost=lost, saved=saved))
-            start_s, lost, saved = now, gone, told
+            start_s, lost, saved = now, gone, noticed
         else:
-            lost, saved = lost | gone, saved | told
+            lost, saved = lost | gone, saved | noticed
         situation = after
     found.append(Epoch(start_s=start_s, end_s=end_s, situation=situation, lost=lost, saved=saved))
     return found

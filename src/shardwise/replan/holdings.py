@@ -16,13 +16,13 @@ import numpy as np
 
 from shardwise.model import Model
 from shardwise.operators import Operator
-from shardwise.replan.arrangement import GONE, Arrangement, at_width
+from shardwise.replan.arrangement import NO_NODE, Arrangement, with_dp
 from shardwise.schedule import stage_ranks
 from shardwise.strategy import Strategy, layer_counts, rank_grid
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StateShard:
     """Units `first` to `last` (exclusive), shares `low` to `high` of each, on these nodes."""
 
     first: int
@@ -37,8 +37,8 @@ class Holdings:
     """Weights and optimizer states of an arrangement, by pieces; those of one stage follow each other by
     their shares."""
 
-    weights: tuple[tuple[Piece, ...], ...]
-    states: tuple[tuple[Piece, ...], ...]
+    weights: tuple[tuple[StateShard, ...], ...]
+    states: tuple[tuple[StateShard, ...], ...]
 
 
 def unit_elements(model: Model) -> tuple[float, ...]:
@@ -59,22 +59,22 @@ def holdings_of(arrangement: Arrangement, layers: int, devices_per_node: int) ->
     units = _units(strategy, layers)
     places = stage_ranks(strategy.schedule, strategy.pp, strategy.vpp)
     # Replicas of a stage that is gone hold nothing; what is sharded is so over those that are left.
-    gone = np.array([name == GONE for name in arrangement.slots])
+    gone = np.array([name == NO_NODE for name in arrangement.slots])
     on = [slots[:, place][~gone[slots[:, place]].any(axis=(1, 2))] for place in places]
-    widths = [at_width(strategy, len(replicas)) for replicas in on]
+    widths = [with_dp(strategy, len(replicas)) for replicas in on]
     return Holdings(
         weights=tuple(
-            _pieces(strategy, on[stage], unit, widths[stage].param_shard, arrangement.slots)
+            _state_shards(strategy, on[stage], unit, widths[stage].param_shard, arrangement.slots)
             for stage, unit in enumerate(units)
         ),
         states=tuple(
-            _pieces(strategy, on[stage], unit, widths[stage].optim_shard, arrangement.slots)
+            _state_shards(strategy, on[stage], unit, widths[stage].optim_shard, arrangement.slots)
             for stage, unit in enumerate(units)
         ),
     )
 
 
-def divided_holdings_of(arrangement: Arrangement, layers: int, devices_per_node: int) -> Holdings:
+def sharded_holdings_of(arrangement: Arrangement, layers: int, devices_per_node: int) -> Holdings:
     """What lies where between steps, where weights are divided like the states that renew them (as
     PyTorch's `fully_shard` does): also those that are gathered through a step."""
     found = holdings_of(arrangement, layers, devices_per_node)
@@ -91,37 +91,37 @@ def _units(strategy: Strategy, layers: int) -> list[tuple[int, int]]:
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
-def _pieces(
+def _state_shards(
     strategy: Strategy, slots: np.ndarray, unit: tuple[int, int], shards: int, names: Sequence[str]
-) -> tuple[Piece, ...]:
+) -> tuple[StateShard, ...]:
     """Pieces of one stage; `slots` of its ranks have shape (dp, cp, tp). Neighbours on the same nodes are
     one."""
     replicas = slots.reshape(-1, strategy.tp)
-    found: list[Piece] = []
+    found: list[StateShard] = []
     for tp in range(strategy.tp):
         for shard in range(shards):
             on = tuple(names[slot] for slot in sorted(set(replicas[shard::shards, tp].tolist())))
             low = (tp + shard / shards) / strategy.tp
             high = (tp + (shard + 1) / shards) / strategy.tp
             if found and found[-1].nodes == on:
-                found[-1] = Piece(*unit, found[-1].low, high, on)
+                found[-1] = StateShard(*unit, found[-1].low, high, on)
             else:
-                found.append(Piece(*unit, low, high, on))
+                found.append(StateShard(*unit, low, high, on))
     return tuple(found)
 
 
 def overlapping(
-    stages: Sequence[Sequence[Piece]], lows: Sequence[Sequence[float]], piece: Piece
-) -> Iterable[Piece]:
-    """The parts of `piece` that lie in one piece of `stages` each, with its nodes; `lows` are where those of
-    each stage begin."""
+    stages: Sequence[Sequence[StateShard]], lows: Sequence[Sequence[float]], state_shard: StateShard
+) -> Iterable[StateShard]:
+    """The parts of `state_shard` that lie in one piece of `stages` each, with its nodes; `lows` are where
+    those of each stage begin."""
     for row, starts in zip(stages, lows, strict=True):
-        first, last = max(row[0].first, piece.first), min(row[0].last, piece.last)
+        first, last = max(row[0].first, state_shard.first), min(row[0].last, state_shard.last)
         if first >= last:
             continue
-        place = max(bisect_right(starts, piece.low) - 1, 0)
-        while place < len(row) and row[place].low < piece.high:
-            low, high = max(row[place].low, piece.low), min(row[place].high, piece.high)
+        place = max(bisect_right(starts, state_shard.low) - 1, 0)
+        while place < len(row) and row[place].low < state_shard.high:
+            low, high = max(row[place].low, state_shard.low), min(row[place].high, state_shard.high)
             if high > low:
-                yield Piece(first, last, low, high, row[place].nodes)
+                yield StateShard(first, last, low, high, row[place].nodes)
             place += 1

@@ -14,14 +14,14 @@ import numpy as np
 
 from shardwise.replan.arrangement import Arrangement
 from shardwise.replan.situation import Situation
-from shardwise.replan.steps import Steps
-from shardwise.strategy import Strategy, cells, layer_counts
+from shardwise.replan.steps import StepTimes
+from shardwise.strategy import Strategy, layer_counts, node_slots
 
 STRIDES = (4, 2, 1)
 """Layers by which an end is changed: the largest that helps first."""
 
 
-def with_layers_moved(base: Arrangement, situation: Situation, steps: Steps) -> Iterator[Arrangement]:
+def with_layers_shifted(base: Arrangement, situation: Situation, steps: StepTimes) -> Iterator[Arrangement]:
     """Every arrangement on the way to the fastest layers that is faster than those before it, `base` as it
     lies and with its slowest stage at either end. None where all of its nodes are alike, where it has one
     stage, or several chunks on a rank."""
@@ -31,11 +31,11 @@ def with_layers_moved(base: Arrangement, situation: Situation, steps: Steps) -> 
     states = [situation.states.get(name) for name in base.slots]
     if len(set(states)) == 1 or None in states:
         return
-    for start in (base, *_with_ends_exchanged(base, situation, steps)):
-        yield from _climbed(start, situation, steps)
+    for start in (base, *_with_ends_swapped(base, situation, steps)):
+        yield from _hill_climb(start, situation, steps)
 
 
-def _climbed(start: Arrangement, situation: Situation, steps: Steps) -> Iterator[Arrangement]:
+def _hill_climb(start: Arrangement, situation: Situation, steps: StepTimes) -> Iterator[Arrangement]:
     best, best_s = start, steps.step_s(start, situation)
     if best_s is None:
         return
@@ -69,19 +69,19 @@ def _near(strategy: Strategy, layers: int, stride: int) -> Iterator[Strategy]:
             yield replace(strategy, first_stage_layers=ends[0], last_stage_layers=ends[1])
 
 
-def _with_ends_exchanged(base: Arrangement, situation: Situation, steps: Steps) -> Iterator[Arrangement]:
+def _with_ends_swapped(base: Arrangement, situation: Situation, steps: StepTimes) -> Iterator[Arrangement]:
     """With the stage that has the slowest node in the place of the first stage, and of the last."""
     strategy = base.strategy
     devices = steps.prices.devices_of(base.slots[0])
-    laid = cells(strategy, devices)
-    if len(np.unique(laid)) != laid.size:
+    stage_slots = node_slots(strategy, devices)
+    if len(np.unique(stage_slots)) != stage_slots.size:
         return  # stages that share nodes
     speeds = [situation.states[name].speed for name in base.slots]
-    slowest = int(np.argmin(np.array(speeds)[laid].min(axis=(0, 2))))
+    slowest = int(np.argmin(np.array(speeds)[stage_slots].min(axis=(0, 2))))
     for end in (0, strategy.pp - 1):
         if slowest != end:
             slots = list(base.slots)
-            for one, other in zip(laid[:, slowest].ravel(), laid[:, end].ravel(), strict=True):
+            for one, other in zip(stage_slots[:, slowest].ravel(), stage_slots[:, end].ravel(), strict=True):
                 slots[one], slots[other] = slots[other], slots[one]
             found = steps.balanced(strategy, tuple(slots), situation)
             if found is not None:

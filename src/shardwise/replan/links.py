@@ -14,7 +14,7 @@ Pair = tuple[str, str]
 """A node that sends ("" is the storage of checkpoints, behind the network) and one that receives."""
 
 
-class Ways:
+class LinkRoutes:
     """The ways between the nodes of a cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -22,14 +22,14 @@ class Ways:
         self._firsts = tuple(accumulate((node.devices for node in cluster.nodes), initial=0))
         self._network = [place for place, tier in enumerate(cluster.tiers) if tier.is_network]
         self._links: dict[str, Link] = {}
-        self._way = lru_cache(maxsize=1 << 16)(self._found)
+        self._route = lru_cache(maxsize=1 << 16)(self._route_of)
 
-    def bytes_per_link(self, moved: Mapping[Pair, float]) -> dict[str, float]:
+    def bytes_per_link(self, sent_bytes: Mapping[Pair, float]) -> dict[str, float]:
         """Bytes over every link between nodes, by its name."""
         total: dict[str, float] = defaultdict(float)
-        for (source, target), nbytes in moved.items():
+        for (source, target), nbytes in sent_bytes.items():
             if source != target and nbytes > 0.0:
-                for name in self._way(source, target):
+                for name in self._route(source, target):
                     total[name] += nbytes
         return dict(sorted(total.items()))
 
@@ -43,14 +43,14 @@ class Ways:
             longest_s = max(longest_s, nbytes / (link.capacity.at(0.0) * share))
         return longest_s
 
-    def between_s(self, moved: Mapping[Pair, float], situation: Situation) -> float:
+    def inter_site_s(self, sent_bytes: Mapping[Pair, float], situation: Situation) -> float:
         """Until what goes from site to site is done, at the bandwidth between them now."""
         longest_s = 0.0
-        for between in situation.between:
-            for here, there in ((between.first, between.second), (between.second, between.first)):
-                nbytes = sum(size for (a, b), size in moved.items() if a in here and b in there)
-                if nbytes and between.bytes_per_s is not None:
-                    longest_s = max(longest_s, nbytes / between.bytes_per_s)
+        for inter_site in situation.inter_site:
+            for here, there in ((inter_site.first, inter_site.second), (inter_site.second, inter_site.first)):
+                nbytes = sum(size for (a, b), size in sent_bytes.items() if a in here and b in there)
+                if nbytes and inter_site.bytes_per_s is not None:
+                    longest_s = max(longest_s, nbytes / inter_site.bytes_per_s)
         return longest_s
 
     def _named(self, name: str) -> Link:
@@ -58,16 +58,16 @@ class Ways:
             self._links = {link.name: link for link in link_graph(self._cluster)}
         return self._links[name]
 
-    def _found(self, source: str, target: str) -> tuple[str, ...]:
+    def _route_of(self, source: str, target: str) -> tuple[str, ...]:
         if self._cluster.links:
             return self._given(source, target)
-        up, down = self._up(source or target), self._up(target)
+        up, down = self._path_to_root(source or target), self._path_to_root(target)
         meet = next((place for place, vertex in enumerate(up) if vertex in down), len(up) - 1)
         rise = [] if not source else [f"{a}>{b}" for a, b in pairwise(up[: meet + 1])]
         fall = down if not source else down[: down.index(up[meet]) + 1]
         return (*rise, *(f"{b}>{a}" for a, b in reversed(list(pairwise(fall)))))
 
-    def _up(self, name: str) -> list[str]:
+    def _path_to_root(self, name: str) -> list[str]:
         """Vertices from a node up to the outermost switch."""
         rank = self._firsts[int(name[1:])]
         tiers = self._cluster.tiers

@@ -13,20 +13,20 @@ from dataclasses import dataclass, replace
 
 from shardwise.errors import Infeasible
 from shardwise.replan.arrangement import Arrangement
-from shardwise.replan.decide import ALTERNATIVES, ENOUGH, KEEP, MOVE, PATCH, RESTARTS, Decision, Planner
+from shardwise.replan.decide import ALTERNATIVES, KEEP, MIGRATE, MIN_GAIN, PATCH, RESTARTS, Decision, Planner
 from shardwise.replan.holdings import Holdings
 from shardwise.replan.prices import Prices
 from shardwise.replan.situation import Situation
-from shardwise.replan.transition import NOTHING, Costs, Transition
-from shardwise.replan.uneven import UnevenArrangement, UnevenSteps
-from shardwise.replan.uneven_plans import PlansNow, UnevenPlans, is_whole
-from shardwise.replan.within import ANY, Within
+from shardwise.replan.transition import NO_TRANSITION, Costs, Transition
+from shardwise.replan.uneven import UnevenArrangement, UnevenStepTimes
+from shardwise.replan.uneven_plans import PlansPerDecision, UnevenPlanSource, is_nominal
+from shardwise.replan.within import ANY, AllowedSpace
 
 AnyArrangement = Arrangement | UnevenArrangement
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _Option:
     """What could be done, its step time, and what the change to it takes."""
 
     decision: str
@@ -41,7 +41,7 @@ class MixedPlanner:
     Uneven plans are among the choices where the cluster has several pools, or one is running.
     """
 
-    def __init__(self, uniform: Planner, uneven: UnevenSteps, plans: UnevenPlans | None) -> None:
+    def __init__(self, uniform: Planner, uneven: UnevenStepTimes, plans: UnevenPlanSource | None) -> None:
         """Where `plans` is None, no uneven plan is searched for."""
         self.uniform, self.uneven, self._plans = uniform, uneven, plans
 
@@ -67,23 +67,25 @@ class MixedPlanner:
             return self.uniform.transitions.between(None, one, situation)
         return self._changed(None, one, situation, frozenset(), frozenset(), is_patch=False)
 
-    def exchanged(self, one: AnyArrangement, first: str, second: str) -> AnyArrangement | None:
+    def swapped(self, one: AnyArrangement, first: str, second: str) -> AnyArrangement | None:
         """The same with two of its nodes in each other's place; None where they are not alike."""
         changed = {first: second, second: first}
         if isinstance(one, Arrangement):
             return replace(one, slots=tuple(changed.get(name, name) for name in one.slots))
         if self.uneven.pool_of(first) != self.uneven.pool_of(second):
             return None
-        return self.uneven.used(replace(one, nodes=tuple(changed.get(name, name) for name in one.nodes)))
+        return self.uneven.without_idle_nodes(
+            replace(one, nodes=tuple(changed.get(name, name) for name in one.nodes))
+        )
 
-    def kept(
+    def keep(
         self, running: AnyArrangement, situation: Situation, *, horizon_s: float
     ) -> Decision[AnyArrangement] | None:
         """To go on as it is, nothing else weighed; None where that cannot run."""
         step_s = self.step_s(running, situation)
         if step_s is None:
             return None
-        return _decided([_Choice(KEEP, running, step_s, NOTHING)], step_s, horizon_s)
+        return _best_decision([_Option(KEEP, running, step_s, NO_TRANSITION)], step_s, horizon_s)
 
     def replan(
         self,
@@ -98,7 +100,11 @@ class MixedPlanner:
         nothing can run."""
         if isinstance(running, UnevenArrangement):
             return self._from_uneven(
-                self.uneven.used(running), situation, horizon_s=horizon_s, saved=saved, returned=returned
+                self.uneven.without_idle_nodes(running),
+                situation,
+                horizon_s=horizon_s,
+                saved=saved,
+                returned=returned,
             )
         return self._from_uniform(running, situation, horizon_s=horizon_s, saved=saved, returned=returned)
 
@@ -123,19 +129,19 @@ class MixedPlanner:
             return found
 
         def changed(one: UnevenArrangement) -> Transition:
-            left = situation.reached_by(one.nodes) - returned
+            left = situation.connected_to(one.nodes) - returned
             return self._changed(running, one, situation, left, saved, is_patch=False)
 
-        beat_s = float("inf") if found is None else found.step_s
-        choices = list(self._moves(situation, 1, beat_s, changed))
+        cutoff_s = float("inf") if found is None else found.step_s
+        choices = list(self._migrations(situation, 1, cutoff_s, changed))
         if found is None:
             if not choices:
                 raise Infeasible(_nothing(situation), reasons={})
-            return _decided(choices, None, max(horizon_s, RESTARTS * self.costs.restart_s))
-        base = _Choice(found.decision, found.arrangement, found.step_s, found.transition)
-        decided = _decided([base, *choices], found.keep_step_s, found.horizon_s)
+            return _best_decision(choices, None, max(horizon_s, RESTARTS * self.costs.restart_s))
+        base = _Option(found.decision, found.arrangement, found.step_s, found.transition)
+        chosen = _best_decision([base, *choices], found.keep_step_s, found.horizon_s)
         return replace(
-            decided,
+            chosen,
             considered=found.considered + len(choices),
             alternatives=(*found.alternatives, *(one.arrangement for one in choices)),
             rerouted=found.rerouted,
@@ -154,44 +160,44 @@ class MixedPlanner:
             raise Infeasible("no node is left", reasons={})
 
         def changed(one: AnyArrangement, *, is_patch: bool = False) -> Transition:
-            left = situation.reached_by(one.nodes) - returned
+            left = situation.connected_to(one.nodes) - returned
             return self._changed(running, one, situation, left, saved, is_patch=is_patch)
 
-        choices: list[_Choice] = []
-        kept = self.uneven.priced(running, situation) if returned.isdisjoint(running.nodes) else None
-        if kept is not None:
-            choices.append(_Choice(KEEP, kept, kept.result.step_time_s, NOTHING))
+        choices: list[_Option] = []
+        keep = self.uneven.predicted(running, situation) if returned.isdisjoint(running.nodes) else None
+        if keep is not None:
+            choices.append(_Option(KEEP, keep, keep.result.step_time_s, NO_TRANSITION))
         for patched in patches(self.uneven, running, situation):
             change = changed(patched, is_patch=True)
-            choices.append(_Choice(PATCH, patched, patched.result.step_time_s, change))
+            choices.append(_Option(PATCH, patched, patched.result.step_time_s, change))
         try:
             uniform = self.uniform.replan(None, situation, horizon_s=horizon_s)
         except Infeasible:
             pass
         else:
             arrangement = uniform.arrangement
-            choices.append(_Choice(MOVE, arrangement, uniform.step_s, changed(arrangement)))
+            choices.append(_Option(MIGRATE, arrangement, uniform.step_s, changed(arrangement)))
         rows = max(stage.dp for pipeline in running.result.layout.pipelines for stage in pipeline.stages)
-        beat_s = min((one.step_s for one in choices), default=float("inf"))
-        choices += self._moves(situation, rows, beat_s, changed)
+        cutoff_s = min((one.step_s for one in choices), default=float("inf"))
+        choices += self._migrations(situation, rows, cutoff_s, changed)
         if not choices:
             raise Infeasible(_nothing(situation), reasons={})
-        if kept is None:
+        if keep is None:
             horizon_s = max(horizon_s, RESTARTS * self.costs.restart_s)
-        return _decided(choices, None if kept is None else kept.result.step_time_s, horizon_s)
+        return _best_decision(choices, None if keep is None else keep.result.step_time_s, horizon_s)
 
-    def _moves(
+    def _migrations(
         self,
         situation: Situation,
         rows: int,
-        beat_s: float,
+        cutoff_s: float,
         changed: Callable[[UnevenArrangement], Transition],
-    ) -> Iterator[_Choice]:
+    ) -> Iterator[_Option]:
         """To uneven plans, priced on the nodes that they use."""
-        for found in self._plans.on(situation, rows, beat_s) if self._plans is not None else ():
-            priced = self.uneven.priced(found, situation)
-            if priced is not None:
-                yield _Choice(MOVE, priced, priced.result.step_time_s, changed(priced))
+        for found in self._plans.on(situation, rows, cutoff_s) if self._plans is not None else ():
+            predicted = self.uneven.predicted(found, situation)
+            if predicted is not None:
+                yield _Option(MIGRATE, predicted, predicted.result.step_time_s, changed(predicted))
 
     def _changed(
         self,
@@ -204,7 +210,7 @@ class MixedPlanner:
         is_patch: bool,
     ) -> Transition:
         if before == after and left.issuperset(after.nodes):
-            return NOTHING
+            return NO_TRANSITION
         ends = (None if before is None else self._holdings(before)), self._holdings(after)
         return self.uniform.transitions.between_holdings(*ends, situation, left, saved, is_patch=is_patch)
 
@@ -216,19 +222,19 @@ class MixedPlanner:
 
 def mixed_planner_of(
     uniform: Planner,
-    plans: Callable[[UnevenSteps], UnevenPlans] = PlansNow,
+    plans: Callable[[UnevenStepTimes], UnevenPlanSource] = PlansPerDecision,
     *,
-    within: Within = ANY,
+    allowed_space: AllowedSpace = ANY,
 ) -> MixedPlanner:
     """A planner for uniform arrangements and uneven plans; `plans` says where uneven plans come from, of
-    which there are none where `within` has none."""
-    steps = UnevenSteps(uniform.steps.prices)
-    has_uneven = within.has_uneven_in(uniform.steps.prices.job.dtype)
+    which there are none where `allowed_space` has none."""
+    steps = UnevenStepTimes(uniform.steps.prices)
+    has_uneven = allowed_space.has_uneven_in(uniform.steps.prices.job.dtype)
     return MixedPlanner(uniform, steps, plans(steps) if has_uneven else None)
 
 
 def patches(
-    steps: UnevenSteps, running: UnevenArrangement, situation: Situation
+    steps: UnevenStepTimes, running: UnevenArrangement, situation: Situation
 ) -> Iterator[UnevenArrangement]:
     """The whole pipelines of a plan, and those of them that nothing slows, with the shares by which they end
     soonest; where that is sooner still or they do not fit so, with the layers too by which they do; and the
@@ -238,23 +244,27 @@ def patches(
     for place, names in enumerate(steps.stage_nodes(running)):
         if there.issuperset(names):
             whole.append(place)
-            sound += [place] if all(is_whole(situation.states[name]) for name in names) else []
+            sound += [place] if all(is_nominal(situation.states[name]) for name in names) else []
         elif not there.isdisjoint(names):
             broken.append(place)
     least_s = float("inf")
     for places in (whole, sound) if len(sound) < len(whole) else (whole,):
-        shared = steps.shared(steps.part(running, places, there), situation) if places else None
-        if shared is not None and shared.result.step_time_s < least_s * (1.0 - ENOUGH):
-            least_s = shared.result.step_time_s
-            yield shared
+        with_best_shares = (
+            steps.with_best_shares(steps.part(running, places, there), situation) if places else None
+        )
+        if with_best_shares is not None and with_best_shares.result.step_time_s < least_s * (1.0 - MIN_GAIN):
+            least_s = with_best_shares.result.step_time_s
+            yield with_best_shares
     for places in (whole, sorted(whole + broken)) if broken else (whole,):
-        found = steps.relayered(steps.part(running, places, there), situation) if places else None
-        if found is not None and found.result.step_time_s < least_s * (1.0 - ENOUGH):
+        found = steps.with_best_layers(steps.part(running, places, there), situation) if places else None
+        if found is not None and found.result.step_time_s < least_s * (1.0 - MIN_GAIN):
             least_s = found.result.step_time_s
             yield found
 
 
-def _decided(choices: list[_Choice], keep_step_s: float | None, horizon_s: float) -> Decision[AnyArrangement]:
+def _best_decision(
+    choices: list[_Option], keep_step_s: float | None, horizon_s: float
+) -> Decision[AnyArrangement]:
     """The one that makes most steps over the horizon; of equal ones the first."""
     every: list[Decision[AnyArrangement]] = [
         Decision(
@@ -270,7 +280,7 @@ def _decided(choices: list[_Choice], keep_step_s: float | None, horizon_s: float
     ]
     best = every[0]
     for decision in every[1:]:
-        if decision.steps > best.steps * (1.0 + ENOUGH):
+        if decision.steps > best.steps * (1.0 + MIN_GAIN):
             best = decision
     fastest = sorted(choices, key=lambda one: one.step_s)[:ALTERNATIVES]
     return replace(best, alternatives=tuple(one.arrangement for one in fastest))

@@ -19,11 +19,11 @@ SIZES = 8
 SITUATIONS = 4
 """Situations whose own sets are looked at too: those that last longest, and the first."""
 
-Lasting = Sequence[tuple[Situation, float]]
+SituationTimes = Sequence[tuple[Situation, float]]
 """Distinct situations in the order in which they come first, each with the seconds that it holds in all."""
 
 
-def lasting(epochs: Sequence[Epoch]) -> Lasting:
+def situation_times(epochs: Sequence[Epoch]) -> SituationTimes:
     """The distinct situations of a trace."""
     found: dict[object, tuple[Situation, float]] = {}
     for epoch in epochs:
@@ -32,7 +32,7 @@ def lasting(epochs: Sequence[Epoch]) -> Lasting:
     return list(found.values())
 
 
-def sets_for_trace(situations: Lasting, prices: Prices) -> list[tuple[str, ...]]:
+def sets_for_trace(situations: SituationTimes, prices: Prices) -> list[tuple[str, ...]]:
     """The nodes that serve best over the trace, so many of one size (and of one pool) as may be worth it; and
     the sets that a decision in one of its longest situations would look at."""
     service, pools = _service(situations), _pools(situations)
@@ -59,7 +59,7 @@ def sets_for_trace(situations: Lasting, prices: Prices) -> list[tuple[str, ...]]
     return list(found.values())
 
 
-def uneven_sets_for_trace(situations: Lasting) -> list[tuple[str, ...]]:
+def uneven_sets_for_trace(situations: SituationTimes) -> list[tuple[str, ...]]:
     """Nodes of several pools, in the order of the cluster: all that are there at first and in the situations
     that last longest, those of them that nothing slows, and those that serve best over the trace."""
     longest = sorted(situations[1:], key=lambda one: -one[1])[:SITUATIONS]
@@ -69,9 +69,9 @@ def uneven_sets_for_trace(situations: Lasting) -> list[tuple[str, ...]]:
         chosen.append(list(states))
         chosen.append([name for name, state in states.items() if state == NodeState(pool=state.pool)])
     service = _service(situations)
-    levels = sorted(set(service.values()))
+    thresholds = sorted(set(service.values()))
     for place in range(SITUATIONS + 1):
-        least = levels[place * (len(levels) - 1) // SITUATIONS] if levels else 0.0
+        least = thresholds[place * (len(thresholds) - 1) // SITUATIONS] if thresholds else 0.0
         chosen.append([name for name, served in service.items() if served >= least])
     pools = _pools(situations)
     return list(
@@ -83,7 +83,7 @@ def uneven_sets_for_trace(situations: Lasting) -> list[tuple[str, ...]]:
     )
 
 
-def _service(situations: Lasting) -> dict[str, float]:
+def _service(situations: SituationTimes) -> dict[str, float]:
     """Seconds that each node serves, those at which it is slow in part."""
     service: dict[str, float] = {}
     for situation, seconds in situations:
@@ -92,11 +92,11 @@ def _service(situations: Lasting) -> dict[str, float]:
     return service
 
 
-def _pools(situations: Lasting) -> dict[str, int]:
+def _pools(situations: SituationTimes) -> dict[str, int]:
     return {name: state.pool for situation, _ in situations for name, state in situation.states.items()}
 
 
-def _sizes(best_first: Sequence[str], situations: Lasting) -> Iterator[int]:
+def _sizes(best_first: Sequence[str], situations: SituationTimes) -> Iterator[int]:
     """Numbers of nodes: all where there are few, else those with most node-seconds in which all are there,
     powers of two, and as many as are there all the time."""
     count = len(best_first)
@@ -104,16 +104,16 @@ def _sizes(best_first: Sequence[str], situations: Lasting) -> Iterator[int]:
         yield from range(1, count + 1)
         return
     place = {name: index for index, name in enumerate(best_first)}
-    together_s = [0.0] * (count + 1)
+    available_s = [0.0] * (count + 1)
     always = count
     for situation, seconds in situations:
         there = {place[name] for name in situation.states if name in place}
         first_gone = next((index for index in range(count) if index not in there), count)
-        together_s[first_gone] += seconds
+        available_s[first_gone] += seconds
         always = min(always, first_gone)
     for size in range(count - 1, -1, -1):
-        together_s[size] += together_s[size + 1]
-    yield from sorted(range(1, count + 1), key=lambda size: -size * together_s[size])[:SIZES]
+        available_s[size] += available_s[size + 1]
+    yield from sorted(range(1, count + 1), key=lambda size: -size * available_s[size])[:SIZES]
     yield from (1 << power for power in range(count.bit_length()) if 1 << power <= count)
     yield count
     if always:

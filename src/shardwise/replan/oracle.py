@@ -1,7 +1,7 @@
 """The oracle: the most that any sequence of considered arrangements makes of a trace that is known ahead.
 
 Dynamic programming over epochs and what was considered in any of them: an arrangement may be chosen in the
-epochs near one in which it was weighed or ran (`NEAR`), and what ran for longest in all. A change costs the
+epochs near one in which it was weighed or ran (`WINDOW`), and what ran for longest in all. A change costs the
 least that it can: nothing where an arrangement goes on, else a regrouping or a restart, and the work since
 the last checkpoint where a node that is lost had states that no other had. Bytes are left out, so that this
 is a bound from above: no policy that chooses from these arrangements makes more.
@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from shardwise.replan.decide import KEEP, MOVE, PATCH
+from shardwise.replan.decide import KEEP, MIGRATE, PATCH
 from shardwise.replan.epochs import Epoch
 from shardwise.replan.mixed import AnyArrangement, MixedPlanner
-from shardwise.replan.policies import WAIT, Choice
+from shardwise.replan.policies import WAIT, EpochChoice
 from shardwise.replan.transition import Costs
 
-NEAR = 8
+WINDOW = 8
 """Epochs before and after one in which an arrangement was considered, in which the oracle may choose it."""
 
 
@@ -41,15 +41,15 @@ def oracle(
     considered: Sequence[Sequence[AnyArrangement]],
     always: Sequence[AnyArrangement],
     planner: MixedPlanner,
-) -> list[Choice]:
+) -> list[EpochChoice]:
     """The best choice in every epoch, knowing all of them. `considered` are arrangements epoch by epoch, and
     `always` those for all epochs."""
     every = dict.fromkeys([*always, *(one for some in considered for one in some)])
     shapes: _Shapes = {one: one.shape for one in every}
-    sharded = {one for one in every if one.has_lone_states}
+    sharded = {one for one in every if one.has_unreplicated_states}
     labels: list[_Labels] = []
     for place, epoch in enumerate(epochs):
-        near = considered[max(place - NEAR, 0) : place + NEAR + 1]
+        near = considered[max(place - WINDOW, 0) : place + WINDOW + 1]
         rates = _rates(dict.fromkeys([*always, *(one for some in near for one in some)]), epoch, planner)
         labels.append(
             _first(rates, epoch)
@@ -126,14 +126,14 @@ def _traced(
     labels: Sequence[_Labels],
     planner: MixedPlanner,
     shapes: _Shapes,
-) -> list[Choice]:
+) -> list[EpochChoice]:
     last = labels[-1]
     one = max(last, key=lambda each: last[each].steps)
-    found: list[Choice] = []
+    found: list[EpochChoice] = []
     for place in reversed(range(len(epochs))):
         label = labels[place][one]
         found.append(
-            Choice(
+            EpochChoice(
                 decision=_decision(label.before if place else one, one, shapes),
                 arrangement=one,
                 step_s=None if one is None else planner.step_s(one, epochs[place].situation),
@@ -149,4 +149,4 @@ def _decision(before: AnyArrangement | None, one: AnyArrangement | None, shapes:
         return WAIT
     if one == before:
         return KEEP
-    return PATCH if before is not None and shapes[before] == shapes[one] else MOVE
+    return PATCH if before is not None and shapes[before] == shapes[one] else MIGRATE

@@ -17,7 +17,7 @@ from shardwise.replan.mixed import AnyArrangement, MixedPlanner
 
 WAIT = "wait"
 
-GAPS = 8
+RECENT_EPOCHS = 8
 """Epochs of the past whose mean length is what the adaptive policy expects of the next."""
 
 
@@ -26,7 +26,7 @@ LONG_S = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class EpochChoice:
     """What runs in one epoch (None: nothing), its step time, and the seconds that the change to it took."""
 
     decision: str
@@ -36,11 +36,11 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class PolicyRun:
     """A policy through a trace: its choice in every epoch, and the steps that each made."""
 
     name: str
-    choices: tuple[Choice, ...]
+    choices: tuple[EpochChoice, ...]
     steps: tuple[float, ...]
     goodput: float
 
@@ -54,7 +54,7 @@ class Run:
         return sum(choice.decision not in (KEEP, WAIT) for choice in self.choices[1:])
 
 
-def run_of(name: str, epochs: Sequence[Epoch], choices: Sequence[Choice]) -> Run:
+def run_of(name: str, epochs: Sequence[Epoch], choices: Sequence[EpochChoice]) -> PolicyRun:
     """Steps and goodput (the share of time that is neither standing still nor changing)."""
     steps, useful_s = [], 0.0
     for epoch, choice in zip(epochs, choices, strict=True):
@@ -62,7 +62,7 @@ def run_of(name: str, epochs: Sequence[Epoch], choices: Sequence[Choice]) -> Run
         steps.append(0.0 if choice.step_s is None else working_s / choice.step_s)
         useful_s += working_s
     total_s = sum(epoch.length_s for epoch in epochs)
-    return Run(
+    return PolicyRun(
         name=name,
         choices=tuple(choices),
         steps=tuple(steps),
@@ -70,23 +70,23 @@ def run_of(name: str, epochs: Sequence[Epoch], choices: Sequence[Choice]) -> Run
     )
 
 
-def fixed(planner: MixedPlanner, epochs: Sequence[Epoch], arrangement: AnyArrangement) -> list[Choice]:
+def fixed(planner: MixedPlanner, epochs: Sequence[Epoch], arrangement: AnyArrangement) -> list[EpochChoice]:
     """One arrangement all the way: it runs where it can, and waits where it cannot."""
-    found: list[Choice] = []
+    found: list[EpochChoice] = []
     is_down, has_lost = False, False
     for epoch in epochs:
         step_s = planner.step_s(arrangement, epoch.situation)
         is_hit = bool(found) and not is_down and bool(epoch.lost & set(arrangement.nodes))
         has_lost |= is_hit and _loses(arrangement, epoch)
         if step_s is None:
-            found.append(Choice(decision=WAIT, arrangement=None, step_s=None, change_s=0.0))
+            found.append(EpochChoice(decision=WAIT, arrangement=None, step_s=None, change_s=0.0))
             is_down = True
             continue
         change_s = 0.0
         if is_down or is_hit:
             change_s = planner.started(arrangement, epoch.situation).seconds
             change_s += planner.costs.rework_s if has_lost else 0.0
-        found.append(Choice(decision=KEEP, arrangement=arrangement, step_s=step_s, change_s=change_s))
+        found.append(EpochChoice(decision=KEEP, arrangement=arrangement, step_s=step_s, change_s=change_s))
         is_down, has_lost = False, False
     return found
 
@@ -102,17 +102,17 @@ def adaptive(
     longest_s: float,
     considered: list[tuple[AnyArrangement, ...]],
     start: AnyArrangement | None = None,
-) -> list[Choice]:
+) -> list[EpochChoice]:
     """Decides anew at every change, knowing what was and not what comes: it expects the next epoch to be as
     long as the last ones were on average, `longest_s` at most and at first. `start` runs at first (None:
     what it decides on, at no price). What it runs and the best that it weighs is added to `considered`, epoch
     by epoch."""
-    found: list[Choice] = []
+    found: list[EpochChoice] = []
     running = start
     has_lost = False
-    gaps: list[float] = []
+    recent_lengths_s: list[float] = []
     for place, epoch in enumerate(epochs):
-        recent = gaps[-GAPS:]
+        recent = recent_lengths_s[-RECENT_EPOCHS:]
         horizon_s = min(sum(recent) / len(recent), longest_s) if recent else longest_s
         try:
             decision = planner.replan(
@@ -123,7 +123,7 @@ def adaptive(
                 returned=epoch.returned,
             )
         except Infeasible:
-            found.append(Choice(decision=WAIT, arrangement=None, step_s=None, change_s=0.0))
+            found.append(EpochChoice(decision=WAIT, arrangement=None, step_s=None, change_s=0.0))
             has_lost |= running is not None and place > 0 and _loses(running, epoch)
             running = None
             considered.append(())
@@ -132,7 +132,7 @@ def adaptive(
             change_s += planner.costs.rework_s if has_lost else 0.0
             has_lost = False
             found.append(
-                Choice(
+                EpochChoice(
                     decision=decision.decision,
                     arrangement=decision.arrangement,
                     step_s=decision.step_s,
@@ -141,7 +141,7 @@ def adaptive(
             )
             running = decision.arrangement
             considered.append((running, *decision.alternatives))
-        gaps.append(epoch.length_s)
+        recent_lengths_s.append(epoch.length_s)
     return found
 
 
@@ -159,18 +159,18 @@ def best_of(
     planner: MixedPlanner,
     epochs: Sequence[Epoch],
     arrangements: Sequence[AnyArrangement],
-    worth: Callable[[Run], tuple[float, ...]],
+    score: Callable[[PolicyRun], tuple[float, ...]],
 ) -> AnyArrangement:
     """The fixed arrangement that is worth most; of equal ones the first."""
-    return max(arrangements, key=lambda one: worth(run_of("", epochs, fixed(planner, epochs, one))))
+    return max(arrangements, key=lambda one: score(run_of("", epochs, fixed(planner, epochs, one))))
 
 
-def expected_worth(run: Run) -> tuple[float, ...]:
+def expected_score(run: PolicyRun) -> tuple[float, ...]:
     """Steps over the whole trace."""
     return (run.total_steps,)
 
 
-def robust_worth(run: Run) -> tuple[float, ...]:
+def robust_score(run: PolicyRun) -> tuple[float, ...]:
     """The slowest epoch first, and where that is alike, all of them."""
     rates = [0.0 if choice.step_s is None else 1.0 / choice.step_s for choice in run.choices]
     return min(rates), run.total_steps

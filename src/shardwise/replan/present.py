@@ -8,17 +8,17 @@ from shardwise.cluster import Conditions, NodeView
 from shardwise.plan import Plan
 from shardwise.replan.arrangement import Arrangement
 from shardwise.replan.decide import Decision, Planner
-from shardwise.replan.holdings import divided_holdings_of
+from shardwise.replan.holdings import sharded_holdings_of
 from shardwise.replan.prices import Prices
-from shardwise.replan.shapes import Shapes
+from shardwise.replan.shapes import ShapeSearch
 from shardwise.replan.situation import Situation, situation_of
-from shardwise.replan.steps import Steps
+from shardwise.replan.steps import StepTimes
 from shardwise.replan.transition import Costs, Transition, Transitions
-from shardwise.replan.within import within_of
+from shardwise.replan.within import allowed_space_of
 from shardwise.strategy import Strategy, Target
 
 
-class Present:
+class LinkAwarePlanner:
     """Decides for one plan's model, cluster and job. Shapes are searched for on the links as they are now.
 
     It changes to what `target` runs on the same ranks: all nodes in their order, microbatches in equal
@@ -27,9 +27,9 @@ class Present:
 
     def __init__(self, plan: Plan, target: Target) -> None:
         self._prices = Prices(plan.model, plan.cluster, plan.job)
-        self._steps = Steps(self._prices)
+        self._steps = StepTimes(self._prices)
         self._view = NodeView(plan.cluster)
-        self._within = within_of(plan)
+        self._allowed_space = allowed_space_of(plan)
         self._target = target.for_job(plan.model, plan.job)
         self._nodes = tuple(f"n{index}" for index in range(len(plan.cluster.nodes)))
 
@@ -39,9 +39,11 @@ class Present:
         """What is best over the horizon, where `rates` are links with bandwidths (bytes/s) that are not as
         the cluster has them."""
         situation = self._situation(rates)
-        asked = () if running.offload == "none" else ("offload",)
-        axes = self._target.axes_for(self._prices.cluster.classes, asked)
-        shapes = Shapes(self._prices, present=situation.common, axes=axes, within=self._within)
+        requested = () if running.offload == "none" else ("offload",)
+        axes = self._target.axes_for(self._prices.cluster.classes, requested)
+        shapes = ShapeSearch(
+            self._prices, present=situation.common, axes=axes, allowed_space=self._allowed_space
+        )
         planner = Planner(self._steps, shapes, self._transitions(costs), self._can_run)
         return planner.replan(self._arranged(running), situation, horizon_s=horizon_s)
 
@@ -56,7 +58,7 @@ class Present:
         return situation_of(self._view, Conditions(present=frozenset(self._nodes), rates=rates))
 
     def _transitions(self, costs: Costs) -> Transitions:
-        return Transitions(self._prices, costs, divided_holdings_of)
+        return Transitions(self._prices, costs, sharded_holdings_of)
 
     def _arranged(self, strategy: Strategy) -> Arrangement:
         each = self._prices.microbatches(strategy) // strategy.dp
@@ -66,6 +68,6 @@ class Present:
         return (
             arrangement.slots == self._nodes
             and len(set(arrangement.microbatches)) == 1
-            and self._within.allows(arrangement.strategy)
+            and self._allowed_space.allows(arrangement.strategy)
             and not any(self._target.refusals(arrangement.strategy))
         )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwise.cluster import Cluster, NodeState, Pool, alike_cluster, pools_of
-from shardwise.cost import Problem, bind, hop_s, kinds_of
+from shardwise.cluster import Cluster, NodeState, Pool, pools_of, uniform_cluster
+from shardwise.cost import Problem, bind, hop_s, stage_kinds_of
 from shardwise.model import Model
 from shardwise.replan.arrangement import microbatch_unit
-from shardwise.search import PipelineFigures, microbatches_more, pipeline_figures
+from shardwise.search import PipelineFigures, pipeline_figures, spare_microbatches
 from shardwise.strategy import RULES, Job, Strategy, StrategyTable, first_broken
 
 
@@ -37,12 +37,12 @@ class Prices:
     def across_s(self, strategy: Strategy, state: NodeState) -> float:
         """Seconds in which a microbatch goes from one pipeline to another between stages, over the outermost
         tier of nodes in this state."""
-        kinds = kinds_of(self._problem(strategy, state), [(strategy.tp, 1)], strategy.micro_batch_size)
+        kinds = stage_kinds_of(self._problem(strategy, state), [(strategy.tp, 1)], strategy.micro_batch_size)
         return float(hop_s(kinds)[0])
 
-    def room(self, strategy: Strategy, state: NodeState) -> tuple[int, ...]:
+    def extra_in_flight(self, strategy: Strategy, state: NodeState) -> tuple[int, ...]:
         """How many more microbatches each stage can hold than its schedule has in flight."""
-        return microbatches_more(self._problem(strategy, state), strategy)
+        return spare_microbatches(self._problem(strategy, state), strategy)
 
     def figures(self, strategy: Strategy, state: NodeState) -> PipelineFigures | None:
         """The figures of a pipeline of the strategy where all of its nodes are in this state; None where it
@@ -51,7 +51,7 @@ class Prices:
         ranks = strategy.tp * strategy.cp * strategy.pp * strategy.dp
         key = strategy, ranks, state
         if key not in self._known:
-            self._known[key] = None if ranks % per_node else self._priced(strategy, state)
+            self._known[key] = None if ranks % per_node else self._computed(strategy, state)
         return self._known[key]
 
     def _problem(self, strategy: Strategy, state: NodeState) -> Problem:
@@ -62,9 +62,9 @@ class Prices:
         each = -(-self.microbatches(strategy) // strategy.dp)
         each = max(-(-each // unit) * unit, least)
         job = replace(self.job, global_batch_size=strategy.dp * strategy.micro_batch_size * each)
-        return bind(self.model, alike_cluster(self.cluster, self.pools[state.pool], nodes, state), job)
+        return bind(self.model, uniform_cluster(self.cluster, self.pools[state.pool], nodes, state), job)
 
-    def _priced(self, strategy: Strategy, state: NodeState) -> PipelineFigures | None:
+    def _computed(self, strategy: Strategy, state: NodeState) -> PipelineFigures | None:
         problem = self._problem(strategy, state)
         table = StrategyTable.of([strategy])
         if int(first_broken(table, problem.limits, RULES)[0]) >= 0:

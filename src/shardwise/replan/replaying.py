@@ -12,13 +12,13 @@ from shardwise.replan.epochs import Epoch, epochs_of
 from shardwise.replan.mixed import AnyArrangement, MixedPlanner
 from shardwise.replan.oracle import oracle
 from shardwise.replan.policies import (
-    Run,
+    PolicyRun,
     adaptive,
     best_at_first,
     best_of,
-    expected_worth,
+    expected_score,
     fixed,
-    robust_worth,
+    robust_score,
     run_of,
 )
 from shardwise.replan.transition import Costs
@@ -29,7 +29,7 @@ POLICIES = ("static", "robust", "expected", "adaptive", "oracle")
 LONGEST_S = 3600.0
 """What the adaptive policy expects of an epoch before it has seen any, and at most."""
 
-MOST_FIXED = 24
+MAX_CANDIDATES = 24
 """Arrangements that robust and expected choose from: those that the adaptive policy ran for longest."""
 
 
@@ -39,19 +39,19 @@ class Replay:
     `working_share` of the time of every policy alike."""
 
     epochs: tuple[Epoch, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[PolicyRun, ...]
     tokens_per_step: int
     working_share: float
 
-    def tokens(self, run: Run) -> float:
+    def tokens(self, run: PolicyRun) -> float:
         """Tokens trained over the whole trace; never less than none."""
         return max(run.total_steps, 0.0) * self.tokens_per_step * self.working_share
 
-    def goodput(self, run: Run) -> float:
+    def goodput(self, run: PolicyRun) -> float:
         """The share of time that is progress: not standing still, changing, or saving."""
         return run.goodput * self.working_share
 
-    def run(self, name: str) -> Run:
+    def run(self, name: str) -> PolicyRun:
         """The run of a policy."""
         return next(run for run in self.runs if run.name == name)
 
@@ -70,16 +70,16 @@ def replay(
     view = NodeView(planner.prices.cluster)
     epochs = epochs_of(trace, view, end_s)
     if isinstance(start, UnevenArrangement):
-        start = planner.uneven.used(start)  # what becomes of nodes that idle changes nothing
+        start = planner.uneven.without_idle_nodes(start)  # what becomes of nodes that idle changes nothing
     first = start if start is not None else best_at_first(planner, epochs)
     considered: list[tuple[AnyArrangement, ...]] = []
     adapting = run_of("adaptive", epochs, adaptive(planner, epochs, LONGEST_S, considered, start))
     runs = {"adaptive": adapting, "static": run_of("static", epochs, fixed(planner, epochs, first))}
     candidates = _longest(epochs, adapting, first)
-    for name, worth in (("robust", robust_worth), ("expected", expected_worth)):
+    for name, score in (("robust", robust_score), ("expected", expected_score)):
         if name in policies:
             runs[name] = run_of(
-                name, epochs, fixed(planner, epochs, best_of(planner, epochs, candidates, worth))
+                name, epochs, fixed(planner, epochs, best_of(planner, epochs, candidates, score))
             )
     if "oracle" in policies:
         choices = oracle(epochs, considered, candidates, planner)
@@ -94,15 +94,15 @@ def replay(
 
 def losses(trace: EventTrace, end_s: float) -> int:
     """Instants before `end_s` at which nodes go without notice."""
-    told: set[str] = set()
+    noticed: set[str] = set()
     times: set[float] = set()
     for event in trace.events:
         if isinstance(event, Notice):
-            told.add(event.node)
+            noticed.add(event.node)
         if isinstance(event, NodeLost) and event.time_s < end_s:
-            if event.node not in told:
+            if event.node not in noticed:
                 times.add(event.time_s)
-            told.discard(event.node)
+            noticed.discard(event.node)
     return len(times)
 
 
@@ -121,11 +121,11 @@ def working_share(trace: EventTrace, end_s: float, costs: Costs) -> float:
     return 1.0 - float(goodput.checkpoint_fraction(costs.checkpoint_interval_s, stall_s))
 
 
-def _longest(epochs: Sequence[Epoch], run: Run, first: AnyArrangement) -> list[AnyArrangement]:
+def _longest(epochs: Sequence[Epoch], run: PolicyRun, first: AnyArrangement) -> list[AnyArrangement]:
     """The arrangements of a run, those that ran for longest first, after `first`."""
     seconds: dict[AnyArrangement, float] = {}
     for epoch, choice in zip(epochs, run.choices, strict=True):
         if choice.arrangement is not None:
             seconds[choice.arrangement] = seconds.get(choice.arrangement, 0.0) + epoch.length_s
     ordered = sorted(seconds, key=lambda one: -seconds[one])
-    return list(dict.fromkeys([first, *ordered]))[:MOST_FIXED]
+    return list(dict.fromkeys([first, *ordered]))[:MAX_CANDIDATES]

@@ -15,13 +15,13 @@ from functools import lru_cache
 import numpy as np
 
 from shardwise.cluster import NodeState
-from shardwise.replan.arrangement import GONE, Arrangement, Bools, Floats, at_width, together
+from shardwise.replan.arrangement import NO_NODE, Arrangement, Bools, Floats, dp_multiple, with_dp
 from shardwise.replan.prices import Prices
 from shardwise.replan.situation import Situation
-from shardwise.schedule import Cell, Pace, Rerouted, generate, peak_in_flight, reroute
+from shardwise.schedule import PipelineStage, RelativeDurations, Rerouted, generate, peak_in_flight, reroute
 from shardwise.search import PipelineFigures, pipelines_s, worst_durations
 from shardwise.sim import Durations, rerouted_s
-from shardwise.strategy import Strategy, cells
+from shardwise.strategy import Strategy, node_slots
 
 ACTIONS = 20_000
 """Actions of the pipelines that take part, at most: more pipelines than that go on as they are."""
@@ -38,17 +38,17 @@ def without_gone(running: Arrangement, situation: Situation, prices: Prices) -> 
     or where microbatches cannot be re-routed: one stage, several chunks on a rank, experts shared by
     pipelines, or a stage that is gone everywhere."""
     strategy = running.strategy
-    if all(name == GONE or name in situation.states for name in running.slots):
+    if all(name == NO_NODE or name in situation.states for name in running.slots):
         return None
-    if strategy.pp == 1 or strategy.vpp > 1 or together(strategy) > 1:
+    if strategy.pp == 1 or strategy.vpp > 1 or dp_multiple(strategy) > 1:
         return None
-    laid = cells(strategy, prices.devices_of(next(iter(running.nodes))))
+    stage_slots = node_slots(strategy, prices.devices_of(next(iter(running.nodes))))
     is_there = np.array([name in situation.states for name in running.slots])
-    is_whole = is_there[laid].all(axis=2)
+    is_whole = is_there[stage_slots].all(axis=2)
     if not is_whole.any(axis=0).all():
         return None
-    used = np.unique(laid[is_whole])
-    slots = tuple(name if slot in used else GONE for slot, name in enumerate(running.slots))
+    used = np.unique(stage_slots[is_whole])
+    slots = tuple(name if slot in used else NO_NODE for slot, name in enumerate(running.slots))
     return replace(running, slots=slots)
 
 
@@ -64,7 +64,7 @@ class Rerouting:
         runs = situation.states_of(arrangement.nodes, self._prices.node_bytes_per_s)
         if runs is None:
             return None
-        gone = tuple(slot for slot, name in enumerate(arrangement.slots) if name == GONE)
+        gone = tuple(slot for slot, name in enumerate(arrangement.slots) if name == NO_NODE)
         key = arrangement.strategy, gone, runs, arrangement.microbatches
         if key not in self._known:
             states = [state for state, number in runs for _ in range(number)]
@@ -78,9 +78,9 @@ class Rerouting:
         per_node = {self._prices.pools[state.pool].node.devices for state in distinct}
         if len(per_node) > 1:
             return None
-        laid = cells(strategy, per_node.pop())
+        stage_slots = node_slots(strategy, per_node.pop())
         is_gone = np.isin(np.arange(len(arrangement.slots)), gone)
-        is_lost: Bools = np.asarray(is_gone[laid].any(axis=2))
+        is_lost: Bools = np.asarray(is_gone[stage_slots].any(axis=2))
         widths = sorted({strategy.dp, *(~is_lost).sum(axis=0).tolist()})
         alike = [self._of_width(strategy, int(width), distinct) for width in widths]
         if any(one is None for one in alike):
@@ -93,24 +93,24 @@ class Rerouting:
         kinds = np.zeros(len(arrangement.slots), dtype=np.int64)
         kinds[~is_gone] = [distinct.index(state) for state in states]
         own = known[-len(distinct) :]
-        pipelines = worst_durations(strategy, [one.durations for one in own], kinds[laid])
-        room = np.min([self._prices.room(one, state) for one, state in every], axis=0)
+        pipelines = worst_durations(strategy, [one.durations for one in own], kinds[stage_slots])
+        extra_in_flight = np.min([self._prices.extra_in_flight(one, state) for one, state in every], axis=0)
         drained = _drained(
             arrangement,
             _synced(pipelines, known),
             is_lost,
             across_s=max(self._prices.across_s(strategy, state) for state in distinct),
-            room=tuple(np.minimum(room, MORE_PER_STAGE * strategy.pp).tolist()),
+            extra_in_flight=tuple(np.minimum(extra_in_flight, MORE_PER_STAGE * strategy.pp).tolist()),
         )
         return None if drained is None else drained + max(one.end_s for one in known)
 
     def _of_width(self, strategy: Strategy, width: int, states: Sequence[NodeState]) -> Strategy | None:
         """The strategy where only `width` replicas share what is sharded, or, where these fill no whole
         nodes, the next fewer that do and shard no more."""
-        wanted = at_width(strategy, width)
+        wanted = with_dp(strategy, width)
         devices = self._prices.pools[states[0].pool].node.devices
         for fewer in range(width, 0, -1):
-            one = at_width(strategy, fewer)
+            one = with_dp(strategy, fewer)
             is_whole = one.tp * one.cp * one.pp * one.dp % devices == 0
             if is_whole and one.optim_shard <= wanted.optim_shard and one.param_shard <= wanted.param_shard:
                 return one
@@ -133,7 +133,7 @@ def _drained(
     is_lost: Bools,
     *,
     across_s: float,
-    room: tuple[int, ...],
+    extra_in_flight: tuple[int, ...],
 ) -> float | None:
     """Seconds until all pipelines are done: those that take part together, the others as before. None where
     that would be too long a table."""
@@ -155,23 +155,28 @@ def _drained(
     )
     if is_lost[part].all(axis=0).any():
         return None
-    table = _table(strategy, tuple(shares[one] for one in part), lost, room)
-    together_s = rerouted_s(table, durations.rows(np.array(part, dtype=np.int64)), across_s)
+    table = _table(strategy, tuple(shares[one] for one in part), lost, extra_in_flight)
+    joint_s = rerouted_s(table, durations.rows(np.array(part, dtype=np.int64)), across_s)
     others_s = np.sort(alone_s)[most:]
-    return max(together_s, float(others_s.max(initial=0.0)))
+    return max(joint_s, float(others_s.max(initial=0.0)))
 
 
 @lru_cache(maxsize=256)
 def _table(
-    strategy: Strategy, shares: tuple[int, ...], lost: tuple[Cell, ...], room: tuple[int, ...]
+    strategy: Strategy,
+    shares: tuple[int, ...],
+    lost: tuple[PipelineStage, ...],
+    extra_in_flight: tuple[int, ...],
 ) -> Rerouted:
     """Every rank may hold what its schedule has in flight, and what it has room for. Backwards count twice a
     forward; where weight gradients are apart, all three count alike."""
     is_split = strategy.schedule in SPLIT
     plain = generate(strategy.schedule, pp=strategy.pp, microbatches=max(*shares, 1), vpp=1)
     ones = (1.0,) * strategy.pp
-    pace = Pace(
+    relative_durations = RelativeDurations(
         forward=ones, backward=ones if is_split else (2.0,) * strategy.pp, weight=ones, is_split=is_split
     )
-    held = [peak + more for peak, more in zip(peak_in_flight(plain), room, strict=True)]
-    return reroute(shares, strategy.pp, lost, held=held, pace=pace)
+    max_in_flight = [peak + more for peak, more in zip(peak_in_flight(plain), extra_in_flight, strict=True)]
+    return reroute(
+        shares, strategy.pp, lost, max_in_flight=max_in_flight, relative_durations=relative_durations
+    )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from shardwise.cluster import Cluster, NodeState, alike_cluster
+from shardwise.cluster import Cluster, NodeState, uniform_cluster
 from shardwise.plan import Value
-from shardwise.replan.arrangement import at_width
+from shardwise.replan.arrangement import with_dp
 from shardwise.replan.prices import Prices
-from shardwise.replan.within import ANY, Within
-from shardwise.search import Fastest, Question, Search, Turns
+from shardwise.replan.within import ANY, AllowedSpace
+from shardwise.search import BranchAndBound, Fastest, Question, WorkLimit
 from shardwise.strategy import Strategy
 
 Axes = Mapping[str, tuple[Value, ...]]
@@ -19,10 +19,10 @@ RUNNERS_UP = 5
 """Of every size the best strategy and so many more, each of which differs in a degree, the schedule or
 recomputation."""
 
-SMALLER = (1, 2, 4)
+MICRO_BATCH_DIVISORS = (1, 2, 4)
 """Parts of a shape's micro-batch size with which another search begins."""
 
-TURNS = 48
+MAX_PARTS = 48
 """Parts of the space that a search looks at, at most. Where links are slow and far it would take minutes to
 prove what is best; what it has found by then is good, and is weighed against keeping like any other."""
 
@@ -39,7 +39,7 @@ def sizes_below(nodes: int) -> tuple[int, ...]:
     return tuple(sorted({*sizes, *([max(others)] if others else [])}))
 
 
-def _narrowed(allowed: Axes, also: Axes) -> dict[str, tuple[Value, ...]]:
+def _intersected(allowed: Axes, also: Axes) -> dict[str, tuple[Value, ...]]:
     """The values of `also` that are allowed too."""
     return {
         name: tuple(value for value in values if value in allowed.get(name, values))
@@ -47,11 +47,11 @@ def _narrowed(allowed: Axes, also: Axes) -> dict[str, tuple[Value, ...]]:
     }
 
 
-class Shapes:
+class ShapeSearch:
     """Shapes of pipelines for one model and job, by pool and size; each size is searched once.
 
     They are searched for on nodes as the cluster has them, or as they are in the state `present`, in the
-    space that `within` allows; of that, with only these values along `axes`.
+    space that `allowed_space` allows; of that, with only these values along `axes`.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class Shapes:
         *,
         present: NodeState | None = None,
         axes: Mapping[str, tuple[Value, ...]] | None = None,
-        within: Within = ANY,
+        allowed_space: AllowedSpace = ANY,
     ) -> None:
         self._prices = prices
         self._runners_up = runners_up
         self._present = present
-        self._space, self._fixed = within.space, within.fixed
-        self._axes = {**within.axes, **_narrowed(within.axes, axes or {})}
+        self._space, self._fixed = allowed_space.space, allowed_space.fixed
+        self._axes = {**allowed_space.axes, **_intersected(allowed_space.axes, axes or {})}
         self._found: dict[tuple[int, int], tuple[Strategy, ...]] = {}
 
     def of_sizes(self, pool: int, sizes: Iterable[int]) -> list[Strategy]:
@@ -82,7 +82,7 @@ class Shapes:
         key = pool, nodes
         if key not in self._found:
             state = NodeState(pool=pool) if self._present is None else replace(self._present, pool=pool)
-            cluster = alike_cluster(self._prices.cluster, self._prices.pools[pool], nodes, state)
+            cluster = uniform_cluster(self._prices.cluster, self._prices.pools[pool], nodes, state)
             self._found[key] = self._best(cluster, near)
         return self._found[key]
 
@@ -99,9 +99,11 @@ class Shapes:
         )
         begin = [one for shape in near for one in _smaller(shape, cluster.devices)]
         goal = Fastest(1 + self._runners_up)
-        search = Search(question.problem(), question.candidates(), goal, near=begin, clock=Turns(TURNS))
+        search = BranchAndBound(
+            question.problem(), question.candidates(), goal, warm_start=begin, clock=WorkLimit(MAX_PARTS)
+        )
         outcome = search.run()
-        shapes = [at_width(found.table[0], 1) for found in outcome.found]
+        shapes = [with_dp(found.table[0], 1) for found in outcome.found]
         return tuple(dict.fromkeys(_ordered(shape) for shape in shapes))
 
 
@@ -116,6 +118,8 @@ def _smaller(shape: Strategy, devices: int) -> Iterator[Strategy]:
     """The shape on so many devices, with its micro-batches and with smaller ones, which fit where states are
     divided among fewer devices."""
     width, rest = divmod(devices, shape.tp * shape.cp * shape.pp)
-    for size in (shape.micro_batch_size // part for part in SMALLER if shape.micro_batch_size % part == 0):
+    for size in (
+        shape.micro_batch_size // part for part in MICRO_BATCH_DIVISORS if shape.micro_batch_size % part == 0
+    ):
         if not rest:
-            yield at_width(replace(shape, micro_batch_size=size), width)
+            yield with_dp(replace(shape, micro_batch_size=size), width)

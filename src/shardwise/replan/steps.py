@@ -17,17 +17,17 @@ from shardwise.replan.arrangement import Arrangement, Ints, microbatch_unit
 from shardwise.replan.prices import Prices
 from shardwise.replan.rerouting import Rerouting
 from shardwise.replan.shares import even_shares, fastest_shares
-from shardwise.replan.situation import Runs, Situation
+from shardwise.replan.situation import Situation, StateRuns
 from shardwise.search import pipelines_s, worst_durations
 from shardwise.sim import Durations
-from shardwise.strategy import Strategy, cells
+from shardwise.strategy import Strategy, node_slots
 
-PROBE = 4
+PROBE_ROUNDS = 4
 """Rounds of the pipeline between the two numbers of microbatches that give the line of its times."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Kinds:
+class _PipelineKinds:
     """The pipelines of a strategy on nodes in given states: distinct ones (`durations`, a case each), and
     which of them each pipeline is. `end_s` follows the slowest."""
 
@@ -36,13 +36,13 @@ class _Kinds:
     end_s: float
 
 
-class Steps:
+class StepTimes:
     """Step times of arrangements; what was asked before is known."""
 
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
-        self._times: dict[tuple[Strategy, Runs, tuple[int, ...]], float | None] = {}
-        self._shares: dict[tuple[Strategy, Runs], tuple[int, ...] | None] = {}
+        self._times: dict[tuple[Strategy, StateRuns, tuple[int, ...]], float | None] = {}
+        self._shares: dict[tuple[Strategy, StateRuns], tuple[int, ...] | None] = {}
         self._rerouting = Rerouting(prices)
 
     def step_s(self, arrangement: Arrangement, situation: Situation) -> float | None:
@@ -90,17 +90,17 @@ class Steps:
             self._times[whole] = self._step_s(*whole)
         return self._times[whole]
 
-    def _states(self, slots: tuple[str, ...], situation: Situation) -> Runs | None:
+    def _states(self, slots: tuple[str, ...], situation: Situation) -> StateRuns | None:
         return situation.states_of(slots, self.prices.node_bytes_per_s)
 
-    def _step_s(self, strategy: Strategy, states: Runs, microbatches: tuple[int, ...]) -> float | None:
+    def _step_s(self, strategy: Strategy, states: StateRuns, microbatches: tuple[int, ...]) -> float | None:
         kinds = self._kinds(strategy, states)
         if kinds is None:
             return None
         pairs = np.unique(np.stack([kinds.kind_of, np.array(microbatches, dtype=np.int64)]), axis=1)
         return float(pipelines_s(strategy, kinds.durations, pairs[0], pairs[1]).max()) + kinds.end_s
 
-    def _balanced(self, strategy: Strategy, states: Runs) -> tuple[int, ...] | None:
+    def _balanced(self, strategy: Strategy, states: StateRuns) -> tuple[int, ...] | None:
         total = self.prices.microbatches(strategy)
         unit, least = microbatch_unit(strategy)
         if total < strategy.dp * least or (kinds := self._kinds(strategy, states)) is None:
@@ -110,7 +110,7 @@ class Steps:
             return None if even is None else tuple(even)
         every = np.arange(kinds.durations.batch)
         lower = max(least, strategy.pp * unit)
-        upper = lower + PROBE * strategy.pp * unit
+        upper = lower + PROBE_ROUNDS * strategy.pp * unit
         low_s, high_s = (
             pipelines_s(strategy, kinds.durations, every, np.full(len(every), count))
             for count in (lower, upper)
@@ -122,7 +122,7 @@ class Steps:
         )
         return None if shares is None else tuple(shares)
 
-    def _kinds(self, strategy: Strategy, states: Runs) -> _Kinds | None:
+    def _kinds(self, strategy: Strategy, states: StateRuns) -> _PipelineKinds | None:
         if len({self.prices.pools[state.pool].node.devices for state, _ in states}) > 1:
             return None  # ranks are told by nodes of one size
         distinct = sorted({state for state, _ in states})
@@ -131,12 +131,12 @@ class Steps:
             return None
         known = [one for one in figures if one is not None]
         if len(known) == 1:
-            return _Kinds(known[0].durations, np.zeros(strategy.dp, dtype=np.int64), known[0].end_s)
+            return _PipelineKinds(known[0].durations, np.zeros(strategy.dp, dtype=np.int64), known[0].end_s)
         slot_kinds = np.repeat([distinct.index(state) for state, _ in states], [run for _, run in states])
-        laid = slot_kinds[cells(strategy, self.prices.pools[states[0][0].pool].node.devices)]
-        rows, kind_of = np.unique(laid.reshape(strategy.dp, -1), axis=0, return_inverse=True)
-        rows = rows.reshape(-1, *laid.shape[1:])
-        return _Kinds(
+        stage_states = slot_kinds[node_slots(strategy, self.prices.pools[states[0][0].pool].node.devices)]
+        rows, kind_of = np.unique(stage_states.reshape(strategy.dp, -1), axis=0, return_inverse=True)
+        rows = rows.reshape(-1, *stage_states.shape[1:])
+        return _PipelineKinds(
             durations=worst_durations(strategy, [one.durations for one in known], rows),
             kind_of=kind_of.reshape(-1),
             end_s=max(one.end_s for one in known),

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from shardwise.cost import OPTIMIZERS, find_recipe
 from shardwise.replan.arrangement import Arrangement
-from shardwise.replan.holdings import Holdings, Piece, holdings_of, overlapping, unit_elements
-from shardwise.replan.links import Ways
+from shardwise.replan.holdings import Holdings, StateShard, holdings_of, overlapping, unit_elements
+from shardwise.replan.links import LinkRoutes
 from shardwise.replan.prices import Prices
 from shardwise.replan.situation import Situation
 
@@ -47,11 +47,11 @@ class Transition:
 
     bytes_per_link: Mapping[str, float]
     seconds: float
-    moving_s: float
+    transfer_s: float
     lost_s: float
 
 
-NOTHING = Transition(bytes_per_link={}, seconds=0.0, moving_s=0.0, lost_s=0.0)
+NO_TRANSITION = Transition(bytes_per_link={}, seconds=0.0, transfer_s=0.0, lost_s=0.0)
 """What keeping costs."""
 
 STORAGE = ""
@@ -62,12 +62,15 @@ class Transitions:
     """Transitions between arrangements of one model; `held` says what lies where, and is asked once."""
 
     def __init__(
-        self, prices: Prices, costs: Costs, held: Callable[[Arrangement, int, int], Holdings] = holdings_of
+        self,
+        prices: Prices,
+        costs: Costs,
+        holdings_function: Callable[[Arrangement, int, int], Holdings] = holdings_of,
     ) -> None:
         self.costs = costs
-        self._held = held
+        self._holdings_function = holdings_function
         self._prices = prices
-        self._ways = Ways(prices.cluster)
+        self._routes = LinkRoutes(prices.cluster)
         self._below = unit_elements(prices.model)
         recipe = find_recipe(prices.job.dtype)
         self._weight_bytes = recipe.weight_bytes
@@ -88,10 +91,10 @@ class Transitions:
         has_all = old is not None and returned.isdisjoint(old.slots)
         if old is not None and has_all and old.strategy == new.strategy and old.slots == new.slots:
             same = old.microbatches == new.microbatches
-            return NOTHING if same else self._of({}, situation, self.costs.regroup_s, 0.0)
+            return NO_TRANSITION if same else self._of({}, situation, self.costs.regroup_s, 0.0)
         is_patch = old is not None and old.shape == new.shape
         before = None if old is None else self.holdings_of(old)
-        left = situation.reached_by(new.slots) - returned
+        left = situation.connected_to(new.slots) - returned
         return self.between_holdings(before, self.holdings_of(new), situation, left, saved, is_patch=is_patch)
 
     def between_holdings(
@@ -105,21 +108,30 @@ class Transitions:
         is_patch: bool,
     ) -> Transition:
         """The same by what lies where; nodes that are `left` still hold what they held."""
-        moved = None if before is None else self._moved(before, after, left, saved)
-        is_lost = moved is None and before is not None
-        if moved is None:
-            moved = self._from_checkpoint(after)
+        sent_bytes = None if before is None else self._bytes_to_send(before, after, left, saved)
+        is_lost = sent_bytes is None and before is not None
+        if sent_bytes is None:
+            sent_bytes = self._from_checkpoint(after)
         starting_s = self.costs.least_s(is_patch=is_patch)
         lost_s = self.costs.rework_s if is_lost else 0.0
-        return self._of(moved, situation, starting_s, lost_s)
+        return self._of(sent_bytes, situation, starting_s, lost_s)
 
     def _of(
-        self, moved: Mapping[tuple[str, str], float], situation: Situation, starting_s: float, lost_s: float
+        self,
+        sent_bytes: Mapping[tuple[str, str], float],
+        situation: Situation,
+        starting_s: float,
+        lost_s: float,
     ) -> Transition:
-        links = self._ways.bytes_per_link(moved)
-        moving_s = max(self._ways.seconds(links, situation), self._ways.between_s(moved, situation))
+        links = self._routes.bytes_per_link(sent_bytes)
+        transfer_s = max(
+            self._routes.seconds(links, situation), self._routes.inter_site_s(sent_bytes, situation)
+        )
         return Transition(
-            bytes_per_link=links, seconds=moving_s + starting_s + lost_s, moving_s=moving_s, lost_s=lost_s
+            bytes_per_link=links,
+            seconds=transfer_s + starting_s + lost_s,
+            transfer_s=transfer_s,
+            lost_s=lost_s,
         )
 
     def holdings_of(self, arrangement: Arrangement) -> Holdings:
@@ -127,58 +139,60 @@ class Transitions:
         key = arrangement.strategy, arrangement.slots
         if key not in self._holdings:
             devices = self._prices.devices_of(arrangement.nodes[0])
-            self._holdings[key] = self._held(arrangement, self._prices.model.layers, devices)
+            self._holdings[key] = self._holdings_function(arrangement, self._prices.model.layers, devices)
         return self._holdings[key]
 
-    def _moved(
+    def _bytes_to_send(
         self, before: Holdings, after: Holdings, left: frozenset[str], saved: frozenset[str]
     ) -> Mapping[tuple[str, str], float] | None:
         """Bytes from node to node, of nodes that still hold what they held; None where something is held by
         no one."""
-        moved: dict[tuple[str, str], float] = defaultdict(float)
+        sent_bytes: dict[tuple[str, str], float] = defaultdict(float)
         for have, need, nbytes in (
             (before.weights, after.weights, self._weight_bytes),
             (before.states, after.states, self._state_bytes),
         ):
-            if not self._fetch(have, need, nbytes, left, saved, moved):
+            if not self._fetch(have, need, nbytes, left, saved, sent_bytes):
                 return None
-        return moved
+        return sent_bytes
 
     def _fetch(
         self,
-        have: Sequence[Sequence[Piece]],
-        need: Sequence[Sequence[Piece]],
+        have: Sequence[Sequence[StateShard]],
+        need: Sequence[Sequence[StateShard]],
         nbytes: float,
         left: frozenset[str],
         saved: frozenset[str],
-        moved: dict[tuple[str, str], float],
+        sent_bytes: dict[tuple[str, str], float],
     ) -> bool:
-        """Adds what is fetched to `moved`; False where something that is needed is held by no one."""
-        lows = [[piece.low for piece in row] for row in have]
-        for wanted in (piece for row in need for piece in row):
-            for part in overlapping(have, lows, wanted):
+        """Adds what is fetched to `sent_bytes`; False where something that is needed is held by no one."""
+        lows = [[state_shard.low for state_shard in row] for row in have]
+        for needed in (state_shard for row in need for state_shard in row):
+            for part in overlapping(have, lows, needed):
                 holders = [name for name in part.nodes if name in left]
                 if not holders and not any(name in saved for name in part.nodes):
                     return False
                 sources = holders or [STORAGE]
                 size = self._elements(part) * nbytes
-                held = frozenset(holders)
-                lacking = [name for name in wanted.nodes if name not in held]
-                for turn, name in enumerate(lacking):
-                    moved[sources[turn % len(sources)], name] += size
+                holder_set = frozenset(holders)
+                lacking = [name for name in needed.nodes if name not in holder_set]
+                for index, name in enumerate(lacking):
+                    sent_bytes[sources[index % len(sources)], name] += size
         return True
 
-    def _elements(self, piece: Piece) -> float:
-        return (self._below[piece.last] - self._below[piece.first]) * (piece.high - piece.low)
+    def _elements(self, state_shard: StateShard) -> float:
+        return (self._below[state_shard.last] - self._below[state_shard.first]) * (
+            state_shard.high - state_shard.low
+        )
 
     def _from_checkpoint(self, after: Holdings) -> Mapping[tuple[str, str], float]:
-        moved: dict[tuple[str, str], float] = defaultdict(float)
+        sent_bytes: dict[tuple[str, str], float] = defaultdict(float)
         for rows, nbytes in ((after.weights, self._weight_bytes), (after.states, self._state_bytes)):
-            for piece in _every(rows):
-                for name in piece.nodes:
-                    moved[STORAGE, name] += self._elements(piece) * nbytes
-        return moved
+            for state_shard in _every(rows):
+                for name in state_shard.nodes:
+                    sent_bytes[STORAGE, name] += self._elements(state_shard) * nbytes
+        return sent_bytes
 
 
-def _every(rows: Iterable[Iterable[Piece]]) -> Iterable[Piece]:
-    return (piece for row in rows for piece in row)
+def _every(rows: Iterable[Iterable[StateShard]]) -> Iterable[StateShard]:
+    return (state_shard for row in rows for state_shard in row)

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
-from shardwise.cluster import Cluster, NodeView, pools_of, present_cluster
+from shardwise.cluster import Cluster, NodeView, current_cluster, pools_of
 from shardwise.errors import ConfigError
 from shardwise.plan import Layout, Pipeline, Stage, UnevenFile, UnevenResult
-from shardwise.replan.holdings import Holdings, Piece
+from shardwise.replan.holdings import Holdings, StateShard
 from shardwise.replan.prices import Prices
 from shardwise.replan.running import nodes_like
 from shardwise.replan.shares import fastest_shares
-from shardwise.replan.situation import Runs, Situation
-from shardwise.replan.steps import PROBE
-from shardwise.search import RecordPrices, relaid, restated
+from shardwise.replan.situation import Situation, StateRuns
+from shardwise.replan.steps import PROBE_ROUNDS
+from shardwise.search import RecordCostModel, predicted_result, relayout
 
-Laid = tuple[object, ...]
+LayoutKey = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +30,13 @@ class UnevenArrangement:
 
     result: UnevenResult = field(compare=False)
     nodes: tuple[str, ...]
-    laid: Laid = field(init=False, repr=False)
+    layout_key: LayoutKey = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "laid", _laid(self.result))
+        object.__setattr__(self, "layout_key", _layout_key(self.result))
 
     @property
-    def has_lone_states(self) -> bool:
+    def has_unreplicated_states(self) -> bool:
         """Whether parts of the optimizer's states lie on one node only: of a layer they are split over its
         replicas."""
         return len(self.nodes) > 1
@@ -47,7 +47,7 @@ class UnevenArrangement:
         return "uneven", self.result.micro_batch_size
 
 
-def _laid(result: UnevenResult) -> Laid:
+def _layout_key(result: UnevenResult) -> LayoutKey:
     """What tells plans apart. Whether several pipelines are alike depends on the nodes, as they are."""
     is_alike = result.is_alike and len(result.layout.pipelines) == 1
     stages = tuple(
@@ -73,11 +73,11 @@ def uneven_running_on(plan: UnevenFile, cluster: Cluster) -> UnevenArrangement:
 class _Nodes:
     """Prices on some nodes in their states as a cluster, and the pool of it that each is in."""
 
-    prices: RecordPrices
+    prices: RecordCostModel
     pool_of: dict[str, str]
 
 
-class UnevenSteps:
+class UnevenStepTimes:
     """Step times of uneven plans, priced on the nodes that they use as those are; what was asked before is
     known."""
 
@@ -85,10 +85,10 @@ class UnevenSteps:
         self.prices = prices
         self._places = {f"n{place}": place for place in range(len(prices.cluster.nodes))}
         self._pools = NodeView(prices.cluster).pool_of
-        self._nodes: dict[tuple[tuple[str, ...], Runs], _Nodes] = {}
-        self._priced: dict[tuple[UnevenArrangement, Runs], UnevenArrangement | None] = {}
-        self._shared: dict[tuple[UnevenArrangement, Runs], UnevenArrangement | None] = {}
-        self._relayered: dict[tuple[UnevenArrangement, Runs], UnevenArrangement | None] = {}
+        self._nodes: dict[tuple[tuple[str, ...], StateRuns], _Nodes] = {}
+        self._predicted: dict[tuple[UnevenArrangement, StateRuns], UnevenArrangement | None] = {}
+        self._best_shares: dict[tuple[UnevenArrangement, StateRuns], UnevenArrangement | None] = {}
+        self._best_layers: dict[tuple[UnevenArrangement, StateRuns], UnevenArrangement | None] = {}
 
     def pool_of(self, name: str) -> int:
         """Which of the cluster's pools a node is of."""
@@ -96,42 +96,42 @@ class UnevenSteps:
 
     def step_s(self, one: UnevenArrangement, situation: Situation) -> float | None:
         """Seconds per step; None where a node is gone, or the plan does not fit any more."""
-        priced = self.priced(one, situation)
-        return None if priced is None else priced.result.step_time_s
+        predicted = self.predicted(one, situation)
+        return None if predicted is None else predicted.result.step_time_s
 
-    def priced(self, one: UnevenArrangement, situation: Situation) -> UnevenArrangement | None:
+    def predicted(self, one: UnevenArrangement, situation: Situation) -> UnevenArrangement | None:
         """The plan with its times in a situation; None where it cannot run."""
         runs = self._runs(one, situation)
         if runs is None:
             return None
         key = one, runs
-        if key not in self._priced:
+        if key not in self._predicted:
             nodes = self._nodes_of(one.nodes, runs)
-            self._priced[key] = self._with_times(self._on(one, nodes), nodes, one)
-        return self._priced[key]
+            self._predicted[key] = self._with_times(self._on(one, nodes), nodes, one)
+        return self._predicted[key]
 
-    def shared(self, one: UnevenArrangement, situation: Situation) -> UnevenArrangement | None:
+    def with_best_shares(self, one: UnevenArrangement, situation: Situation) -> UnevenArrangement | None:
         """Its pipelines with the shares of the step's microbatches by which they end soonest; None where they
         do not fit, or are more than there are microbatches."""
-        return self._once(self._shared, one, situation, self._with_shares)
+        return self._once(self._best_shares, one, situation, self._with_shares)
 
-    def relayered(self, one: UnevenArrangement, situation: Situation) -> UnevenArrangement | None:
+    def with_best_layers(self, one: UnevenArrangement, situation: Situation) -> UnevenArrangement | None:
         """Its pipelines with the layers and shares by which they end soonest; None where none fits."""
-        return self._once(self._relayered, one, situation, self._with_layers)
+        return self._once(self._best_layers, one, situation, self._with_layers)
 
     def stage_nodes(self, one: UnevenArrangement) -> list[list[str]]:
         """The node of every stage, pipeline by pipeline."""
         locate = self._locate(one.nodes)
         return [[locate(stage)[0] for stage in pipeline.stages] for pipeline in one.result.layout.pipelines]
 
-    def used(self, one: UnevenArrangement) -> UnevenArrangement:
+    def without_idle_nodes(self, one: UnevenArrangement) -> UnevenArrangement:
         """The same on those nodes alone that its stages lie on."""
         return self.part(one, range(len(one.result.layout.pipelines)), frozenset(one.nodes))
 
     def part(self, one: UnevenArrangement, places: Iterable[int], there: Iterable[str]) -> UnevenArrangement:
         """Some of its pipelines, without the stages on nodes that are not `there`, where they lie."""
         result, locate, chosen, left = one.result, self._locate(one.nodes), list(places), frozenset(there)
-        kept = [
+        remaining = [
             [
                 (stage, way, *locate(stage))
                 for stage, way in zip(
@@ -141,17 +141,21 @@ class UnevenSteps:
             ]
             for place in chosen
         ]
-        names = {name for stages in kept for _, _, name, _ in stages}
+        names = {name for stages in remaining for _, _, name, _ in stages}
         nodes = tuple(sorted(names, key=self._places.__getitem__))
         starts = self._starts(nodes)
         pipelines = tuple(
-            Pipeline(stages=tuple(_moved(stage, starts[name] + offset) for stage, _, name, offset in stages))
-            for stages in kept
+            Pipeline(
+                stages=tuple(
+                    _with_first_rank(stage, starts[name] + offset) for stage, _, name, offset in stages
+                )
+            )
+            for stages in remaining
         )
         found = replace(
             result,
             layout=Layout(pipelines=pipelines),
-            recompute=tuple(tuple(way for _, way, _, _ in stages) for stages in kept),
+            recompute=tuple(tuple(way for _, way, _, _ in stages) for stages in remaining),
             microbatches=tuple(result.microbatches[place] for place in chosen),
             pipeline_s=(),
             idle_devices=sum(self.prices.devices_of(name) for name in nodes)
@@ -175,7 +179,7 @@ class UnevenSteps:
 
     def _once(
         self,
-        known: dict[tuple[UnevenArrangement, Runs], UnevenArrangement | None],
+        known: dict[tuple[UnevenArrangement, StateRuns], UnevenArrangement | None],
         one: UnevenArrangement,
         situation: Situation,
         found: Callable[[UnevenArrangement, _Nodes], UnevenArrangement | None],
@@ -188,19 +192,19 @@ class UnevenSteps:
             known[key] = found(one, self._nodes_of(one.nodes, runs))
         return known[key]
 
-    def _runs(self, one: UnevenArrangement, situation: Situation) -> Runs | None:
+    def _runs(self, one: UnevenArrangement, situation: Situation) -> StateRuns | None:
         return situation.states_of(one.nodes, self.prices.node_bytes_per_s)
 
-    def _nodes_of(self, names: tuple[str, ...], runs: Runs) -> _Nodes:
+    def _nodes_of(self, names: tuple[str, ...], runs: StateRuns) -> _Nodes:
         key = names, runs
         if key not in self._nodes:
             every = [state for state, number in runs for _ in range(number)]
-            cluster = present_cluster(self.prices.cluster, dict(zip(names, every, strict=True)))
+            cluster = current_cluster(self.prices.cluster, dict(zip(names, every, strict=True)))
             pools = {replace(pool.node, name=""): pool.name for pool in pools_of(cluster)}
             pool_of = {
                 name: pools[replace(node, name="")] for name, node in zip(names, cluster.nodes, strict=True)
             }
-            prices = RecordPrices(self.prices.model, cluster, self.prices.job)
+            prices = RecordCostModel(self.prices.model, cluster, self.prices.job)
             self._nodes[key] = _Nodes(prices, pool_of)
         return self._nodes[key]
 
@@ -225,7 +229,7 @@ class UnevenSteps:
         if len(pipelines) > total:
             return None
         lower = max(len(pipeline.stages) for pipeline in pipelines)
-        upper = lower + PROBE * lower
+        upper = lower + PROBE_ROUNDS * lower
         low, high = (
             self._with_times(replace(laid, microbatches=(count,) * len(pipelines)), nodes, one)
             for count in (lower, upper)
@@ -241,7 +245,7 @@ class UnevenSteps:
         return self._with_times(replace(laid, microbatches=tuple(shares)), nodes, one)
 
     def _with_layers(self, one: UnevenArrangement, nodes: _Nodes) -> UnevenArrangement | None:
-        found = relaid(self.prices.model, nodes.prices.cluster, self.prices.job, self._on(one, nodes))
+        found = relayout(self.prices.model, nodes.prices.cluster, self.prices.job, self._on(one, nodes))
         return None if found is None else self._with_times(found, nodes, one)
 
     def _with_times(
@@ -261,7 +265,7 @@ class UnevenSteps:
         )
         result = replace(laid, layout=Layout(pipelines=pipelines), is_alike=is_alike)
         # Stages cost the same whatever the batch is, so that shares can be tried.
-        found = restated(nodes.prices, result, total * laid.micro_batch_size)
+        found = predicted_result(nodes.prices, result, total * laid.micro_batch_size)
         return None if found is None else UnevenArrangement(result=found, nodes=one.nodes)
 
     def _locate(self, nodes: Sequence[str]) -> Callable[[Stage], tuple[str, int]]:
@@ -280,7 +284,7 @@ class UnevenSteps:
         return dict(zip(nodes, firsts, strict=False))
 
 
-def _moved(stage: Stage, first: int) -> Stage:
+def _with_first_rank(stage: Stage, first: int) -> Stage:
     last = first + stage.devices - 1
     return replace(stage, ranks=f"{first}-{last}" if stage.devices > 1 else f"{first}")
 
@@ -294,14 +298,14 @@ def _holdings(pipelines: Sequence[Sequence[tuple[int, str]]]) -> Holdings:
         ends[-1] += 1
         spans.append([(*span, node) for span, (_, node) in zip(pairwise([0, *ends]), stages, strict=True)])
     cuts = sorted({cut for stages in spans for first, last, _ in stages for cut in (first, last)})
-    weights: list[tuple[Piece, ...]] = []
-    states: list[tuple[Piece, ...]] = []
+    weights: list[tuple[StateShard, ...]] = []
+    states: list[tuple[StateShard, ...]] = []
     for low, high in pairwise(cuts):
         on = [node for stages in spans for first, last, node in stages if first <= low < last]
-        weights.append((Piece(low, high, 0.0, 1.0, tuple(dict.fromkeys(on))),))
+        weights.append((StateShard(low, high, 0.0, 1.0, tuple(dict.fromkeys(on))),))
         states.append(
             tuple(
-                Piece(low, high, place / len(on), (place + 1) / len(on), (node,))
+                StateShard(low, high, place / len(on), (place + 1) / len(on), (node,))
                 for place, node in enumerate(on)
             )
         )

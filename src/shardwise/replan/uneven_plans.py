@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from shardwise.cluster import Cluster, Node, NodeState, Tier, node_runs, of_nodes
+from shardwise.cluster import Cluster, Node, NodeState, Tier, cluster_of_nodes, node_runs
 from shardwise.replan.choices import in_groups
 from shardwise.replan.situation import Situation
-from shardwise.replan.uneven import UnevenArrangement, UnevenSteps
-from shardwise.search import UNEVEN_GAP, FoundUneven, Question, best_uneven
+from shardwise.replan.uneven import UnevenArrangement, UnevenStepTimes
+from shardwise.search import UNEVEN_GAP, Question, UnevenSearchResult, best_uneven
 
 DIGITS = 4
 """Numbers of nodes that are searched have so many steps between a power of two and the next."""
@@ -19,59 +19,62 @@ Alike = tuple[tuple[tuple[Node, int], ...], tuple[Tier, ...]]
 """What makes two parts of a cluster the same: their nodes but for names, and their tiers."""
 
 
-class UnevenPlans(Protocol):
+class UnevenPlanSource(Protocol):
     """Where uneven plans to move to come from."""
 
-    def on(self, situation: Situation, rows: int, beat_s: float) -> Iterator[UnevenArrangement]:
-        """Plans on nodes that are there, with up to `rows` replicas in a stage; those that take `beat_s` or
+    def on(self, situation: Situation, rows: int, cutoff_s: float) -> Iterator[UnevenArrangement]:
+        """Plans on nodes that are there, with up to `rows` replicas in a stage; those that take `cutoff_s` or
         more may be left out."""
 
 
-class PlansNow:
+class PlansPerDecision:
     """The best plan on all nodes that are there, as they are: a search for each decision."""
 
-    def __init__(self, steps: UnevenSteps) -> None:
+    def __init__(self, steps: UnevenStepTimes) -> None:
         self._steps = steps
 
-    def on(self, situation: Situation, rows: int, beat_s: float) -> Iterator[UnevenArrangement]:
-        """The one that takes less than `beat_s`, to within the gap that a search is allowed; none where there
-        is none, or none is looked for."""
+    def on(self, situation: Situation, rows: int, cutoff_s: float) -> Iterator[UnevenArrangement]:
+        """The one that takes less than `cutoff_s`, to within the gap that a search is allowed; none where
+        there is none, or none is looked for."""
         names = tuple(situation.states)
         cluster = self._steps.present(names, situation)
         if cluster is None:
             return
-        found = best_uneven(_question(self._steps, cluster, rows), beat_s)
+        found = best_uneven(_question(self._steps, cluster, rows), cutoff_s)
         if found.result is not None:
-            yield self._steps.used(UnevenArrangement(result=found.result, nodes=names))
+            yield self._steps.without_idle_nodes(UnevenArrangement(result=found.result, nodes=names))
 
 
 class PlansBySize:
     """The best plans on so many nodes of each pool as the cluster has them, each searched once, laid on the
     best of the nodes that are there: for decisions by the thousand."""
 
-    def __init__(self, steps: UnevenSteps) -> None:
+    def __init__(self, steps: UnevenStepTimes) -> None:
         self._steps = steps
-        self._found: dict[tuple[Alike, int], FoundUneven] = {}
+        self._found: dict[tuple[Alike, int], UnevenSearchResult] = {}
 
-    def on(self, situation: Situation, rows: int, beat_s: float) -> Iterator[UnevenArrangement]:
+    def on(self, situation: Situation, rows: int, cutoff_s: float) -> Iterator[UnevenArrangement]:
         """On all nodes, and on those that nothing slows; where their nodes are not as the cluster has them,
         with the shares, and with the layers too, by which they end soonest."""
         for names in self._sets(situation):
             result = self.found(names, rows).result
             if result is None:
                 continue
-            laid = self._steps.used(UnevenArrangement(result=result, nodes=names))
-            if all(is_whole(situation.states[name]) for name in laid.nodes):
-                yield laid
+            arrangement = self._steps.without_idle_nodes(UnevenArrangement(result=result, nodes=names))
+            if all(is_nominal(situation.states[name]) for name in arrangement.nodes):
+                yield arrangement
                 continue
-            for one in (self._steps.shared(laid, situation), self._steps.relayered(laid, situation)):
+            for one in (
+                self._steps.with_best_shares(arrangement, situation),
+                self._steps.with_best_layers(arrangement, situation),
+            ):
                 if one is not None:
                     yield one
 
-    def found(self, names: tuple[str, ...], rows: int) -> FoundUneven:
+    def found(self, names: tuple[str, ...], rows: int) -> UnevenSearchResult:
         """What the search finds on these nodes, in the order of the cluster, as the cluster has them."""
         prices = self._steps.prices
-        part = of_nodes(prices.cluster, [int(name[1:]) for name in names])
+        part = cluster_of_nodes(prices.cluster, [int(name[1:]) for name in names])
         alike = tuple(node_runs(tuple(replace(node, name="") for node in part.nodes))), part.tiers
         if (alike, rows) not in self._found:
             question = _question(self._steps, part, rows)
@@ -80,7 +83,7 @@ class PlansBySize:
 
     def _sets(self, situation: Situation) -> Iterator[tuple[str, ...]]:
         states = situation.states
-        whole = [name for name, state in states.items() if is_whole(state)]
+        whole = [name for name, state in states.items() if is_nominal(state)]
         chosen = [self._rounded(some, situation) for some in (list(states), whole) if some]
         yield from dict.fromkeys(chosen)
 
@@ -89,19 +92,19 @@ class PlansBySize:
         by_pool: dict[int, list[str]] = {}
         for name in names:
             by_pool.setdefault(situation.states[name].pool, []).append(name)
-        kept: list[str] = []
+        selected: list[str] = []
         for pool in sorted(by_pool):
-            ordered = in_groups(by_pool[pool], situation, lambda name: _rank(name, situation))
-            kept += ordered[: rounded(len(ordered))]
-        return tuple(sorted(kept, key=lambda name: int(name[1:])))
+            ordered = in_groups(by_pool[pool], situation, lambda name: _sort_key(name, situation))
+            selected += ordered[: rounded(len(ordered))]
+        return tuple(sorted(selected, key=lambda name: int(name[1:])))
 
 
-def is_whole(state: NodeState) -> bool:
+def is_nominal(state: NodeState) -> bool:
     """Whether nothing slows the node."""
     return state == NodeState(pool=state.pool)
 
 
-def _rank(name: str, situation: Situation) -> tuple[float, ...]:
+def _sort_key(name: str, situation: Situation) -> tuple[float, ...]:
     state = situation.states[name]
     return -state.speed, -state.network, int(name[1:])
 
@@ -113,6 +116,6 @@ def rounded(count: int) -> int:
     return count // step * step
 
 
-def _question(steps: UnevenSteps, cluster: Cluster, rows: int) -> Question:
+def _question(steps: UnevenStepTimes, cluster: Cluster, rows: int) -> Question:
     prices = steps.prices
     return Question(model=prices.model, cluster=cluster, job=prices.job, stage_dp=rows)

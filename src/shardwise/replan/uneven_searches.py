@@ -7,14 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from shardwise.replan.arrangement import Floats
-from shardwise.replan.node_sets import Lasting, uneven_sets_for_trace
-from shardwise.replan.situation import Runs, Situation
-from shardwise.replan.trace_searches import STATES, Candidate, OnSet
-from shardwise.replan.uneven import UnevenArrangement, UnevenSteps
+from shardwise.replan.node_sets import SituationTimes, uneven_sets_for_trace
+from shardwise.replan.situation import Situation, StateRuns
+from shardwise.replan.trace_searches import STATES, Candidate, NodeSetCandidates
+from shardwise.replan.uneven import UnevenArrangement, UnevenStepTimes
 from shardwise.replan.uneven_plans import PlansBySize
 
 
-def uneven_on_sets(steps: UnevenSteps, situations: Lasting, nominal: Situation, rows: int) -> Iterator[OnSet]:
+def uneven_on_sets(
+    steps: UnevenStepTimes, situations: SituationTimes, nominal: Situation, rows: int
+) -> Iterator[NodeSetCandidates]:
     """What may run on each set of nodes of several pools. `nominal` has all nodes as the cluster has them,
     where no plan is slower than elsewhere; stages have up to `rows` replicas."""
     plans = PlansBySize(steps)
@@ -22,32 +24,34 @@ def uneven_on_sets(steps: UnevenSteps, situations: Lasting, nominal: Situation, 
         found = plans.found(names, rows)
         if found.result is None:
             continue
-        laid = steps.used(UnevenArrangement(result=found.result, nodes=names))
+        arrangement = steps.without_idle_nodes(UnevenArrangement(result=found.result, nodes=names))
         there = np.array([1.0 * set(names).issubset(one.states) for one, _ in situations])
         candidates = tuple(
-            Candidate(one, _there(one, situations) / nominal_s)
-            for one in dict.fromkeys((laid, *_adapted(steps, laid, situations)))
+            Candidate(one, _availability(one, situations) / nominal_s)
+            for one in dict.fromkeys((arrangement, *_adapted(steps, arrangement, situations)))
             if (nominal_s := steps.step_s(one, nominal)) is not None
         )
-        yield OnSet(candidates, there / found.lower_bound_s)
+        yield NodeSetCandidates(candidates, there / found.lower_bound_s)
 
 
-def _there(one: UnevenArrangement, situations: Lasting) -> Floats:
+def _availability(one: UnevenArrangement, situations: SituationTimes) -> Floats:
     """1 for each situation that has all of its nodes."""
     return np.array([1.0 * set(one.nodes).issubset(situation.states) for situation, _ in situations])
 
 
-def _adapted(steps: UnevenSteps, laid: UnevenArrangement, situations: Lasting) -> Iterator[UnevenArrangement]:
+def _adapted(
+    steps: UnevenStepTimes, arrangement: UnevenArrangement, situations: SituationTimes
+) -> Iterator[UnevenArrangement]:
     """The same pipelines with the layers and shares that suit those of their nodes' states that last
     longest."""
-    seconds: dict[Runs, float] = {}
-    first: dict[Runs, Situation] = {}
-    for situation, lasting_s in situations:
-        runs = situation.states_of(laid.nodes, steps.prices.node_bytes_per_s)
+    seconds: dict[StateRuns, float] = {}
+    first: dict[StateRuns, Situation] = {}
+    for situation, duration_s in situations:
+        runs = situation.states_of(arrangement.nodes, steps.prices.node_bytes_per_s)
         if runs is not None:
-            seconds[runs] = seconds.get(runs, 0.0) + lasting_s
+            seconds[runs] = seconds.get(runs, 0.0) + duration_s
             first.setdefault(runs, situation)
     for longest in sorted(seconds, key=lambda one: -seconds[one])[:STATES]:
-        found = steps.relayered(laid, first[longest])
+        found = steps.with_best_layers(arrangement, first[longest])
         if found is not None:
             yield found

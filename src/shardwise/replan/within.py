@@ -13,7 +13,7 @@ OF_REPLICAS = frozenset(("dp", "param_shard", "grad_shard", "optim_shard", "dp_r
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Within:
+class AllowedSpace:
     """The space that strategies are of, as `Question` has it, and the replicas that a stage of an uneven plan
     has at most; `target` is to carry plans out (None: whatever can)."""
 
@@ -42,18 +42,18 @@ class Within:
         return all(getattr(strategy, name) in allowed for name, allowed in values.items() if name in FIELDS)
 
 
-ANY = Within()
+ANY = AllowedSpace()
 """Everything that the planner knows."""
 
 
-def within_of(plan: Plan | UnevenFile) -> Within:
+def allowed_space_of(plan: Plan | UnevenFile) -> AllowedSpace:
     """What the question of a plan allows on any nodes: its space, fixed fields and axes, but for those that
     follow from the number of replicas. A plan that was chosen for events names its strategy and no
     question."""
     if not isinstance(plan, Plan) or plan.for_trace is not None:
-        return Within()
+        return AllowedSpace()
     proof = plan.certificate
-    return Within(
+    return AllowedSpace(
         space=proof.space,
         fixed={name: value for name, value in proof.fixed.items() if name not in OF_REPLICAS},
         axes={name: values for name, values in proof.axes.items() if name not in OF_REPLICAS},

@@ -9,26 +9,33 @@ except ModuleNotFoundError as error:
         "is not installed, and running plans needs it", key="torch", allowed="pip install 'shardwise[torch]'"
     ) from error
 
-from shardwise.runtime.adapt import Advice, Advisor, Change
+from shardwise.runtime.adapt import Advice, Advisor, ReplanEvent
 from shardwise.runtime.capability import check_graph_runnable, check_runnable, check_uneven_runnable
 from shardwise.runtime.capture import capture
-from shardwise.runtime.checkpoint import Saving, export, load, resumable
-from shardwise.runtime.clocks import together
+from shardwise.runtime.checkpoint import AsyncCheckpoint, export, load, resumable
+from shardwise.runtime.clocks import gather_spans
 from shardwise.runtime.data import Samples, Synthetic, TokenFile
-from shardwise.runtime.devices import check_here
-from shardwise.runtime.graph_data import ArrayFolder, Drawn
-from shardwise.runtime.graphs import GraphJob, GraphModule, check_told, graph_module
-from shardwise.runtime.hugging_face import check_named
+from shardwise.runtime.devices import check_local_devices
+from shardwise.runtime.graph_data import ArrayFolder, RandomInputs
+from shardwise.runtime.graphs import GraphModule, GraphTrainingJob, check_computable, graph_module
+from shardwise.runtime.hugging_face import check_weight_names
 from shardwise.runtime.initial import initialise
-from shardwise.runtime.job import Job
-from shardwise.runtime.meeting import Meeting
-from shardwise.runtime.modules import Stage, reference_module
-from shardwise.runtime.moving import move
+from shardwise.runtime.job import TrainingJob
+from shardwise.runtime.meeting import Rendezvous
+from shardwise.runtime.modules import ModelStage, reference_module
+from shardwise.runtime.moving import migrate
 from shardwise.runtime.parallelize import parallelize
-from shardwise.runtime.recover import last_options, train_here
+from shardwise.runtime.recover import restart_options, train_locally
 from shardwise.runtime.result import StepResult
-from shardwise.runtime.team import RankLost, Report, Team, leave_group, losses_of_peers, threads_of
-from shardwise.runtime.texts import from_all_ranks
+from shardwise.runtime.team import (
+    RankLost,
+    Report,
+    WorkerPool,
+    leave_group,
+    peer_failures,
+    threads_per_process,
+)
+from shardwise.runtime.texts import all_gather_json
 from shardwise.runtime.timed import TimedSteps, timed_steps
 from shardwise.runtime.train import (
     SYNTHETIC,
@@ -40,7 +47,7 @@ from shardwise.runtime.train import (
     samples_of,
     train,
 )
-from shardwise.runtime.uneven import UnevenJob
+from shardwise.runtime.uneven import UnevenTrainingJob
 from shardwise.runtime.weights import load_weights, save_weights
 
 __all__ = [
@@ -48,53 +55,53 @@ __all__ = [
     "Advice",
     "Advisor",
     "ArrayFolder",
-    "Change",
-    "Drawn",
-    "GraphJob",
+    "AsyncCheckpoint",
     "GraphModule",
-    "Job",
-    "Meeting",
+    "GraphTrainingJob",
+    "ModelStage",
+    "RandomInputs",
     "RankLost",
+    "Rendezvous",
+    "ReplanEvent",
     "Report",
     "Samples",
-    "Saving",
-    "Stage",
     "StepRecord",
     "StepResult",
     "Synthetic",
-    "Team",
     "TimedSteps",
     "TokenFile",
     "TrainOptions",
-    "UnevenJob",
+    "TrainingJob",
+    "UnevenTrainingJob",
+    "WorkerPool",
+    "all_gather_json",
     "capture",
+    "check_computable",
     "check_graph_runnable",
-    "check_here",
-    "check_named",
+    "check_local_devices",
     "check_options",
     "check_runnable",
-    "check_told",
     "check_uneven_runnable",
     "check_unused",
+    "check_weight_names",
     "export",
-    "from_all_ranks",
+    "gather_spans",
     "graph_module",
     "initialise",
-    "last_options",
     "leave_group",
     "load",
     "load_weights",
-    "losses_of_peers",
-    "move",
+    "migrate",
     "parallelize",
+    "peer_failures",
     "reference_module",
+    "restart_options",
     "resumable",
     "resumed_options",
     "samples_of",
     "save_weights",
-    "threads_of",
+    "threads_per_process",
     "timed_steps",
-    "together",
     "train",
-    "train_here",
+    "train_locally",
 ]

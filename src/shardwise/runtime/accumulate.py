@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from shardwise.runtime.modules import Stage
-from shardwise.schedule import Action, Kind
+from shardwise.runtime.modules import ModelStage
+from shardwise.schedule import Action, ActionKind
 
 
-class Accumulation:
+class GradientAccumulation:
     """One rank's row of a schedule with a single stage; gradients add up over the microbatches."""
 
     def __init__(
         self,
-        stage: Stage,
+        stage: ModelStage,
         *,
         actions: Sequence[Action],
         loss: Callable[[Tensor, Tensor], Tensor],
@@ -27,7 +27,7 @@ class Accumulation:
         self._actions = tuple(actions)
         self._loss = loss
         self._before_backward = before_backward
-        self._backwards = sum(action.kind is Kind.BACKWARD for action in actions)
+        self._backwards = sum(action.kind is ActionKind.BACKWARD for action in actions)
 
     @property
     def executed(self) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ class Accumulation:
         for action in self._actions:
             microbatch = action.microbatch
             with torch.profiler.record_function(f"PP:{action}"):
-                if action.kind is Kind.FORWARD:
+                if action.kind is ActionKind.FORWARD:
                     losses[microbatch] = self._loss(self._stage(tokens[microbatch]), targets[microbatch])
                 else:
                     left -= 1

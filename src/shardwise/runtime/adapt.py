@@ -16,16 +16,16 @@ import torch
 from torch import distributed
 
 from shardwise.plan import Plan
-from shardwise.runtime.job import Job
-from shardwise.runtime.moving import move, nodes_of
-from shardwise.runtime.watch import Watch
+from shardwise.runtime.job import TrainingJob
+from shardwise.runtime.moving import migrate, nodes_of
+from shardwise.runtime.watch import StepTimeMonitor
 from shardwise.search import plan_of_strategy
 from shardwise.strategy import Strategy
 
 MEASURED_SHARE = 0.02
 """Of the time at most goes into measuring while steps are as expected."""
 
-MOVE_S = 5.0
+MIGRATION_S = 5.0
 """What a move is taken to cost beside its bytes, until one was timed. An assumption."""
 
 
@@ -47,13 +47,14 @@ class Advisor(Protocol):
         """What links carry now, by their names, in bytes/s; all ranks at a time, with the same answer."""
 
     def advise(
-        self, running: Strategy, rates: Mapping[str, float], *, horizon_s: float, move_s: float
+        self, running: Strategy, rates: Mapping[str, float], *, horizon_s: float, migration_s: float
     ) -> Advice:
-        """What to do for the next `horizon_s` seconds, where any move costs `move_s` beside its bytes."""
+        """What to do for the next `horizon_s` seconds, where any move costs `migration_s` beside its
+        bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ReplanEvent:
     """What was noticed after a step and what was done: why links were measured, what they carry, the advice,
     the seconds that measuring and moving took, and the bytes that went between nodes."""
 
@@ -70,42 +71,42 @@ class Adaptation:
 
     def __init__(self, advisor: Advisor, plan: Plan, steps: int) -> None:
         self._advisor = advisor
-        self._watch = Watch(plan.best.step_time_s)
+        self._monitor = StepTimeMonitor(plan.best.step_time_s)
         self._steps = steps
-        self._move_s = MOVE_S
+        self._migration_s = MIGRATION_S
         self._measured_at_s = time.perf_counter()
         self._measured_s = 0.0
         self.predicted_s = plan.best.step_time_s
 
-    def after(self, job: Job, step: int, step_s: float) -> tuple[Job, Change | None]:
+    def after(self, job: TrainingJob, step: int, step_s: float) -> tuple[TrainingJob, ReplanEvent | None]:
         """The job to go on with after `step` steps, the last of which took `step_s` here; and what happened,
         where links were measured. Rank 0's clock decides whether."""
-        departs = self._watch.departs(step_s)
-        quiet_s = time.perf_counter() - self._measured_at_s
-        is_due = quiet_s * MEASURED_SHARE > self._measured_s
-        said = torch.tensor([2 if departs else int(is_due)])
-        distributed.broadcast(said, 0)
-        if not int(said) or step == self._steps:
+        deviates = self._monitor.deviates(step_s)
+        since_measured_s = time.perf_counter() - self._measured_at_s
+        is_due = since_measured_s * MEASURED_SHARE > self._measured_s
+        signal = torch.tensor([2 if deviates else int(is_due)])
+        distributed.broadcast(signal, 0)
+        if not int(signal) or step == self._steps:
             return job, None
         rates = self._measure()
         running = job.plan.best.strategy
-        advice = self._shared(running, rates, (self._steps - step) * self._watch.typical_s)
+        advice = self._broadcast_advice(running, rates, (self._steps - step) * self._monitor.typical_s)
         moved_s, nbytes = 0.0, 0
         if advice.strategy != running:
             start_s = time.perf_counter()
-            given = job.plan
-            plan = plan_of_strategy(given.model, given.cluster, given.job, advice.strategy)
-            job, moved = move(job, plan)
+            old_plan = job.plan
+            plan = plan_of_strategy(old_plan.model, old_plan.cluster, old_plan.job, advice.strategy)
+            job, sent_bytes = migrate(job, plan)
             moved_s = time.perf_counter() - start_s
-            nodes = nodes_of(given.cluster)
-            nbytes = sum(each for (one, other), each in moved.items() if nodes[one] != nodes[other])
-            self._move_s = moved_s
-            self._watch.restart(advice.step_s)
-        elif int(said) == 2:
-            self._watch.accept()
+            nodes = nodes_of(old_plan.cluster)
+            nbytes = sum(each for (one, other), each in sent_bytes.items() if nodes[one] != nodes[other])
+            self._migration_s = moved_s
+            self._monitor.restart(advice.step_s)
+        elif int(signal) == 2:
+            self._monitor.rebaseline()
         self.predicted_s = advice.step_s
-        return job, Change(
-            reason="step time" if int(said) == 2 else "interval",
+        return job, ReplanEvent(
+            reason="step time" if int(signal) == 2 else "interval",
             rates=rates,
             advice=advice,
             measured_s=self._measured_s,
@@ -120,17 +121,17 @@ class Adaptation:
         self._measured_s = self._measured_at_s - start_s
         return rates
 
-    def _shared(self, running: Strategy, rates: Mapping[str, float], horizon_s: float) -> Advice:
+    def _broadcast_advice(self, running: Strategy, rates: Mapping[str, float], horizon_s: float) -> Advice:
         """Rank 0's advice, on every rank: as text, since nothing that is received is unpickled."""
         text = b""
         if distributed.get_rank() == 0:
-            advice = self._advisor.advise(running, rates, horizon_s=horizon_s, move_s=self._move_s)
+            advice = self._advisor.advise(running, rates, horizon_s=horizon_s, migration_s=self._migration_s)
             text = json.dumps(asdict(advice)).encode()
         size = torch.tensor([len(text)])
         distributed.broadcast(size, 0)
-        told = torch.empty(int(size), dtype=torch.uint8)
+        received = torch.empty(int(size), dtype=torch.uint8)
         if text:
-            told.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        distributed.broadcast(told, 0)
-        fields = json.loads(told.numpy().tobytes())
+            received.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        distributed.broadcast(received, 0)
+        fields = json.loads(received.numpy().tobytes())
         return Advice(**{**fields, "strategy": Strategy(**fields["strategy"])})

@@ -9,20 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardwise.model import GroupedQuery, Latent
-from shardwise.runtime.context import Context
+from shardwise.model import GroupedQueryAttentionShape, LatentAttentionShape
+from shardwise.runtime.context import ContextParallelAttention
 from shardwise.runtime.gradients import local
 from shardwise.runtime.norms import RmsNorm
 from shardwise.runtime.numerics import Numerics
 from shardwise.runtime.rope import Rotation, rotated
 from shardwise.runtime.scores import Scores, scored_attention
 
-Places: TypeAlias = Rotation | Tensor | None
+PositionEncoding: TypeAlias = Rotation | Tensor | None
 """How a layer's queries and keys know where they are: by a rotation, by the places themselves (tokens,) where
 scores have slopes, or from the embeddings."""
 
 
-class Attention(nn.Module):
+class CausalAttention(nn.Module):
     """What attention blocks share: causal attention of queries on keys. `slopes` are those of this rank's
     heads, where a key's score falls with its distance."""
 
@@ -31,7 +31,7 @@ class Attention(nn.Module):
         self.scores = scores
         self.sinks = nn.Parameter(torch.zeros(sinks)) if sinks else None
         self.slopes: tuple[float, ...] = ()
-        self.context: Context | None = None
+        self.context: ContextParallelAttention | None = None
 
     def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of q on k and v, each (batch, heads, tokens, elements); a value may have more or fewer
@@ -50,18 +50,18 @@ class Attention(nn.Module):
             mask = None
             if scores.window is not None and scores.window < tokens:
                 place = torch.arange(tokens, device=q.device)
-                behind = place[:, None] - place
-                mask = (behind >= 0) & (behind < scores.window)
+                distance = place[:, None] - place
+                mask = (distance >= 0) & (distance < scores.window)
             out = functional.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=mask is None, scale=scores.scale, enable_gqa=True
             )
         return out if out.shape[3] == width else out[..., :width]
 
 
-class GroupedQueryAttention(Attention):
+class GroupedQueryAttention(CausalAttention):
     """Multi-head, grouped-query and multi-query attention."""
 
-    def __init__(self, shape: GroupedQuery, hidden: int, numerics: Numerics) -> None:
+    def __init__(self, shape: GroupedQueryAttentionShape, hidden: int, numerics: Numerics) -> None:
         scores = Scores(
             scale=numerics.score_scale(shape.head_dim), cap=numerics.score_cap, window=shape.window
         )
@@ -69,7 +69,7 @@ class GroupedQueryAttention(Attention):
         self.head_dim = shape.head_dim
         self.kv_heads = shape.kv_heads
         if numerics.alibi is not None:
-            self.slopes = tuple(slope * numerics.alibi for slope in slopes_of(shape.heads))
+            self.slopes = tuple(slope * numerics.alibi for slope in alibi_slopes(shape.heads))
         self.q = nn.Linear(hidden, shape.heads * shape.head_dim, bias=shape.qkv_bias)
         self.k = nn.Linear(hidden, shape.kv_heads * shape.head_dim, bias=shape.qkv_bias)
         self.v = nn.Linear(hidden, shape.kv_heads * shape.head_dim, bias=shape.qkv_bias)
@@ -77,7 +77,7 @@ class GroupedQueryAttention(Attention):
         self.k_norm = RmsNorm(shape.head_dim, numerics.epsilon) if shape.qk_norm else None
         self.out = nn.Linear(shape.heads * shape.head_dim, hidden, bias=shape.out_bias)
 
-    def forward(self, x: Tensor, places: Places) -> Tensor:
+    def forward(self, x: Tensor, places: PositionEncoding) -> Tensor:
         q, k, v = (
             projected.view(*projected.shape[:2], -1, self.head_dim)
             for projected in (self.q(x), self.k(x), self.v(x))
@@ -87,11 +87,11 @@ class GroupedQueryAttention(Attention):
         if isinstance(places, Rotation):
             q, k = rotated(q, places), rotated(k, places)
         elif places is not None:
-            q, k = self._sloped(q, k, places)
+            q, k = self._with_alibi(q, k, places)
         heads = self.core(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         return self.out(heads.transpose(1, 2).flatten(2))
 
-    def _sloped(self, q: Tensor, k: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    def _with_alibi(self, q: Tensor, k: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys with elements more, whose products are slope * place of the key: what ALiBi adds
         to a score, but for a part that all keys of a query have. A place is two elements, each of which bf16
         tells exactly, of less than 65,536."""
@@ -104,7 +104,7 @@ class GroupedQueryAttention(Attention):
         )
 
 
-def slopes_of(heads: int) -> tuple[float, ...]:
+def alibi_slopes(heads: int) -> tuple[float, ...]:
     """ALiBi's slopes (Press et al. 2021, arXiv 2108.12409): 2^(-8/n), its square and so on for n heads, a
     power of 2; for others those of the power below, and between them every other one of the power above."""
     below = 2 ** math.floor(math.log2(heads))
@@ -121,12 +121,12 @@ class Latents(nn.Module):
         return parts
 
 
-class LatentAttention(Attention):
+class LatentAttention(CausalAttention):
     """Multi-head latent attention: keys and values, and queries where the shape has a rank for them, come
     from a normed latent, and beside it one part of the keys, the one that turns, is the same for all heads
     (DeepSeek-V2, arXiv 2405.04434)."""
 
-    def __init__(self, shape: Latent, hidden: int, numerics: Numerics) -> None:
+    def __init__(self, shape: LatentAttentionShape, hidden: int, numerics: Numerics) -> None:
         super().__init__(Scores(scale=numerics.score_scale(shape.qk_dim)))
         self.shape = shape
         queries, epsilon = shape.heads * shape.qk_dim, numerics.latent_epsilon
@@ -143,22 +143,22 @@ class LatentAttention(Attention):
         self.latents = Latents()
         self.out = nn.Linear(shape.heads * shape.v_dim, hidden, bias=shape.bias)
 
-    def forward(self, x: Tensor, places: Places) -> Tensor:
+    def forward(self, x: Tensor, places: PositionEncoding) -> Tensor:
         if not isinstance(places, Rotation):
             raise TypeError(type(places).__name__)
         shape = self.shape
-        latent, turning = self.kv_down(x).split((shape.kv_rank, shape.rope_dim), dim=-1)
+        latent, rope_k = self.kv_down(x).split((shape.kv_rank, shape.rope_dim), dim=-1)
         latent = self.kv_norm(latent)
         if self.q is not None:
-            latent, turning = self.latents(latent, turning)
+            latent, rope_k = self.latents(latent, rope_k)
             q = self.q(x)
         else:
-            latent, turning, of_q = self.latents(latent, turning, self.q_norm(self.q_down(x)))
+            latent, rope_k, of_q = self.latents(latent, rope_k, self.q_norm(self.q_down(x)))
             q = self.q_up(of_q)
-        q, turning_q = q.unflatten(-1, (-1, shape.qk_dim)).split((shape.nope_dim, shape.rope_dim), dim=-1)
-        q = torch.cat((q, rotated(turning_q, places)), dim=-1)
+        q, rope_q = q.unflatten(-1, (-1, shape.qk_dim)).split((shape.nope_dim, shape.rope_dim), dim=-1)
+        q = torch.cat((q, rotated(rope_q, places)), dim=-1)
         k, v = self.kv_up(latent).unflatten(-1, (q.shape[2], -1)).split((shape.nope_dim, shape.v_dim), dim=-1)
-        turned = rotated(turning.unsqueeze(2), places).expand(-1, -1, k.shape[2], -1)
-        k = torch.cat((k, turned), dim=-1)
+        rotated_k = rotated(rope_k.unsqueeze(2), places).expand(-1, -1, k.shape[2], -1)
+        k = torch.cat((k, rotated_k), dim=-1)
         heads = self.core(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         return self.out(heads.transpose(1, 2).flatten(2))

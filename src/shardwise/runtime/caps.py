@@ -8,13 +8,13 @@ from torch import Tensor
 from torch.autograd import Function
 
 
-def capped(logits: Tensor, cap: float) -> Tensor:
+def softcapped(logits: Tensor, cap: float) -> Tensor:
     """cap * tanh(logits / cap) (Gemma 2, arXiv 2408.00118). The logits are used up."""
-    found: Tensor = _Capped.apply(logits, cap)
+    found: Tensor = _SoftCap.apply(logits, cap)
     return found
 
 
-class _Capped(Function):
+class _SoftCap(Function):
     """Keeps the slope of each logit, 1 - tanh^2, in the logits' own memory."""
 
     @staticmethod

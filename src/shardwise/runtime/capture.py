@@ -17,10 +17,10 @@ from shardwise.runtime.capture_advice import ADVICE, OTHERWISE
 from shardwise.runtime.capture_blocks import Nodes, blocks_of, needed
 from shardwise.runtime.capture_build import Builder, View, view_of
 from shardwise.runtime.capture_checks import (
-    badly_parted,
     check_detached,
     check_parameters,
     check_trace,
+    partly_read_parameters,
     zeros_of,
 )
 from shardwise.runtime.capture_code import (
@@ -28,27 +28,34 @@ from shardwise.runtime.capture_code import (
     Example,
     batch_of,
     example_of,
-    takes,
+    parameter_default,
     user_function,
     with_batch,
 )
 from shardwise.runtime.capture_losses import LOSSES
 from shardwise.runtime.capture_norms import NORMS
-from shardwise.runtime.capture_pointwise import POINTWISE, largest
+from shardwise.runtime.capture_pointwise import POINTWISE, extremum
 from shardwise.runtime.capture_products import PRODUCTS
 from shardwise.runtime.capture_recurrent import CELLS, RECURRENT
 from shardwise.runtime.capture_sizes import Dims, dims_by_value, varying_numbers
-from shardwise.runtime.capture_trace import Call, Trace, trace_of
-from shardwise.runtime.capture_views import LOST, TUPLES, VIEWS, Handler, Made, Results
+from shardwise.runtime.capture_trace import ModuleTrace, TracedCall, trace_of
+from shardwise.runtime.capture_views import (
+    TUPLES,
+    UNSUPPORTED_RESULT,
+    VIEWS,
+    Handler,
+    HandlerResult,
+    TupleHandler,
+)
 
 HANDLERS: Mapping[str, Handler] = {**VIEWS, **POINTWISE, **NORMS, **PRODUCTS, **CELLS, **LOSSES}
 """By the name of PyTorch's operator without `aten.` and its overload."""
 
-RESULTS: Mapping[str, Results] = {
+TUPLE_HANDLERS: Mapping[str, TupleHandler] = {
     **TUPLES,
     **RECURRENT,
-    "max": largest("maximum"),
-    "min": largest("minimum"),
+    "max": extremum("maximum"),
+    "min": extremum("minimum"),
 }
 """Those with several results."""
 
@@ -71,10 +78,10 @@ def capture(path: str, name: str, *, batch: int | None = None) -> OpGraph:
     read = {operand.source for node in nodes for operand in node.inputs}
     inputs = {value: shape for value, shape in builder.inputs.items() if value in read}
     blocks = blocks_of(nodes, inputs)
-    kept = {operand.source for block in blocks for node in block.operators for operand in node.inputs}
+    used = {operand.source for block in blocks for node in block.operators for operand in node.inputs}
     graph = OpGraph(
         name=printable(name),
-        inputs={value: shape for value, shape in inputs.items() if value in kept},
+        inputs={value: shape for value, shape in inputs.items() if value in used},
         blocks=blocks,
         batch=sizes["batch"],
         seq_len=sizes.get("seq_len"),
@@ -91,11 +98,11 @@ def capture(path: str, name: str, *, batch: int | None = None) -> OpGraph:
 
 def _traces(
     function: Callable[..., Any], file: str, batch: int | None
-) -> tuple[Example, dict[str, Trace], dict[str, int]]:
+) -> tuple[Example, dict[str, ModuleTrace], dict[str, int]]:
     """The module with its inputs, its trace at the sizes asked for, under "", and those with one of them
     doubled, by its name."""
-    has_batch, own_batch = takes(function, "batch")
-    has_seq_len, seq_len = takes(function, "seq_len")
+    has_batch, own_batch = parameter_default(function, "batch")
+    has_seq_len, seq_len = parameter_default(function, "seq_len")
     if has_seq_len and seq_len is None:
         raise ConfigError(
             "has no default", file=file, key=f"{function.__name__}(seq_len)", allowed="seq_len: int = 2048"
@@ -127,53 +134,57 @@ def _traces(
     return example, traces, sizes
 
 
-def operators_of_trace(trace: Trace, doubled: Mapping[str, Trace], file: str) -> tuple[Builder, Nodes]:
+def operators_of_trace(
+    trace: ModuleTrace, doubled: Mapping[str, ModuleTrace], file: str
+) -> tuple[Builder, Nodes]:
     """The operators that the loss of a trace is made of, where `doubled` are traces at twice the batch or the
     sequence length. ConfigError where the graph would not compute what the trace does."""
     check_trace(trace, file)
     builder = _built(trace, doubled, file, frozenset())
     nodes = needed(builder.nodes, _loss_of(builder, trace))
-    parted = badly_parted(nodes, builder.shapes)
-    if parted:
-        builder = _built(trace, doubled, file, parted)
+    partly_read = partly_read_parameters(nodes, builder.shapes)
+    if partly_read:
+        builder = _built(trace, doubled, file, partly_read)
         nodes = needed(builder.nodes, _loss_of(builder, trace))
     return builder, nodes
 
 
-def _built(trace: Trace, doubled: Mapping[str, Trace], file: str, looked_up: frozenset[str]) -> Builder:
+def _built(
+    trace: ModuleTrace, doubled: Mapping[str, ModuleTrace], file: str, lookup_tables: frozenset[str]
+) -> Builder:
     dims = dims_by_value(trace, doubled, file)
     builder = Builder(
         file=file,
         varying=varying_numbers(trace, doubled),
         zeros=zeros_of(trace),
         shapes=dict(trace.parameters.values()),
-        looked_up=looked_up,
+        lookup_tables=lookup_tables,
     )
     builder.views = {value: view_of(value, found[0], is_data=True) for value, found in dims.items()}
     for value, (own, _) in trace.parameters.items():
         builder.views[value] = view_of(own, dims[value][0], is_parameter=True)
     for call in trace.trained:
-        builder.views[call.name] = _made(builder, call, dims[call.name])
+        builder.views[call.name] = _result_of(builder, call, dims[call.name])
     return builder
 
 
-def _made(builder: Builder, call: Call, results: tuple[Dims, ...]) -> Made:
+def _result_of(builder: Builder, call: TracedCall, results: tuple[Dims, ...]) -> HandlerResult:
     """What a call makes: one of several results, or what the handler of its operator says."""
     name = call.target.split(".")[1].rstrip("_") if call.target.startswith("aten.") else call.target
     if name == "getitem":
         whole = builder.views[call.arguments[0].name]
         made = whole[call.arguments[1]] if isinstance(whole, tuple) else whole
-        return LOST if made is None else made
-    if name in RESULTS:
-        return RESULTS[name](builder, call, results)
+        return UNSUPPORTED_RESULT if made is None else made
+    if name in TUPLE_HANDLERS:
+        return TUPLE_HANDLERS[name](builder, call, results)
     if name.startswith("_assert"):
-        return LOST
+        return UNSUPPORTED_RESULT
     if name not in HANDLERS:
         raise builder.refused(call, "is no operator that graphs have", ADVICE.get(name, OTHERWISE))
     return HANDLERS[name](builder, call, results[0])
 
 
-def _loss_of(builder: Builder, trace: Trace) -> str:
+def _loss_of(builder: Builder, trace: ModuleTrace) -> str:
     """The operator that makes the one result that is a number; others (logits) are left out."""
     found = {name: view for name in trace.results if isinstance(view := builder.views.get(name), View)}
     losses = {
@@ -192,4 +203,4 @@ def _loss_of(builder: Builder, trace: Trace) -> str:
         )
     ((name, view),) = losses.items()
     check_detached(trace, (name,), builder.file)
-    return view.maker
+    return view.producer

@@ -19,13 +19,13 @@ Nodes = tuple[OpNode, ...]
 
 def needed(nodes: Sequence[OpNode], result: str) -> Nodes:
     """The operators on which `result` depends, in order."""
-    wanted = {result}
-    kept: list[OpNode] = []
+    required = {result}
+    selected: list[OpNode] = []
     for node in reversed(nodes):
-        if node.name in wanted:
-            kept.append(node)
-            wanted.update(operand.source for operand in node.inputs)
-    return tuple(reversed(kept))
+        if node.name in required:
+            selected.append(node)
+            required.update(operand.source for operand in node.inputs)
+    return tuple(reversed(selected))
 
 
 def blocks_of(nodes: Sequence[OpNode], inputs: Mapping[str, tuple[int, ...]]) -> tuple[Block, ...]:
@@ -34,15 +34,15 @@ def blocks_of(nodes: Sequence[OpNode], inputs: Mapping[str, tuple[int, ...]]) ->
     plain = list(_segments(nodes))
     names = {node.name for node in nodes}
     blocks = _folded(list(_with_shared(plain, inputs)), inputs, names)
-    return blocks if _are_linked(blocks) else _folded([_Segment(each) for each in plain], inputs, names)
+    return blocks if _are_chained(blocks) else _folded([_Segment(each) for each in plain], inputs, names)
 
 
-def _are_linked(blocks: Sequence[Block]) -> bool:
+def _are_chained(blocks: Sequence[Block]) -> bool:
     """Whether each block reads the one before it, or lends what that made to those behind it."""
     reads = [{operand.source for node in block.operators for operand in node.inputs} for block in blocks]
     return all(
         block.entry in reads[place]
-        or (block.repeat == 1 and any(block.entry in behind for behind in reads[place + 1 :]))
+        or (block.repeat == 1 and any(block.entry in following for following in reads[place + 1 :]))
         for place, block in enumerate(blocks)
         if place
     )
@@ -52,53 +52,53 @@ def _folded(
     segments: Sequence[_Segment], inputs: Mapping[str, tuple[int, ...]], names: Collection[str]
 ) -> tuple[Block, ...]:
     """The blocks that segments make, runs of alike ones folded."""
-    prints = [_print(segment, inputs) for segment in segments]
-    making = _Making(inputs, names, frozenset().union(*(segment.shared for segment in segments)))
-    loose: list[OpNode] = []
+    fingerprints = [_fingerprint(segment, inputs) for segment in segments]
+    builder = _BlockBuilder(inputs, names, frozenset().union(*(segment.shared for segment in segments)))
+    pending: list[OpNode] = []
     place = 0
     while place < len(segments):
         segment = segments[place]
-        run = _run_at(place, segments, prints) if place and not segment.opens else None
+        run = _run_at(place, segments, fingerprints) if place and not segment.is_boundary else None
         if run is None:
-            if segment.opens or (loose and len(loose) + len(segment.nodes) > MOST_IN_BLOCK):
-                making.close(loose)
-            loose += segment.nodes
+            if segment.is_boundary or (pending and len(pending) + len(segment.nodes) > MOST_IN_BLOCK):
+                builder.close(pending)
+            pending += segment.nodes
             place += 1
         else:
-            making.close(loose)
+            builder.close(pending)
             after = place + run.period * run.count
             body = [node for each in segments[place : place + run.period] for node in each.nodes]
             result = segments[after - 1].nodes[-1].name
-            making.close(list(_with_names(body, run.names)), repeat=run.count, result=result)
+            builder.close(list(_with_names(body, run.names)), repeat=run.count, result=result)
             place = after
-    making.close(loose)
-    return tuple(making.blocks)
+    builder.close(pending)
+    return tuple(builder.blocks)
 
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
     """Operators in a row that read one tensor of those before them, and any that are `shared` with segments
-    beside them. One that `opens` is no repetition: it makes one of these, or begins with one."""
+    beside them. One that `is_boundary` is no repetition: it makes one of these, or begins with one."""
 
     nodes: Nodes
     shared: frozenset[str] = frozenset()
-    opens: bool = False
+    is_boundary: bool = False
 
 
 def _with_shared(segments: Sequence[Nodes], inputs: Mapping[str, tuple[int, ...]]) -> Iterator[_Segment]:
     """The segments; where one would fall into repetitions but for tensors that several of them read, these.
     The last repetition may end in segments behind."""
     plain = [_Segment(nodes) for nodes in segments]
-    prints = [_print(segment, inputs) for segment in plain]
+    fingerprints = [_fingerprint(segment, inputs) for segment in plain]
     before: str | None = None
     for place, nodes in enumerate(segments):
         chosen, most = plain[place : place + 1], 0
         for shared in _candidates(nodes, before):
-            finer = _finer(nodes, before, shared)
-            own = [*(_print(segment, inputs) for segment in finer), *prints[place + 1 :]]
-            saved = _saved(finer, [*finer, *plain[place + 1 :]], own, shared)
+            subsegments = _split_segments(nodes, before, shared)
+            own = [*(_fingerprint(segment, inputs) for segment in subsegments), *fingerprints[place + 1 :]]
+            saved = _operators_saved(subsegments, [*subsegments, *plain[place + 1 :]], own, shared)
             if saved > most:
-                chosen, most = finer, saved
+                chosen, most = subsegments, saved
         yield from chosen
         before = nodes[-1].name
 
@@ -118,32 +118,35 @@ def _candidates(nodes: Nodes, before: str | None) -> Iterator[frozenset[str]]:
         yield frozenset(several[:count])
 
 
-def _finer(nodes: Nodes, before: str | None, shared: frozenset[str]) -> list[_Segment]:
+def _split_segments(nodes: Nodes, before: str | None, shared: frozenset[str]) -> list[_Segment]:
     """The segments of operators between which a single tensor passes beside those that are shared."""
     return [
         _Segment(
             each,
             shared,
-            opens=any(node.name in shared for node in each) or (number == 0 and before in shared),
+            is_boundary=any(node.name in shared for node in each) or (number == 0 and before in shared),
         )
         for number, each in enumerate(_segments(nodes, before, shared))
     ]
 
 
-def _saved(
-    finer: Sequence[_Segment], behind: Sequence[_Segment], prints: Sequence[object], shared: frozenset[str]
+def _operators_saved(
+    subsegments: Sequence[_Segment],
+    following: Sequence[_Segment],
+    fingerprints: Sequence[object],
+    shared: frozenset[str],
 ) -> int:
     """Operators that need not be told, since they are repetitions of others; none where no repetitions read
     what is shared."""
-    reads = [_reads(segment, shared) for segment in behind]
+    reads = [_reads(segment, shared) for segment in following]
     saved, is_read, place = 0, False, 1
-    while place < len(finer) and sum(reads[1 : len(finer)]) > 1:
-        run = None if finer[place].opens else _run_at(place, behind, prints)
+    while place < len(subsegments) and sum(reads[1 : len(subsegments)]) > 1:
+        run = None if subsegments[place].is_boundary else _run_at(place, following, fingerprints)
         if run is None:
             place += 1
             continue
         after = place + run.period * run.count
-        saved += sum(len(segment.nodes) for segment in behind[place + run.period : after])
+        saved += sum(len(segment.nodes) for segment in following[place + run.period : after])
         is_read |= any(reads[place : place + run.period])
         place = after
     return saved if is_read else 0
@@ -159,13 +162,13 @@ def _segments(
     """The finest runs of operators between which a single tensor passes, the last one made, beside those that
     are `shared`; `before` is what they read of those before them."""
     last = {operand.source: at for at, node in enumerate(nodes) for operand in node.inputs}
-    start, reach = 0, 0 if before is None or before in shared else last.get(before, 0)
+    start, last_use = 0, 0 if before is None or before in shared else last.get(before, 0)
     for at, node in enumerate(nodes):
-        if reach <= at:
+        if last_use <= at:
             yield tuple(nodes[start : at + 1])
             start = at + 1
         if node.name not in shared:
-            reach = max(reach, last.get(node.name, at))
+            last_use = max(last_use, last.get(node.name, at))
     if start < len(nodes):
         yield tuple(nodes[start:])
 
@@ -179,14 +182,14 @@ class _Run:
     names: Mapping[str, str]
 
 
-def _run_at(place: int, segments: Sequence[_Segment], prints: Sequence[object]) -> _Run | None:
+def _run_at(place: int, segments: Sequence[_Segment], fingerprints: Sequence[object]) -> _Run | None:
     """The repetition that begins here and covers most segments, of those the shortest."""
     best: _Run | None = None
     for period in range(1, (len(segments) - place) // 2 + 1):
         count = 1
-        first = prints[place : place + period]
+        first = fingerprints[place : place + period]
         names: Mapping[str, str] = {}
-        while prints[place + count * period : place + (count + 1) * period] == first:
+        while fingerprints[place + count * period : place + (count + 1) * period] == first:
             one, two = (
                 [
                     p.name
@@ -209,19 +212,19 @@ def _counted(one: Sequence[str], two: Sequence[str], step: int) -> dict[str, str
     """For each name of `one` the name with a counter, which gives that of `two` after `step` repetitions."""
     names: dict[str, str] = {}
     for first, other in zip(one, two, strict=True):
-        ours, theirs = first.split("."), other.split(".")
-        differ = [at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b]
-        if len(ours) != len(theirs) or len(differ) != 1:
+        left, right = first.split("."), other.split(".")
+        differ = [at for at, (a, b) in enumerate(zip(left, right, strict=False)) if a != b]
+        if len(left) != len(right) or len(differ) != 1:
             return None
         at = differ[0]
-        start = re.fullmatch(r"(.*?)(\d+)", ours[at])
-        if start is None or theirs[at] != f"{start[1]}{int(start[2]) + step}":
+        start = re.fullmatch(r"(.*?)(\d+)", left[at])
+        if start is None or right[at] != f"{start[1]}{int(start[2]) + step}":
             return None
-        names[first] = ".".join((*ours[:at], f"{start[1]}{{{start[2]}}}", *ours[at + 1 :]))
+        names[first] = ".".join((*left[:at], f"{start[1]}{{{start[2]}}}", *left[at + 1 :]))
     return names
 
 
-def _print(segment: _Segment, inputs: Mapping[str, tuple[int, ...]]) -> object:
+def _fingerprint(segment: _Segment, inputs: Mapping[str, tuple[int, ...]]) -> object:
     """What two repetitions of a segment have in common: all but names of operators, data and parameters."""
     places = {node.name: at for at, node in enumerate(segment.nodes)}
     parameters: dict[str, int] = {}
@@ -234,7 +237,7 @@ def _print(segment: _Segment, inputs: Mapping[str, tuple[int, ...]]) -> object:
             return ("shared", operand.source)
         return places.get(operand.source, "entry")
 
-    return segment.opens, tuple(
+    return segment.is_boundary, tuple(
         (
             node.kind,
             tuple(node.dims.items()),
@@ -254,7 +257,7 @@ def _with_names(nodes: Sequence[OpNode], names: Mapping[str, str]) -> Nodes:
     )
 
 
-class _Making:
+class _BlockBuilder:
     """Blocks in the making, of a graph that has these inputs and operators; what operators make that is
     `shared` is read by name, or by that of the entry where it is what the block before ends with."""
 

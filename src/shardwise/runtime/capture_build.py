@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwise.errors import ConfigError
-from shardwise.graph import Growth, Operand, OpNode, Parameter, check_op
+from shardwise.graph import Operand, OpNode, Parameter, SizeGrowth, check_op
 from shardwise.runtime.capture_sizes import CONSTANT, Dim, Dims
-from shardwise.runtime.capture_trace import Call, Shape, refusal
+from shardwise.runtime.capture_trace import Shape, TracedCall, refusal
 
 Setting = int | float | bool | str
 
@@ -28,7 +28,7 @@ class View:
     """What a name in the trace stands for: a maker's tensor, its dims as PyTorch has them, and for each the
     place among the maker's, None where the maker has it not (size 1, or repeated)."""
 
-    maker: str
+    producer: str
     dims: Dims
     axes: tuple[int | None, ...]
     is_parameter: bool = False
@@ -37,30 +37,32 @@ class View:
     @property
     def is_plain(self) -> bool:
         """Whether it has the maker's dims in the maker's order, but for those of size 1."""
-        return not self.is_repeated and [axis for axis in self.axes if axis is not None] == sorted(
+        return not self.is_expanded and [axis for axis in self.axes if axis is not None] == sorted(
             axis for axis in self.axes if axis is not None
         )
 
     @property
-    def is_repeated(self) -> bool:
+    def is_expanded(self) -> bool:
         """Whether it has dims that its maker has not."""
         return any(axis is None and not dim.is_unit for dim, axis in zip(self.dims, self.axes, strict=True))
 
 
-def view_of(maker: str, dims: Dims, *, is_parameter: bool = False, is_data: bool = False) -> View:
+def view_of(producer: str, dims: Dims, *, is_parameter: bool = False, is_data: bool = False) -> View:
     """A tensor as it is made."""
     places = iter(range(len(dims)))
     axes = tuple(None if dim.is_unit else next(places) for dim in dims)
-    return View(maker=maker, dims=dims, axes=axes, is_parameter=is_parameter, is_data=is_data)
+    return View(producer=producer, dims=dims, axes=axes, is_parameter=is_parameter, is_data=is_data)
 
 
-def spelled_out(maker: str, dims: Dims, names: Names) -> View:
+def view_with_unit_dims(producer: str, dims: Dims, names: Names) -> View:
     """A tensor as it is made, with all dims that have a name."""
     places = iter(range(len(dims)))
-    return View(maker=maker, dims=dims, axes=tuple(None if name is None else next(places) for name in names))
+    return View(
+        producer=producer, dims=dims, axes=tuple(None if name is None else next(places) for name in names)
+    )
 
 
-class Space:
+class IndexSpace:
     """The names of one operator's dims: alike in all operators for dims of the same size and growth."""
 
     def __init__(self) -> None:
@@ -87,28 +89,27 @@ class Builder:
     """The operators found so far, the calls that made them, and what each name in the trace stands for.
 
     `varying` are the calls whose numbers follow the batch or the sequence length, `zeros` the data that are
-    zeros, `shapes` those of parameters. Of parameters in `looked_up` parts are rows that are looked up, which
-    `rows` tells by the names of the indices.
-    """
+    zeros, `shapes` those of parameters. Of parameters in `lookup_tables` parts are rows that are looked up,
+    which `rows` tells by the names of the indices."""
 
     file: str
     views: dict[str, View | tuple[View | None, ...]] = field(default_factory=dict)
     nodes: list[OpNode] = field(default_factory=list)
     inputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    growth: dict[str, Growth] = field(default_factory=dict)
+    growth: dict[str, SizeGrowth] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
-    calls: dict[str, Call] = field(default_factory=dict)
+    calls: dict[str, TracedCall] = field(default_factory=dict)
     varying: frozenset[str] = frozenset()
     zeros: frozenset[str] = frozenset()
     shapes: Mapping[str, Shape] = field(default_factory=dict)
-    looked_up: frozenset[str] = frozenset()
+    lookup_tables: frozenset[str] = frozenset()
     rows: dict[str, range] = field(default_factory=dict)
 
     def emit(
         self,
-        call: Call,
+        call: TracedCall,
         kind: str,
-        space: Space,
+        space: IndexSpace,
         operands: Sequence[tuple[View, Names]],
         output: Names,
         dims: Dims,
@@ -119,7 +120,7 @@ class Builder:
         """Adds an operator that makes a tensor of `dims`, named by `output`; returns it as it is made."""
         inputs = [self._operand(view, names) for view, names in operands if not view.is_parameter]
         parameters = [
-            Parameter(view.maker, _in_makers_order(view, names))
+            Parameter(view.producer, _in_producer_order(view, names))
             for view, names in operands
             if view.is_parameter
         ]
@@ -143,47 +144,47 @@ class Builder:
             raise self.refused(call, problem, error.allowed or "another way") from None
         self.nodes.append(node)
         self.calls[node.name] = call
-        grown = {dim: found.growth for dim, found in space.dims.items() if found.growth != CONSTANT}
-        self.growth.update(grown)
+        growing = {dim: found.growth for dim, found in space.dims.items() if found.growth != CONSTANT}
+        self.growth.update(growing)
         return view_of(node.name, dims)
 
-    def refused(self, call: Call, problem: str, allowed: str) -> ConfigError:
+    def refused(self, call: TracedCall, problem: str, allowed: str) -> ConfigError:
         """Why a call cannot be captured, by its name and the user's line."""
         return refusal(self.file, call, problem, allowed)
 
-    def plain(self, call: Call, view: View) -> View:
+    def plain(self, call: TracedCall, view: View) -> View:
         """`view` as a tensor of its own, in its own order, where it is not one already."""
         view = self.whole(call, view)
         if view.is_plain:
             return view
-        space = Space()
+        space = IndexSpace()
         names = space.names(view.dims)
         own = f"{call.name}_transpose"
         return self.emit(
             call, "transpose", space, [(view, names)], names, view.dims, name=own, attributes={"copies": True}
         )
 
-    def whole(self, call: Call, view: View) -> View:
+    def whole(self, call: TracedCall, view: View) -> View:
         """`view` with every dim its maker's: what is repeated is made so."""
-        if not view.is_repeated:
+        if not view.is_expanded:
             return view
         if view.is_parameter:
-            return self._looked_up(call, view)
-        space = Space()
+            return self._embedding_lookup(call, view)
+        space = IndexSpace()
         names = space.names(view.dims)
-        seen = made_names(view, names)
+        seen = producer_names(view, names)
         own = f"{call.name}_repeat"
         settings = {"function": "identity"}
         return self.emit(
             call, "elementwise", space, [(view, seen)], names, view.dims, name=own, attributes=settings
         )
 
-    def _looked_up(self, call: Call, view: View) -> View:
+    def _embedding_lookup(self, call: TracedCall, view: View) -> View:
         """A parameter that is repeated: the one row of a table, looked up as often as it is needed."""
-        space = Space()
+        space = IndexSpace()
         names = space.names(view.dims)
         row = space.fresh(Dim(1))
-        seen = made_names(view, names)
+        seen = producer_names(view, names)
         repeated = [
             (dim, name)
             for dim, name, axis in zip(view.dims, names, view.axes, strict=True)
@@ -191,42 +192,42 @@ class Builder:
         ]
         places = view_of(self.unique(f"{call.name}_row"), tuple(dim for dim, _ in repeated), is_data=True)
         axes = (0, *(None if axis is None else axis + 1 for axis in view.axes))
-        table = View(maker=view.maker, dims=(Dim(1), *view.dims), axes=axes, is_parameter=True)
+        table = View(producer=view.producer, dims=(Dim(1), *view.dims), axes=axes, is_parameter=True)
         operands = [(places, tuple(name for _, name in repeated)), (table, (row, *seen))]
         return self.emit(call, "embedding", space, operands, names, view.dims, name=f"{call.name}_repeat")
 
-    def spelled(self, call: Call, view: View, places: Collection[int]) -> View:
+    def with_unit_dims(self, call: TracedCall, view: View, places: Collection[int]) -> View:
         """`view` with its dims at `places` among its maker's also where they are 1, for operators that tell
         dims by their places."""
         view = self.plain(call, view)
         if all(view.axes[at] is not None for at in places):
             return view
-        space = Space()
+        space = IndexSpace()
         names = tuple(
             space.fresh(dim) if at in places or not dim.is_unit else None for at, dim in enumerate(view.dims)
         )
         if view.is_data:  # another input, the same data
-            return replace(spelled_out(f"{view.maker}_spelled", view.dims, names), is_data=True)
-        seen, own = made_names(view, names), f"{call.name}_spelled"
+            return replace(view_with_unit_dims(f"{view.producer}_spelled", view.dims, names), is_data=True)
+        seen, own = producer_names(view, names), f"{call.name}_spelled"
         made = self.emit(call, "reshape", space, [(view, seen)], names, view.dims, name=own)
-        return spelled_out(made.maker, view.dims, names)
+        return view_with_unit_dims(made.producer, view.dims, names)
 
-    def unspelled(self, call: Call, view: View) -> View:
+    def without_unit_dims(self, call: TracedCall, view: View) -> View:
         """`view` without dims of size 1 among its maker's."""
         if not any(dim.is_unit and axis is not None for dim, axis in zip(view.dims, view.axes, strict=True)):
             return view
-        space = Space()
-        names = spelled_names(view, space)
+        space = IndexSpace()
+        names = names_with_unit_dims(view, space)
         output = tuple(None if dim.is_unit else name for dim, name in zip(view.dims, names, strict=True))
         return self.emit(call, "reshape", space, [(view, names)], output, view.dims)
 
     def _operand(self, view: View, names: Names) -> Operand:
-        if view.is_data and view.maker not in self.inputs:
+        if view.is_data and view.producer not in self.inputs:
             placed = zip(view.axes, view.dims, strict=True)
             own = sorted((axis, dim.size) for axis, dim in placed if axis is not None)
-            self.inputs[view.maker] = tuple(size for _, size in own)
-            self.taken.add(view.maker)
-        return Operand(view.maker, _in_makers_order(view, names))
+            self.inputs[view.producer] = tuple(size for _, size in own)
+            self.taken.add(view.producer)
+        return Operand(view.producer, _in_producer_order(view, names))
 
     def unique(self, name: str) -> str:
         """A name that no operator and no input has yet."""
@@ -238,18 +239,18 @@ class Builder:
         return own
 
 
-def spelled_names(view: View, space: Space) -> Names:
+def names_with_unit_dims(view: View, space: IndexSpace) -> Names:
     """New indices for all dims that the maker has."""
     pairs = zip(view.dims, view.axes, strict=True)
     return tuple(None if axis is None else space.fresh(dim) for dim, axis in pairs)
 
 
-def made_names(view: View, names: Names) -> Names:
+def producer_names(view: View, names: Names) -> Names:
     """`names` without those of dims that the maker has not."""
     return tuple(None if axis is None else name for name, axis in zip(names, view.axes, strict=True))
 
 
-def _in_makers_order(view: View, names: Names) -> tuple[str, ...]:
+def _in_producer_order(view: View, names: Names) -> tuple[str, ...]:
     """The names of the maker's dims, in its order."""
     placed = sorted(
         (axis, name)

@@ -11,7 +11,7 @@ import torch
 from shardwise.errors import ConfigError
 from shardwise.graph import OpNode
 from shardwise.runtime.capture_build import Builder
-from shardwise.runtime.capture_trace import Call, Shape, Trace, refs_of, refusal
+from shardwise.runtime.capture_trace import ModuleTrace, Shape, TracedCall, refs_of, refusal
 
 REGIONS: Mapping[str, tuple[str, str]] = {
     "wrap_with_set_grad_enabled": (
@@ -41,7 +41,7 @@ KEEP_ZEROS = frozenset({
 _PART = re.compile(r"(.+)\[((?::, )*)(\d+):(\d+)\]")
 
 
-def check_trace(trace: Trace, file: str) -> None:
+def check_trace(trace: ModuleTrace, file: str) -> None:
     """Refuses what depends on a parameter and is run as one part of the module, or written in place where
     another value sees it."""
     trained = {call.name for call in trace.trained}
@@ -50,18 +50,18 @@ def check_trace(trace: Trace, file: str) -> None:
             written, allowed = REGIONS.get(call.target, (call.target, "the same written without it"))
             problem = "runs a part of the module that depends on parameters as one"
             raise refusal(file, replace(call, target=written), problem, allowed)
-    for call in lost_writes(trace):
+    for call in aliased_writes(trace):
         if call.name in trained:
-            raise lost_write(file, call)
+            raise aliased_write_error(file, call)
 
 
-def check_data(trace: Trace, file: str) -> None:
+def check_data(trace: ModuleTrace, file: str) -> None:
     """Refuses to make data by a trace that loses what is written into it."""
-    for call in lost_writes(trace):
-        raise lost_write(file, call)
+    for call in aliased_writes(trace):
+        raise aliased_write_error(file, call)
 
 
-def lost_write(file: str, call: Call) -> ConfigError:
+def aliased_write_error(file: str, call: TracedCall) -> ConfigError:
     """Why such a call is refused."""
     return refusal(
         file,
@@ -71,31 +71,31 @@ def lost_write(file: str, call: Call) -> ConfigError:
     )
 
 
-def lost_writes(trace: Trace) -> Iterator[Call]:
+def aliased_writes(trace: ModuleTrace) -> Iterator[TracedCall]:
     """The calls that change in place what is read later by an older name. A changed value has a new name; by
     older ones (the tensor of a part, a view made before) a trace says what was there before."""
-    seen: dict[int, list[str]] = {}
-    stale: dict[str, Call] = {}
+    aliases: dict[int, list[str]] = {}
+    stale: dict[str, TracedCall] = {}
 
-    def see(name: str) -> None:
+    def record_alias(name: str) -> None:
         for number in trace.memory.get(name, ()):
-            seen.setdefault(number, []).append(name)
+            aliases.setdefault(number, []).append(name)
 
     for name in (*trace.data, *trace.parameters):
-        see(name)
+        record_alias(name)
     for call in trace.calls:
         yield from (stale[ref.name] for ref in refs_of(call) if ref.name in stale)
         for number in _memory_of(trace, call.writes):
-            stale.update(dict.fromkeys(seen.get(number, ()), call))
-        see(call.name)
+            stale.update(dict.fromkeys(aliases.get(number, ()), call))
+        record_alias(call.name)
     yield from (stale[name] for name in trace.results if name in stale)
 
 
-def _memory_of(trace: Trace, names: Sequence[str]) -> frozenset[int]:
+def _memory_of(trace: ModuleTrace, names: Sequence[str]) -> frozenset[int]:
     return frozenset(number for name in names for number in trace.memory.get(name, ()))
 
 
-def zeros_of(trace: Trace) -> frozenset[str]:
+def zeros_of(trace: ModuleTrace) -> frozenset[str]:
     """The values that are zeros whatever the module is called with."""
     written = _memory_of(trace, [name for call in trace.calls for name in call.writes])
     zeros: set[str] = set()
@@ -112,13 +112,13 @@ def zeros_of(trace: Trace) -> frozenset[str]:
     return frozenset(zeros)
 
 
-def check_detached(trace: Trace, losses: Sequence[str], file: str) -> None:
+def check_detached(trace: ModuleTrace, losses: Sequence[str], file: str) -> None:
     """Refuses a tensor that is cut off from its gradient on the way to one of the results `losses`."""
-    wanted = set(losses)
+    required = set(losses)
     for call in reversed(trace.trained):
-        if call.name not in wanted:
+        if call.name not in required:
             continue
-        wanted.update(ref.name for ref in refs_of(call))
+        required.update(ref.name for ref in refs_of(call))
         if call.target.split(".")[1:2] in (["detach"], ["detach_"]):
             raise refusal(
                 file,
@@ -128,7 +128,7 @@ def check_detached(trace: Trace, losses: Sequence[str], file: str) -> None:
             )
 
 
-def badly_parted(nodes: Sequence[OpNode], sizes: Mapping[str, Shape]) -> frozenset[str]:
+def partly_read_parameters(nodes: Sequence[OpNode], sizes: Mapping[str, Shape]) -> frozenset[str]:
     """The parameters of which parts are read that do not make the whole, each once: with gaps, more than one
     way, or beside the whole."""
     parts: dict[str, set[tuple[int, int, int]]] = {}
@@ -144,13 +144,13 @@ def badly_parted(nodes: Sequence[OpNode], sizes: Mapping[str, Shape]) -> frozens
 
 
 def _tile(parts: set[tuple[int, int, int]], shape: Shape) -> bool:
-    reached = 0
+    position = 0
     for _, start, stop in sorted(parts):
-        if start != reached:
+        if start != position:
             return False
-        reached = stop
+        position = stop
     (at, *others) = {dim for dim, _, _ in parts}
-    return not others and reached == shape[at]
+    return not others and position == shape[at]
 
 
 def check_parameters(
@@ -180,7 +180,9 @@ def check_parameters(
             )
 
 
-def _untrained(builder: Builder, call: Call, name: str, own: Mapping[str, torch.nn.Parameter]) -> ConfigError:
+def _untrained(
+    builder: Builder, call: TracedCall, name: str, own: Mapping[str, torch.nn.Parameter]
+) -> ConfigError:
     if name in own and not own[name].requires_grad:
         problem = f"reads {name}, which is frozen (requires_grad=False), and graphs train every parameter"
         return builder.refused(

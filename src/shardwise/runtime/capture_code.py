@@ -44,7 +44,7 @@ def user_function(path: str, name: str) -> Callable[..., Any]:
         raise ConfigError("is no Python file", file=printable(path), allowed="a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses of the file look for their names
-    with _users_code(file, beside=os.path.dirname(file)):
+    with _users_code(file, import_folder=os.path.dirname(file)):
         spec.loader.exec_module(module)
     found = getattr(module, name, None)
     if not callable(found):
@@ -62,14 +62,14 @@ def user_function(path: str, name: str) -> Callable[..., Any]:
 
 def example_of(function: Callable[..., Any], file: str, arguments: Mapping[str, int]) -> Example:
     """What `function` returns, called with `arguments` while the default device is meta."""
-    with _users_code(file, beside=os.path.dirname(file)), torch.device("meta"):
+    with _users_code(file, import_folder=os.path.dirname(file)), torch.device("meta"):
         returned = function(**arguments)
     is_answer = isinstance(returned, tuple) and 2 <= len(returned) <= 3
     if not is_answer or not isinstance(returned[0], torch.nn.Module):
         found = type(returned).__name__
         key = f"{function.__name__}()"
         raise ConfigError("returns another thing", file=file, key=key, found=found, allowed=RETURNS)
-    inputs, named = called_with(returned[1])
+    inputs, named = forward_arguments(returned[1])
     named = {**named, **(returned[2] if len(returned) == 3 else {})}
     for name, value in (*returned[0].named_parameters(), *returned[0].named_buffers()):
         if value.device.type != "meta":
@@ -80,32 +80,32 @@ def example_of(function: Callable[..., Any], file: str, arguments: Mapping[str, 
                 found=f"{name} on {value.device}",
                 allowed="no device= and no .to(...) in the module",
             )
-    return Example(returned[0], mapped(_on_meta, inputs), mapped(_on_meta, named))
+    return Example(returned[0], tree_map(_on_meta, inputs), tree_map(_on_meta, named))
 
 
-def called_with(inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def forward_arguments(inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """What a forward is called with by place and by name: a dict is by name, all else by place."""
     if isinstance(inputs, Mapping):
         return (), inputs
     return (tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)), {}
 
 
-def mapped(change: Callable[[Any], Any], value: Any) -> Any:
+def tree_map(change: Callable[[Any], Any], value: Any) -> Any:
     """`value` with `change` made of everything within its tuples, lists and dicts."""
     if isinstance(value, Mapping):
-        return {name: mapped(change, item) for name, item in value.items()}
+        return {name: tree_map(change, item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [mapped(change, item) for item in value]
+        items = [tree_map(change, item) for item in value]
         is_named = isinstance(value, tuple) and hasattr(value, "_fields")
         return type(value)(*items) if is_named else type(value)(items)
     return change(value)
 
 
-Place = tuple[Any, ...]
+TreePath = tuple[Any, ...]
 """Where a tensor is within tuples, lists and dicts: keys and numbers, the outermost first."""
 
 
-def tensors_in(value: Any) -> dict[Place, torch.Tensor]:
+def tensors_by_path(value: Any) -> dict[TreePath, torch.Tensor]:
     """All tensors within tuples, lists and dicts, by their places, in order."""
     if isinstance(value, torch.Tensor):
         return {(): value}
@@ -114,10 +114,10 @@ def tensors_in(value: Any) -> dict[Place, torch.Tensor]:
         items = value.items()
     elif isinstance(value, list | tuple):
         items = enumerate(value)
-    return {(key, *place): tensor for key, item in items for place, tensor in tensors_in(item).items()}
+    return {(key, *place): tensor for key, item in items for place, tensor in tensors_by_path(item).items()}
 
 
-def takes(function: Callable[..., Any], name: str) -> tuple[bool, int | None]:
+def parameter_default(function: Callable[..., Any], name: str) -> tuple[bool, int | None]:
     """Whether the function has a parameter `name`, and its default."""
     found = inspect.signature(function).parameters.get(name)
     default = None if found is None else found.default
@@ -127,17 +127,17 @@ def takes(function: Callable[..., Any], name: str) -> tuple[bool, int | None]:
 def with_batch(example: Example, before: int, after: int) -> Example:
     """The same module, the first dim of each input that is `before` long made `after` long."""
 
-    def grown(value: Any) -> Any:
+    def resized(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == before:
             return torch.empty((after, *value.shape[1:]), dtype=value.dtype, device="meta")
         return value
 
-    return Example(example.module, mapped(grown, example.inputs), mapped(grown, example.named))
+    return Example(example.module, tree_map(resized, example.inputs), tree_map(resized, example.named))
 
 
 def batch_of(example: Example, file: str) -> int:
     """The first dim of the first input."""
-    for value in tensors_in((example.inputs, example.named)).values():
+    for value in tensors_by_path((example.inputs, example.named)).values():
         if value.dim():
             return int(value.shape[0])
     raise ConfigError("returns no tensor with a dim as input", file=file, allowed=RETURNS)
@@ -148,10 +148,10 @@ def _on_meta(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _users_code(file: str, *, beside: str) -> Iterator[None]:
+def _users_code(file: str, *, import_folder: str) -> Iterator[None]:
     """Runs code of the user's: modules beside it can be imported, what it prints goes to stderr, and what it
     raises is told with its line."""
-    sys.path.insert(0, beside)
+    sys.path.insert(0, import_folder)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
@@ -171,4 +171,4 @@ def _users_code(file: str, *, beside: str) -> Iterator[None]:
         ) from error
     finally:
         with contextlib.suppress(ValueError):
-            sys.path.remove(beside)
+            sys.path.remove(import_folder)

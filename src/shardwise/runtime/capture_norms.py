@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardwise.runtime.capture_build import Builder, Names, Setting, Space, View
+from shardwise.runtime.capture_build import Builder, IndexSpace, Names, Setting, View
 from shardwise.runtime.capture_sizes import Dims
-from shardwise.runtime.capture_trace import Call
-from shardwise.runtime.capture_views import Handler, Made, argument, optional_tensor, tensor
+from shardwise.runtime.capture_trace import TracedCall
+from shardwise.runtime.capture_views import Handler, HandlerResult, argument, optional_tensor, tensor
 
 
 def _norm(kind: str, weight_at: int) -> Handler:
     """A norm over the last dims: its input, their sizes, a scale and a shift."""
 
-    def handler(builder: Builder, call: Call, dims: Dims) -> Made:
+    def handler(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
         view = builder.plain(call, tensor(builder, call, 0))
-        space = Space()
+        space = IndexSpace()
         names = space.names(view.dims)
         count = len(argument(call, 1, "normalized_shape"))
         over = [name for name in names[len(names) - count :] if name is not None]
@@ -27,16 +27,16 @@ def _norm(kind: str, weight_at: int) -> Handler:
     return handler
 
 
-def _weights(builder: Builder, call: Call, place: int, names: Names) -> list[tuple[View, Names]]:
+def _weights(builder: Builder, call: TracedCall, place: int, names: Names) -> list[tuple[View, Names]]:
     """Scale and shift, where there are."""
     found = (optional_tensor(builder, call, place + at, name) for at, name in enumerate(("weight", "bias")))
     return [(view, names) for view in found if view is not None and view.is_parameter]
 
 
-def _batch_norm(builder: Builder, call: Call, dims: Dims) -> Made:
+def _batch_norm(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
     """Over the whole batch; by kept statistics it is a function of elements."""
     view = builder.plain(call, tensor(builder, call, 0))
-    space = Space()
+    space = IndexSpace()
     names = space.names(view.dims)
     weights = _weights(builder, call, 1, names[1:2])
     if not argument(call, 5, "training", True):
@@ -50,9 +50,9 @@ def _batch_norm(builder: Builder, call: Call, dims: Dims) -> Made:
     )
 
 
-def _group_norm(builder: Builder, call: Call, dims: Dims) -> Made:
+def _group_norm(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
     view = builder.plain(call, tensor(builder, call, 0))
-    space = Space()
+    space = IndexSpace()
     names = space.names(view.dims)
     weights = _weights(builder, call, 2, names[1:2])
     groups = argument(call, 1, "num_groups")
@@ -67,10 +67,10 @@ def _group_norm(builder: Builder, call: Call, dims: Dims) -> Made:
     )
 
 
-def _instance_norm(builder: Builder, call: Call, dims: Dims) -> Made:
+def _instance_norm(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
     """A group of each channel."""
     view = builder.plain(call, tensor(builder, call, 0))
-    space = Space()
+    space = IndexSpace()
     names = space.names(view.dims)
     weights = _weights(builder, call, 1, names[1:2])
     settings: dict[str, Setting] = {"groups": view.dims[1].size, "channel": str(names[1])}
@@ -78,9 +78,9 @@ def _instance_norm(builder: Builder, call: Call, dims: Dims) -> Made:
     return builder.emit(call, "group_norm", space, operands, names, dims, attributes=settings)
 
 
-def _softmax(builder: Builder, call: Call, dims: Dims) -> Made:
+def _softmax(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
     view = builder.plain(call, tensor(builder, call, 0))
-    space = Space()
+    space = IndexSpace()
     names = space.names(view.dims)
     over = str(names[argument(call, 1, "dim")])
     function = "log_softmax" if "log" in call.target else "softmax"

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 
-from shardwise.runtime.capture_build import Builder, Setting, Space, View, made_names, view_of
+from shardwise.runtime.capture_build import Builder, IndexSpace, Setting, View, producer_names, view_of
 from shardwise.runtime.capture_sizes import Dims
-from shardwise.runtime.capture_trace import Call, Ref
-from shardwise.runtime.capture_views import Handler, Made, Results, argument, cut, tensor
+from shardwise.runtime.capture_trace import Ref, TracedCall
+from shardwise.runtime.capture_views import Handler, HandlerResult, TupleHandler, argument, sliced, tensor
 
 FUNCTIONS: Mapping[str, str] = {
     "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "neg": "negate", "relu": "relu",
@@ -27,7 +27,7 @@ NONLINEAR = (
 )  # fmt: skip
 """Functions that count as any other."""
 
-BY_A_NUMBER: Mapping[str, str] = {
+WITH_SCALAR: Mapping[str, str] = {
     "add": "shift",
     "sub": "shift",
     "mul": "scale",
@@ -43,7 +43,7 @@ they count as any other."""
 
 def broadcast(
     builder: Builder,
-    call: Call,
+    call: TracedCall,
     function: str,
     views: Sequence[View],
     dims: Dims,
@@ -51,20 +51,20 @@ def broadcast(
     number: float | None = None,
 ) -> View:
     """A function of elements (with a `number` of its own): operands lie at the end of the output's dims."""
-    space = Space()
+    space = IndexSpace()
     output = space.names(dims)
     operands = []
     for view in views:
         own = output[len(output) - len(view.dims) :]
         seen = tuple(None if dim.is_unit else name for dim, name in zip(view.dims, own, strict=True))
-        operands.append((view, made_names(view, seen)))
+        operands.append((view, producer_names(view, seen)))
     attributes: dict[str, Setting] = {"function": function}
     if number is not None:
         attributes["number"] = number
     return builder.emit(call, "elementwise", space, operands, output, dims, attributes=attributes)
 
 
-def _elementwise(builder: Builder, call: Call, dims: Dims) -> Made:
+def _elementwise(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
     name = call.target.split(".")[1].rstrip("_")
     values = (*call.arguments, *call.named.values())
     views = [
@@ -74,7 +74,7 @@ def _elementwise(builder: Builder, call: Call, dims: Dims) -> Made:
     ]
     function = FUNCTIONS.get(name, "nonlinear")
     if len(views) == 1:
-        function = BY_A_NUMBER.get(name, function)
+        function = WITH_SCALAR.get(name, function)
     if len(views) == 2 and views[0] == views[1] and function == "multiply":
         function, views = "square", views[:1]
     if call.named.get("rounding_mode") or len(views) != OPERANDS.get(function, len(views)):
@@ -82,7 +82,7 @@ def _elementwise(builder: Builder, call: Call, dims: Dims) -> Made:
     return broadcast(builder, call, function, views, dims, number=_number(builder, call, name, function))
 
 
-def _number(builder: Builder, call: Call, name: str, function: str) -> float | None:
+def _number(builder: Builder, call: TracedCall, name: str, function: str) -> float | None:
     """The number of a function that has one, where it is the same at every size and can be written."""
     value = argument(call, 2 if function == "masked_fill" else 1, "value", None)
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
@@ -95,19 +95,19 @@ def _number(builder: Builder, call: Call, name: str, function: str) -> float | N
     return 1.0 / float(value) if name == "div" and value else float(value)
 
 
-def _power(builder: Builder, call: Call, dims: Dims) -> Made:
+def _power(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
     function = "square" if argument(call, 1, "exponent") == 2 else "power"
     number = _number(builder, call, "pow", function)
     return broadcast(builder, call, function, [tensor(builder, call, 0)], dims, number=number)
 
 
-def _dropout(builder: Builder, call: Call, dims: Dims) -> Made:
+def _dropout(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
     view = tensor(builder, call, 0)
     is_off = argument(call, 1, "p", 0.5) == 0.0 or not argument(call, 2, "train", True)
     return view if is_off else broadcast(builder, call, "dropout", [view], dims)
 
 
-def _stack(builder: Builder, call: Call, dims: Dims) -> Made:
+def _stack(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
     """As many elements as it reads, in another order."""
     at = argument(call, 1, "dim", 0) % len(dims)
     views = []
@@ -117,7 +117,8 @@ def _stack(builder: Builder, call: Call, dims: Dims) -> Made:
             unit = view_of("", (*view.dims[:at], type(dims[at])(1), *view.dims[at:])).dims
             axes = (*view.axes[:at], None, *view.axes[at:])
             views.append(View(
-                maker=view.maker, dims=unit, axes=axes, is_parameter=view.is_parameter, is_data=view.is_data
+                producer=view.producer, dims=unit, axes=axes, is_parameter=view.is_parameter,
+                is_data=view.is_data
             ))  # fmt: skip
     return broadcast(builder, call, "nonlinear", views, dims)
 
@@ -126,7 +127,7 @@ def _reduction(function: str, *, dim_at: int = 1, of: str = "", then: str = "") 
     """A number of the elements along some dims (all where none is said), first each made another by `of`, and
     `then` what is made of them."""
 
-    def handler(builder: Builder, call: Call, dims: Dims) -> Made:
+    def handler(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
         view = tensor(builder, call, 0)
         found = argument(call, dim_at, "dim")
         over = [found] if isinstance(found, int) else found or list(range(len(view.dims)))
@@ -140,25 +141,25 @@ def _reduction(function: str, *, dim_at: int = 1, of: str = "", then: str = "") 
 
 
 def reduced(
-    builder: Builder, call: Call, view: View, function: str, gone: Collection[int], dims: Dims
+    builder: Builder, call: TracedCall, view: View, function: str, reduced_dims: Collection[int], dims: Dims
 ) -> View:
-    """A number of the elements along the dims at `gone`."""
+    """A number of the elements along the dims at `reduced_dims`."""
     view = builder.whole(call, view)
     every = range(len(view.dims))
-    if all(view.dims[at].is_unit for at in gone):
-        keep = [at for at in every if len(dims) == len(view.dims) or at not in gone]
+    if all(view.dims[at].is_unit for at in reduced_dims):
+        keep = [at for at in every if len(dims) == len(view.dims) or at not in reduced_dims]
         return replace(view, dims=dims, axes=tuple(view.axes[at] for at in keep))
-    space = Space()
+    space = IndexSpace()
     names = space.names(view.dims)
-    rest = tuple(name for at, name in enumerate(names) if at not in gone)
+    remaining = tuple(name for at, name in enumerate(names) if at not in reduced_dims)
     settings = {"function": function}
-    return builder.emit(call, "reduce", space, [(view, names)], rest, dims, attributes=settings)
+    return builder.emit(call, "reduce", space, [(view, names)], remaining, dims, attributes=settings)
 
 
-def largest(function: str) -> Results:
+def extremum(function: str) -> TupleHandler:
     """A maximum along a dim, whose place graphs do not have."""
 
-    def handler(builder: Builder, call: Call, results: tuple[Dims, ...]) -> Made:
+    def handler(builder: Builder, call: TracedCall, results: tuple[Dims, ...]) -> HandlerResult:
         view = tensor(builder, call, 0)
         if not call.is_tuple:
             everything = range(len(view.dims))
@@ -169,13 +170,13 @@ def largest(function: str) -> Results:
     return handler
 
 
-def _gated(builder: Builder, call: Call, dims: Dims) -> Made:
+def _glu(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
     """One half of the elements times the sigmoid of the other."""
     view = tensor(builder, call, 0)
     at = argument(call, 1, "dim", -1) % len(view.dims)
     half = dims[at].size
     halves = [
-        cut(builder, replace(call, name=f"{call.name}_{n}"), view, at, n * half, dims, is_gone=False)
+        sliced(builder, replace(call, name=f"{call.name}_{n}"), view, at, n * half, dims, drops_dim=False)
         for n in range(2)
     ]
     return broadcast(builder, call, "nonlinear", halves, dims)
@@ -184,25 +185,25 @@ def _gated(builder: Builder, call: Call, dims: Dims) -> Made:
 def _pool(function: str) -> Handler:
     """Windows over the last dims, as many as the operator's name says."""
 
-    def handler(builder: Builder, call: Call, dims: Dims) -> Made:
+    def handler(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
         spatial = int(call.target.split(".")[1].rstrip("_")[-2])
         view = builder.plain(call, tensor(builder, call, 0))
         is_adaptive = "adaptive" in call.target
-        space = Space()
+        space = IndexSpace()
         names = space.names(view.dims)
         if is_adaptive and function == "average" and all(dim.is_unit for dim in dims[-spatial:]):
-            rest = names[:-spatial]
+            remaining = names[:-spatial]
             return builder.emit(
-                call, "reduce", space, [(view, names)], rest, dims, attributes={"function": "mean"}
+                call, "reduce", space, [(view, names)], remaining, dims, attributes={"function": "mean"}
             )
         if any(dim.is_unit for dim in (*view.dims[-spatial:], *dims[-spatial:])):
             raise builder.refused(call, "makes a single window", "mean(), amax() or an adaptive average")
         attributes: dict[str, Setting] = {"function": function, "spatial": spatial}
         if not is_adaptive:
-            kernel = one_of(builder, call, argument(call, 1, "kernel_size"))
+            kernel = uniform_setting(builder, call, argument(call, 1, "kernel_size"))
             attributes["kernel"] = kernel
-            attributes["stride"] = one_of(builder, call, argument(call, 2, "stride") or kernel)
-            if padding := one_of(builder, call, argument(call, 3, "padding", 0)):
+            attributes["stride"] = uniform_setting(builder, call, argument(call, 2, "stride") or kernel)
+            if padding := uniform_setting(builder, call, argument(call, 3, "padding", 0)):
                 attributes["padding"] = padding
         output = (*names[:-spatial], *space.names(dims[-spatial:]))
         return builder.emit(call, "pool", space, [(view, names)], output, dims, attributes=attributes)
@@ -210,7 +211,7 @@ def _pool(function: str) -> Handler:
     return handler
 
 
-def one_of(builder: Builder, call: Call, value: int | list[int]) -> int:
+def uniform_setting(builder: Builder, call: TracedCall, value: int | list[int]) -> int:
     """A setting that is the same along all spatial dims."""
     values = {value} if isinstance(value, int) else set(value)
     if len(values) != 1:
@@ -233,7 +234,7 @@ POINTWISE: Mapping[str, Handler] = {
     "std": _reduction("mean", of="square", then="sqrt"),
     "var": _reduction("mean", of="square", then="nonlinear"),
     "logsumexp": _reduction("sum", of="exp", then="log"),
-    "glu": _gated,
+    "glu": _glu,
     **{f"max_pool{n}d": _pool("maximum") for n in (1, 2, 3)},
     **{f"avg_pool{n}d": _pool("average") for n in (1, 2, 3)},
     **{f"adaptive_avg_pool{n}d": _pool("average") for n in (1, 2, 3)},

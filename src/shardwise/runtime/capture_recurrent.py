@@ -7,22 +7,22 @@ from dataclasses import replace
 
 from shardwise.runtime.capture_build import (
     Builder,
+    IndexSpace,
     Names,
-    Space,
     View,
-    spelled_names,
-    spelled_out,
+    names_with_unit_dims,
     view_of,
+    view_with_unit_dims,
 )
 from shardwise.runtime.capture_sizes import Dim, Dims
-from shardwise.runtime.capture_trace import Call, refs_of
+from shardwise.runtime.capture_trace import TracedCall, refs_of
 from shardwise.runtime.capture_views import (
     Handler,
-    Made,
-    Results,
+    HandlerResult,
+    TupleHandler,
     concatenated,
-    cut,
     optional_tensor,
+    sliced,
     tensor,
 )
 
@@ -31,7 +31,7 @@ ZERO_STATE = "layers that begin with zeros, for a given state a loop over nn.LST
 GATES: Mapping[str, int] = {"lstm": 4, "gru": 3, "lstm_cell": 4, "gru_cell": 3}
 
 
-def _layers(builder: Builder, call: Call, results: tuple[Dims, ...]) -> Made:
+def _layers(builder: Builder, call: TracedCall, results: tuple[Dims, ...]) -> HandlerResult:
     """Layers over time, one operator each; of the results only the outputs of the last one."""
     _, kind, overload = call.target.split(".")
     if overload != "input":
@@ -53,24 +53,29 @@ def _layers(builder: Builder, call: Call, results: tuple[Dims, ...]) -> Made:
 
 
 def _layer(
-    builder: Builder, call: Call, view: View, weights: Sequence[object], kind: str, batch_first: bool,
+    builder: Builder, call: TracedCall, view: View, weights: Sequence[object], kind: str, batch_first: bool,
     name: str,
 ) -> View:  # fmt: skip
     place = 1 if batch_first and len(view.dims) > 2 else 0
-    view = builder.spelled(call, view, (place, len(view.dims) - 1))
-    space = Space()
-    names = spelled_names(view, space)
-    gated, units, _ = _gated(builder, call, space, weights, GATES[kind], names[-1])
+    view = builder.with_unit_dims(call, view, (place, len(view.dims) - 1))
+    space = IndexSpace()
+    names = names_with_unit_dims(view, space)
+    gated, units, _ = _gate_weights(builder, call, space, weights, GATES[kind], names[-1])
     dims = (*view.dims[:-1], space.dims[units])
     output = (*names[:-1], units)
     settings = {"time": str(names[place])}
     operands = [(view, names), *gated]
     found = builder.emit(call, kind, space, operands, output, dims, name=name, attributes=settings)
-    return builder.unspelled(call, spelled_out(found.maker, dims, output))
+    return builder.without_unit_dims(call, view_with_unit_dims(found.producer, dims, output))
 
 
-def _gated(
-    builder: Builder, call: Call, space: Space, weights: Sequence[object], gates: int, width: str | None
+def _gate_weights(
+    builder: Builder,
+    call: TracedCall,
+    space: IndexSpace,
+    weights: Sequence[object],
+    gates: int,
+    width: str | None,
 ) -> tuple[list[tuple[View, Names]], str, str]:
     """Weights and biases with a dim of gates, and the names of units and of those that they read."""
     found = [item for item in weights if isinstance(item, View)]
@@ -85,11 +90,11 @@ def _gated(
     for weight, shape in zip(found, shapes, strict=True):
         dims = tuple(space.dims[str(dim)] for dim in shape)
         axes = tuple(range(len(shape)))
-        operands.append((View(maker=weight.maker, dims=dims, axes=axes, is_parameter=True), shape))
+        operands.append((View(producer=weight.producer, dims=dims, axes=axes, is_parameter=True), shape))
     return operands, units, read
 
 
-def _lstm_cell(builder: Builder, call: Call, results: tuple[Dims, ...]) -> Made:
+def _lstm_cell(builder: Builder, call: TracedCall, results: tuple[Dims, ...]) -> HandlerResult:
     """A step; the hidden state and the cell that it makes lie behind each other, and are cut out where they
     are read apart."""
     refs = refs_of(call.arguments[1])
@@ -103,15 +108,15 @@ def _lstm_cell(builder: Builder, call: Call, results: tuple[Dims, ...]) -> Made:
         state = _pair(builder, call, hidden, cell, dims)
     made = _step(builder, call, state, dims)
     return tuple(
-        cut(builder, replace(call, name=f"{call.name}_{name}"), made, 0, place, results[0], is_gone=True)
+        sliced(builder, replace(call, name=f"{call.name}_{name}"), made, 0, place, results[0], drops_dim=True)
         for place, name in enumerate(("hidden", "cell"))
     )
 
 
-def _pair(builder: Builder, call: Call, hidden: View, cell: View, dims: Dims) -> View:
+def _pair(builder: Builder, call: TracedCall, hidden: View, cell: View, dims: Dims) -> View:
     """Two tensors, one behind the other: what another step made, where they are its two."""
     made = {node.name: node for node in builder.nodes}
-    halves = [made.get(view.maker) for view in (hidden, cell)]
+    halves = [made.get(view.producer) for view in (hidden, cell)]
     if all(view.is_plain for view in (hidden, cell)):
         sources = [
             (node.inputs[0].source, node.attributes["start"])
@@ -126,29 +131,29 @@ def _pair(builder: Builder, call: Call, hidden: View, cell: View, dims: Dims) ->
     return concatenated(builder, replace(call, name=f"{call.name}_state"), stacked, 0, dims)
 
 
-def _gru_cell(builder: Builder, call: Call, dims: Dims) -> Made:
+def _gru_cell(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
     return _step(builder, call, tensor(builder, call, 1, "hx"), dims)
 
 
-def _step(builder: Builder, call: Call, state: View, dims: Dims) -> View:
+def _step(builder: Builder, call: TracedCall, state: View, dims: Dims) -> View:
     """A cell's operator, which reads and makes states of `dims`."""
     view = tensor(builder, call, 0)
-    view = builder.spelled(call, view, (len(view.dims) - 1,))
-    state = builder.spelled(replace(call, name=f"{call.name}_before"), state, (len(dims) - 1,))
+    view = builder.with_unit_dims(call, view, (len(view.dims) - 1,))
+    state = builder.with_unit_dims(replace(call, name=f"{call.name}_before"), state, (len(dims) - 1,))
     weights = [optional_tensor(builder, call, at, name) for at, name in enumerate(
         ("w_ih", "w_hh", "b_ih", "b_hh"), start=2
     )]  # fmt: skip
-    space = Space()
-    names = spelled_names(view, space)
+    space = IndexSpace()
+    names = names_with_unit_dims(view, space)
     kind = call.target.split(".")[1]
-    gated, units, read = _gated(builder, call, space, weights, GATES[kind], names[-1])
+    gated, units, read = _gate_weights(builder, call, space, weights, GATES[kind], names[-1])
     lead = space.names(dims[: len(dims) - len(view.dims)])
     before, after = (*lead, *names[:-1], read), (*lead, *names[:-1], units)
     found = builder.emit(call, kind, space, [(view, names), (state, before), *gated], after, dims)
-    return builder.unspelled(call, spelled_out(found.maker, dims, after))
+    return builder.without_unit_dims(call, view_with_unit_dims(found.producer, dims, after))
 
 
-RECURRENT: Mapping[str, Results] = {"lstm": _layers, "gru": _layers, "lstm_cell": _lstm_cell}
+RECURRENT: Mapping[str, TupleHandler] = {"lstm": _layers, "gru": _layers, "lstm_cell": _lstm_cell}
 """Those with several results, by the name of the operator without `aten.` and its overload."""
 
 CELLS: Mapping[str, Handler] = {"gru_cell": _gru_cell}

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwise.errors import ConfigError
-from shardwise.graph import Growth
-from shardwise.runtime.capture_trace import Call, Shape, Trace, refs_of
+from shardwise.graph import SizeGrowth
+from shardwise.runtime.capture_trace import ModuleTrace, Shape, TracedCall, refs_of
 
-CONSTANT = Growth()
+CONSTANT = SizeGrowth()
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Dim:
     """The size of one dim of a tensor, and what it grows with."""
 
     size: int
-    growth: Growth = CONSTANT
+    growth: SizeGrowth = CONSTANT
 
     @property
     def is_unit(self) -> bool:
@@ -28,13 +28,15 @@ class Dim:
 Dims = tuple[Dim, ...]
 
 
-def dims_by_value(trace: Trace, doubled: Mapping[str, Trace], file: str) -> dict[str, tuple[Dims, ...]]:
+def dims_by_value(
+    trace: ModuleTrace, doubled: Mapping[str, ModuleTrace], file: str
+) -> dict[str, tuple[Dims, ...]]:
     """The dims of every parameter, of what depends on one, and of the data that this reads (several where a
     value is a tuple), from the traces with the batch (`batch`) or the sequence length (`seq_len`) doubled."""
     values = _values(trace)
     others = {what: _values(other) for what, other in doubled.items()}
     for what, other in others.items():
-        _check_alike(values, other, what, file)
+        _check_same_operators(values, other, what, file)
     found: dict[str, tuple[Dims, ...]] = {}
     for at, value in enumerate(values):
         found[value.name] = tuple(
@@ -44,7 +46,7 @@ def dims_by_value(trace: Trace, doubled: Mapping[str, Trace], file: str) -> dict
     return found
 
 
-def varying_numbers(trace: Trace, doubled: Mapping[str, Trace]) -> frozenset[str]:
+def varying_numbers(trace: ModuleTrace, doubled: Mapping[str, ModuleTrace]) -> frozenset[str]:
     """The calls of `trace` that are called with other numbers where the batch or the sequence is doubled."""
     return frozenset(
         one.name
@@ -54,7 +56,7 @@ def varying_numbers(trace: Trace, doubled: Mapping[str, Trace]) -> frozenset[str
     )
 
 
-def _numbers(call: Call) -> list[float]:
+def _numbers(call: TracedCall) -> list[float]:
     values = (*call.arguments, *call.named.values())
     return [value for value in values if isinstance(value, int | float)]
 
@@ -64,12 +66,12 @@ class _Value:
     """A value, what makes it, where, and its shapes."""
 
     name: str
-    maker: str
+    producer: str
     where: str | None
     shapes: tuple[Shape, ...]
 
 
-def _values(trace: Trace) -> list[_Value]:
+def _values(trace: ModuleTrace) -> list[_Value]:
     """Parameters, then each call that depends on one, behind the data that it reads."""
     shapes = trace.shapes()
     values = [
@@ -83,18 +85,18 @@ def _values(trace: Trace) -> list[_Value]:
     return values
 
 
-def _check_alike(values: Sequence[_Value], others: Sequence[_Value], what: str, file: str) -> None:
+def _check_same_operators(values: Sequence[_Value], others: Sequence[_Value], what: str, file: str) -> None:
     for one, two in zip(values, others, strict=False):
-        is_alike = one.maker == two.maker and [len(shape) for shape in one.shapes] == [
+        is_same = one.producer == two.producer and [len(shape) for shape in one.shapes] == [
             len(shape) for shape in two.shapes
         ]
-        if not is_alike:
-            raise _unlike(what, one.where, file)
+        if not is_same:
+            raise _differs_error(what, one.where, file)
     if len(values) != len(others):
-        raise _unlike(what, None, file)
+        raise _differs_error(what, None, file)
 
 
-def _unlike(what: str, where: str | None, file: str) -> ConfigError:
+def _differs_error(what: str, where: str | None, file: str) -> ConfigError:
     return ConfigError(
         f"is another network when the {what} doubles",
         file=file,
@@ -103,11 +105,11 @@ def _unlike(what: str, where: str | None, file: str) -> ConfigError:
     )
 
 
-def _dims(shape: Shape, grown: Mapping[str, Shape], where: str | None, file: str) -> Dims:
+def _dims(shape: Shape, doubled_shapes: Mapping[str, Shape], where: str | None, file: str) -> Dims:
     dims = []
     for at, size in enumerate(shape):
-        powers = {what: _power(size, other[at], what, where, file) for what, other in grown.items()}
-        dims.append(Dim(size, Growth(**powers)))
+        powers = {what: _power(size, other[at], what, where, file) for what, other in doubled_shapes.items()}
+        dims.append(Dim(size, SizeGrowth(**powers)))
     return tuple(dims)
 
 

@@ -19,12 +19,12 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from shardwise.errors import ConfigError
-from shardwise.runtime.capture_gradients import gradients_seen
+from shardwise.runtime.capture_gradients import parameters_with_gradient
 
 Shape = tuple[int, ...]
 
 _TORCH = os.path.dirname(torch.__file__)
-_OURS = os.path.dirname(__file__)
+_PACKAGE = os.path.dirname(__file__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class TracedCall:
     """One operator of PyTorch.
 
     `target` is its name (`aten.linear.default`), `arguments` are refs, numbers, text, None and lists of
@@ -56,7 +56,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class ModuleTrace:
     """A forward pass: data by name and shape (inputs and buffers), parameters by name in the trace with their
     name in the module and their shape, calls in order, and the names of the results. `memory` are numbers of
     what values lie in: those that see the same elements, as a tensor and its views do, have one in common.
@@ -64,13 +64,13 @@ class Trace:
 
     data: Mapping[str, Shape]
     parameters: Mapping[str, tuple[str, Shape]]
-    calls: tuple[Call, ...]
+    calls: tuple[TracedCall, ...]
     results: tuple[str, ...]
     memory: Mapping[str, frozenset[int]]
     gradients: frozenset[str]
 
     @property
-    def trained(self) -> tuple[Call, ...]:
+    def trained(self) -> tuple[TracedCall, ...]:
         """The calls that depend on a parameter, in order; all others make data from data."""
         names = set(self.parameters)
         calls = [call for call in self.calls if _joins(call, names)]
@@ -87,12 +87,12 @@ def refs_of(value: Any) -> list[Ref]:
     """All refs within an argument, or the arguments of a call, in order."""
     if isinstance(value, Ref):
         return [value]
-    if isinstance(value, Call):
+    if isinstance(value, TracedCall):
         return refs_of([list(value.arguments), *value.named.values()])
     return [ref for item in value for ref in refs_of(item)] if isinstance(value, list | tuple) else []
 
 
-def refusal(file: str, call: Call, problem: str, allowed: str) -> ConfigError:
+def refusal(file: str, call: TracedCall, problem: str, allowed: str) -> ConfigError:
     """Why a call cannot be captured, by its name and the user's line."""
     return ConfigError(
         f"{call.target.removesuffix('.default')} {problem}",
@@ -103,7 +103,7 @@ def refusal(file: str, call: Call, problem: str, allowed: str) -> ConfigError:
     )
 
 
-def _joins(call: Call, names: set[str]) -> bool:
+def _joins(call: TracedCall, names: set[str]) -> bool:
     """Whether the call reads one of `names`, which its own then joins."""
     if not any(ref.name in names for ref in refs_of(call)):
         return False
@@ -111,7 +111,9 @@ def _joins(call: Call, names: set[str]) -> bool:
     return True
 
 
-def trace_of(module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], file: str) -> Trace:
+def trace_of(
+    module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], file: str
+) -> ModuleTrace:
     """What `module` does with `inputs`, all on the meta device; ConfigError where it cannot be exported."""
     with torch.device("meta"):
         program, trained = exported(module, inputs, named, file)
@@ -125,23 +127,23 @@ def exported(
     cannot."""
     try:
         # What the module prints belongs on stderr; what PyTorch prints there of its failures does not.
-        with warnings.catch_warnings(), _quiet(), gradients_seen(module) as trained:
+        with warnings.catch_warnings(), _quiet(), parameters_with_gradient(module) as trained:
             warnings.simplefilter("ignore")
             program = torch.export.export(module, inputs, dict(named), strict=False)
             return program, frozenset(trained)
     except (Exception, SystemExit) as error:  # the user's forward may leave the program
-        raise stopped(error, file) from error
+        raise capture_error(error, file) from error
 
 
 def trace_of_program(
     program: ExportedProgram, module: torch.nn.Module, file: str, *, gradients: frozenset[str]
-) -> Trace:
+) -> ModuleTrace:
     """An exported module as plain records, with its parameters that get gradients."""
     owners = _owners(module)
     data: dict[str, Shape] = {}
     parameters: dict[str, tuple[str, Shape]] = {}
     targets = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    calls: list[Call] = []
+    calls: list[TracedCall] = []
     results: tuple[str, ...] = ()
     memory: dict[str, frozenset[int]] = {}
     for node in program.graph.nodes:
@@ -159,7 +161,7 @@ def trace_of_program(
     specs = program.graph_signature.output_specs
     outputs = {spec.arg.name for spec in specs if spec.kind is OutputKind.USER_OUTPUT}
     results = tuple(name for name in results if name in outputs)
-    return Trace(
+    return ModuleTrace(
         data=data,
         parameters=parameters,
         calls=tuple(calls),
@@ -190,7 +192,7 @@ def _owners(module: torch.nn.Module) -> dict[str, str]:
     }
 
 
-def _call(node: Any, file: str) -> Call:
+def _call(node: Any, file: str) -> TracedCall:
     value = node.meta.get("val")
     is_tuple = isinstance(value, list | tuple)
     values = value if is_tuple else [value]
@@ -206,7 +208,7 @@ def _call(node: Any, file: str) -> Call:
                 allowed="tensors of the same size at any values: torch.where or a product with the mask in "
                 "place of indexing by a mask",
             )
-    return Call(
+    return TracedCall(
         name=node.name,
         target=target,
         arguments=tuple(map(_plain, node.args)),
@@ -293,12 +295,12 @@ def _innermost(frames: list[tuple[str, int]], file: str) -> str | None:
     return f"line {others[-1][1]} of {others[-1][0]}" if others else None
 
 
-def stopped(error: BaseException, file: str) -> ConfigError:
+def capture_error(error: BaseException, file: str) -> ConfigError:
     """What stopped the export, and at which line of the user's code."""
     frames = [
         (frame.filename, frame.lineno or 0)
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((_TORCH, _OURS, "<"))
+        if not frame.filename.startswith((_TORCH, _PACKAGE, "<"))
     ]
     message = " ".join(str(error).split("\n\n")[0].split())
     return ConfigError(

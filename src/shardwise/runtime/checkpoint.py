@@ -19,35 +19,35 @@ from torch.distributed.tensor import DTensor
 from shardwise.errors import ConfigError
 from shardwise.plan import AnyPlan, GraphPlan, plan_hash
 from shardwise.runtime import graph_state, uneven_state
-from shardwise.runtime.data import Content
+from shardwise.runtime.data import DataIdentity
 from shardwise.runtime.gradients import local
-from shardwise.runtime.graphs import GraphJob
-from shardwise.runtime.job import Job
+from shardwise.runtime.graphs import GraphTrainingJob
+from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.manifest import (
     Manifest,
     commit,
     files_in,
     folder_of,
     graph_hash,
-    mark,
+    mark_folder,
     model_hash,
     newest,
     prune,
     remove_unfinished,
 )
-from shardwise.runtime.private import Boxes, LoadsBoxes, SavesBoxes, chunk_of
+from shardwise.runtime.private import ChunkLoadPlanner, ChunkSavePlanner, TensorChunks, chunk_of
 from shardwise.runtime.state import make_states, named, state_of, whole_name
-from shardwise.runtime.texts import from_all_ranks
-from shardwise.runtime.uneven import UnevenJob
+from shardwise.runtime.texts import all_gather_json
+from shardwise.runtime.uneven import UnevenTrainingJob
 from shardwise.runtime.weights import save_graph_weights, save_weights
 
-AnyJob = Job | UnevenJob | GraphJob
+AnyJob = TrainingJob | UnevenTrainingJob | GraphTrainingJob
 
 _PARAMETER = "model."
 """What the names of parameters begin with, beside those of optimizer states."""
 
 
-class Saving:
+class AsyncCheckpoint:
     """A checkpoint that is being written beside the run: of the job as it was when this was made.
 
     Parameters and states are copied first; then a thread of each rank writes its part, and that of rank 0
@@ -63,7 +63,7 @@ class Saving:
         step: int,
         seed: int = 0,
         data: str,
-        content: Content | None = None,
+        content: DataIdentity | None = None,
     ) -> None:
         self._folder = folder_of(root, step)
         # Collectives of the thread must not come between those of the steps.
@@ -81,14 +81,14 @@ class Saving:
         self._written = executor.submit(self._write, copied(job), root, manifest)
         executor.shutdown(wait=False)
 
-    def _write(self, state: dict[str, Tensor | Boxes], root: str, manifest: Manifest) -> None:
-        hosts = from_all_ranks(socket.gethostname(), self._group)
+    def _write(self, state: dict[str, Tensor | TensorChunks], root: str, manifest: Manifest) -> None:
+        hosts = all_gather_json(socket.gethostname(), self._group)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of being the only process, of plain tensors
             checkpoint.save(
                 state,
                 storage_writer=_Writer(self._folder, root, manifest, hosts),
-                planner=SavesBoxes(),
+                planner=ChunkSavePlanner(),
                 process_group=self._group,
             )
 
@@ -114,7 +114,7 @@ class _Writer(checkpoint.FileSystemWriter):
         self._folder, self._root, self._manifest, self._hosts = folder, root, manifest, hosts
 
     def prepare_local_plan(self, plan: Any) -> Any:
-        mark(self._folder)
+        mark_folder(self._folder)
         return super().prepare_local_plan(plan)
 
     def write_data(self, plan: Any, planner: Any) -> Any:
@@ -125,7 +125,7 @@ class _Writer(checkpoint.FileSystemWriter):
 
     def finish(self, metadata: Any, results: list[list[Any]]) -> None:
         written = [_sizes(of_rank) for of_rank in results]
-        check_seen(self._folder, written, self._hosts)
+        check_visible(self._folder, written, self._hosts)
         super().finish(metadata, results)
         files = files_in(self._folder, {name for sizes in written for name in sizes})
         commit(self._folder, replace(self._manifest, files=files))
@@ -141,7 +141,7 @@ def _sizes(results: Sequence[Any]) -> dict[str, int]:
     return sizes
 
 
-def check_seen(folder: str, written: Sequence[Mapping[str, int]], hosts: Sequence[str]) -> None:
+def check_visible(folder: str, written: Sequence[Mapping[str, int]], hosts: Sequence[str]) -> None:
     """ConfigError where `folder` has not all that was `written` by the ranks, each on its host: another host
     has another folder by that name."""
     for rank, (sizes, host) in enumerate(zip(written, hosts, strict=True)):
@@ -181,21 +181,21 @@ def _trained(plan: AnyPlan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def copied(job: AnyJob) -> dict[str, Tensor | Boxes]:
+def copied(job: AnyJob) -> dict[str, Tensor | TensorChunks]:
     """What this rank saves of `job`, on the host, as no step changes it. Call it on every rank."""
-    if isinstance(job, GraphJob):
-        return graph_state.copied_of(job)
-    if isinstance(job, UnevenJob):
-        return uneven_state.copied_of(job)
+    if isinstance(job, GraphTrainingJob):
+        return graph_state.graph_state_copies(job)
+    if isinstance(job, UnevenTrainingJob):
+        return uneven_state.uneven_state_copies(job)
     return {name: _copied(tensor.detach()) for name, tensor in state_of(job).items()}
 
 
-def _copied(tensor: Tensor) -> Tensor | Boxes:
+def _copied(tensor: Tensor) -> Tensor | TensorChunks:
     own = local(tensor).to("cpu", copy=True)
     if not isinstance(tensor, DTensor):
         return own
     start, _ = chunk_of(tensor)
-    return Boxes(tensor.shape, {tuple(start): own} if own.numel() else {})
+    return TensorChunks(tensor.shape, {tuple(start): own} if own.numel() else {})
 
 
 def _failure(error: checkpoint.CheckpointException) -> tuple[int, BaseException]:
@@ -228,14 +228,14 @@ def _not_written(folder: str, error: BaseException) -> ConfigError:
 
 def load(job: AnyJob, folder: str) -> None:
     """Put the checkpoint in `folder` into `job`, however it was divided when it was saved; on every rank."""
-    if isinstance(job, GraphJob):
-        _load(graph_state.wanted_of(job), folder)
-        job.spread()
+    if isinstance(job, GraphTrainingJob):
+        _load(graph_state.graph_load_targets(job), folder)
+        job.sync_weights()
         return
-    if isinstance(job, UnevenJob):
-        wanted, values = uneven_state.wanted_of(job)
-        _load(wanted, folder)
-        uneven_state.fill(job, wanted, values)
+    if isinstance(job, UnevenTrainingJob):
+        required, values = uneven_state.uneven_load_targets(job)
+        _load(required, folder)
+        uneven_state.restore_uneven_state(job, required, values)
         return
     make_states(job)
     state = state_of(job)
@@ -246,12 +246,12 @@ def load(job: AnyJob, folder: str) -> None:
             parameter.copy_(state[f"model.{whole}"])
             for key, value in job.optimizer.state[parameter].items():
                 value.copy_(state[f"optimizer.{whole}.{key}"])
-    job.spread()
+    job.sync_weights()
 
 
-def _load(state: Mapping[str, Tensor | Boxes], folder: str) -> None:
+def _load(state: Mapping[str, Tensor | TensorChunks], folder: str) -> None:
     with _read_from(folder):
-        checkpoint.load(dict(state), checkpoint_id=folder, planner=LoadsBoxes())
+        checkpoint.load(dict(state), checkpoint_id=folder, planner=ChunkLoadPlanner())
 
 
 @contextmanager
@@ -288,10 +288,10 @@ def export(plan: AnyPlan, root: str, folder: str) -> None:
 
 def _whole_parameters(folder: str) -> dict[str, Tensor]:
     """Room for each parameter of the checkpoint in `folder`, by its name there."""
-    kept = checkpoint.FileSystemReader(folder).read_metadata().state_dict_metadata
+    stored = checkpoint.FileSystemReader(folder).read_metadata().state_dict_metadata
     return {
         name: torch.empty(one.size, dtype=one.properties.dtype)
-        for name, one in kept.items()
+        for name, one in stored.items()
         if name.startswith(_PARAMETER)
     }
 
@@ -299,7 +299,7 @@ def _whole_parameters(folder: str) -> dict[str, Tensor]:
 def resumable(plan: AnyPlan, root: str) -> tuple[str, Manifest]:
     """The newest checkpoint in `root`, where a run under `plan` can go on from it. ConfigError where not."""
     folder, manifest = newest(root)
-    wanted = _trained(plan)
+    required = _trained(plan)
     is_of_graph = manifest.graph is not None
     if is_of_graph is not isinstance(plan, GraphPlan):
         kinds = ("a plan of strategies", "the plan of an operator graph")
@@ -307,7 +307,7 @@ def resumable(plan: AnyPlan, root: str) -> tuple[str, Manifest]:
             "is a checkpoint of another kind of plan", file=folder, found=kinds[is_of_graph],
             allowed=kinds[not is_of_graph],
         )  # fmt: skip
-    for key, value in wanted.items():
+    for key, value in required.items():
         if getattr(manifest, key) != value:
             raise ConfigError(
                 "is not the plan's",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import distributed
 
-from shardwise.runtime.texts import from_all_ranks
+from shardwise.runtime.texts import all_gather_json
 from shardwise.sim import Span
 
 ROUNDS = 8
@@ -18,47 +18,47 @@ _FIRST = 0
 """The rank whose clock all spans get."""
 
 
-def together(spans: Sequence[Span], *, now: Callable[[], float] = time.time) -> tuple[Span, ...]:
+def gather_spans(spans: Sequence[Span], *, now: Callable[[], float] = time.time) -> tuple[Span, ...]:
     """On rank 0 the spans of all ranks, in seconds of its own clock; nothing on the others.
 
     Every rank of the default process group calls this with its own spans, whose seconds are those of `now`. A
     clock is read within half of the time that a message takes there and back (Cristian 1989).
     """
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
-    ahead_s = [0.0] * ranks
+    offsets_s = [0.0] * ranks
     for other in range(ranks):
         if other == _FIRST:
             continue
         if rank == _FIRST:
-            ahead_s[other] = _ahead_s(other, now)
+            offsets_s[other] = _clock_offset_s(other, now)
         elif rank == other:
-            _tell_time(now)
-    every = from_all_ranks([(s.rank, s.track, s.name, s.start_s, s.finish_s) for s in spans])
+            _answer_clock_requests(now)
+    every = all_gather_json([(s.rank, s.track, s.name, s.start_s, s.finish_s) for s in spans])
     if rank != _FIRST:
         return ()
     return tuple(
-        Span(owner, track, name, start_s - off_s, finish_s - off_s)
-        for own, off_s in zip(every, ahead_s, strict=True)
+        Span(owner, track, name, start_s - offset_s, finish_s - offset_s)
+        for own, offset_s in zip(every, offsets_s, strict=True)
         for owner, track, name, start_s, finish_s in own
     )
 
 
-def _ahead_s(other: int, now: Callable[[], float]) -> float:
+def _clock_offset_s(other: int, now: Callable[[], float]) -> float:
     """How much more the clock of a rank shows than this one's."""
-    told = torch.zeros(1, dtype=torch.float64)
+    reply = torch.zeros(1, dtype=torch.float64)
     found = []
     for _ in range(ROUNDS):
-        asked_s = now()
-        distributed.send(told, other)
-        distributed.recv(told, other)
-        answered_s = now()
-        found.append((answered_s - asked_s, float(told) - (asked_s + answered_s) / 2.0))
+        sent_s = now()
+        distributed.send(reply, other)
+        distributed.recv(reply, other)
+        received_s = now()
+        found.append((received_s - sent_s, float(reply) - (sent_s + received_s) / 2.0))
     return min(found)[1]
 
 
-def _tell_time(now: Callable[[], float]) -> None:
+def _answer_clock_requests(now: Callable[[], float]) -> None:
     """Answer each message of rank 0 with the time that it is here."""
-    asked = torch.zeros(1, dtype=torch.float64)
+    request = torch.zeros(1, dtype=torch.float64)
     for _ in range(ROUNDS):
-        distributed.recv(asked, _FIRST)
+        distributed.recv(request, _FIRST)
         distributed.send(torch.tensor([now()], dtype=torch.float64), _FIRST)

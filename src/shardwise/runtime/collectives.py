@@ -1,4 +1,5 @@
-"""What a rank sends and receives: every collective of what runs inside `recorded`, with its bytes."""
+"""What a rank sends and receives: every collective of what runs inside `record_collectives`, with its
+bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from shardwise.runtime.private import COLLECTIVE_OPERATORS, DispatchMode
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Collective:
+class CollectiveRecord:
     """One kind of collective of one size.
 
     `nbytes` are those of the whole tensor, as the cost model counts them: what is reduced (all_reduce), what
@@ -26,12 +27,12 @@ class Collective:
     nbytes: int
 
 
-class Recorded(DispatchMode):
+class CollectiveRecorder(DispatchMode):
     """Counts the collectives that this thread starts."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.counts: Counter[Collective] = Counter()
+        self.counts: Counter[CollectiveRecord] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
@@ -39,13 +40,13 @@ class Recorded(DispatchMode):
         output = func(*args, **(kwargs or {}))
         if func in _MEASURED:
             kind, nbytes = _MEASURED[func]
-            self.counts[Collective(kind, nbytes(args, output))] += 1
+            self.counts[CollectiveRecord(kind, nbytes(args, output))] += 1
         return output
 
 
-def recorded() -> Recorded:
+def record_collectives() -> CollectiveRecorder:
     """A context whose `counts` are the collectives inside."""
-    return Recorded()
+    return CollectiveRecorder()
 
 
 def _bytes(of: Any) -> int:

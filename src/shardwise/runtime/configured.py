@@ -9,7 +9,7 @@ from shardwise.errors import ConfigError
 from shardwise.inputs import Fields
 from shardwise.model import Model
 from shardwise.runtime.numerics import Activation, Gate, Numerics, Routing
-from shardwise.runtime.rope import SCALINGS, Yarn, rope_fields, scaling_of, yarn_lengths
+from shardwise.runtime.rope import SCALINGS, YarnScaling, rope_fields, scaling_of, yarn_attention_factors
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -27,7 +27,7 @@ class _Family:
     """What holds where a config does not say, and how it is read.
 
     `scalings` are the kinds of scaled rotary embeddings that mean what they mean elsewhere, `rope` what is
-    taken where a config has none. Under YaRN scores grow too where `scores_grow`. `is_normed` says whether
+    taken where a config has none. Under YaRN scores grow too where `scales_scores`. `is_normed` says whether
     `norm_topk_prob` is read, `refused` is a key that must not be true. Slopes beside undivided scores are
     divided with them (`divides_slopes`).
     """
@@ -35,7 +35,7 @@ class _Family:
     numerics: Numerics
     scalings: tuple[str, ...] = SCALINGS
     rope: Mapping[str, object] = field(default_factory=dict)
-    scores_grow: bool = False
+    scales_scores: bool = False
     is_normed: bool = False
     refused: str | None = None
     divides_slopes: bool = False
@@ -50,7 +50,7 @@ _FAMILIES: Mapping[str, _Family] = {
         refused="apply_residual_connection_post_layernorm",
     ),
     "deepseek_v2": _Family(
-        numerics=Numerics(activation="silu", interleaved=True), scores_grow=True, refused="norm_topk_prob"
+        numerics=Numerics(activation="silu", interleaved=True), scales_scores=True, refused="norm_topk_prob"
     ),
     "deepseek_v3": _Family(
         numerics=Numerics(
@@ -60,7 +60,7 @@ _FAMILIES: Mapping[str, _Family] = {
                 score="sigmoid", renormalised=True, scale=2.5, best_of_group=2, correction=True
             ),
         ),
-        scores_grow=True,
+        scales_scores=True,
         is_normed=True,
     ),
     "falcon": _Family(numerics=Numerics(activation="gelu", epsilon=1e-5), divides_slopes=True),
@@ -146,7 +146,7 @@ def _with_rope(family: _Family, fields: Fields) -> Numerics:
         local = rope.mapping("sliding_attention", default={})
         rope = rope.mapping("full_attention")
     scaling = scaling_of(rope, known=family.scalings)
-    length, of_scores = yarn_lengths(rope) if isinstance(scaling, Yarn) else (1.0, 1.0)
+    length, of_scores = yarn_attention_factors(rope) if isinstance(scaling, YarnScaling) else (1.0, 1.0)
     window_theta = default.window_theta
     if window_theta is not None:
         window_theta = fields.number("rope_local_base_freq", default=window_theta)
@@ -159,8 +159,8 @@ def _with_rope(family: _Family, fields: Fields) -> Numerics:
         window_theta=window_theta,
         scaling=scaling,
         interleaved=default.interleaved and fields.boolean("rope_interleave", default=True),
-        turned_length=length,
-        score_factor=of_scores if family.scores_grow else 1.0,
+        rope_attention_factor=length,
+        score_factor=of_scores if family.scales_scores else 1.0,
     )
 
 

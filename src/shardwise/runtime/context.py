@@ -20,7 +20,7 @@ from torch.nn import functional
 from shardwise.runtime.private import attention_part, attention_part_backward
 
 
-class Context(Protocol):
+class ContextParallelAttention(Protocol):
     """How attention crosses the ranks of a context group."""
 
     def positions(self, tokens: int) -> Tensor:
@@ -31,7 +31,7 @@ class Context(Protocol):
         elements); scores are products times `scale`."""
 
 
-class Ring:
+class RingAttention:
     """Keys and values go around."""
 
     def __init__(self, group: ProcessGroup) -> None:
@@ -46,7 +46,7 @@ class Ring:
     def attention(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
         return _RingAttention.apply(q, k, v, scale, self)
 
-    def passed(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def ring_shift(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """What the rank before holds, while this rank's `tensors` go to the next."""
         size = len(self._ranks)
         after, before = self._ranks[(self._rank + 1) % size], self._ranks[(self._rank - 1) % size]
@@ -58,10 +58,10 @@ class Ring:
             work.wait()
         return tuple(received)
 
-    def turns(self) -> list[int]:
+    def key_owners(self) -> list[int]:
         """Whose keys are here at each turn."""
         size = len(self._ranks)
-        return [(self._rank - turn) % size for turn in range(size)]
+        return [(self._rank - ring_step) % size for ring_step in range(size)]
 
     def part(self, owner: int, tokens: int) -> tuple[slice, slice, bool]:
         """Which of this rank's `tokens` queries see which of `owner`'s keys, and whether a mask is due.
@@ -77,18 +77,18 @@ class Ring:
 
 class _RingAttention(Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, ring: Ring) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, ring: RingAttention) -> Tensor:
         tokens, groups = q.shape[2], q.shape[1] // k.shape[1]
         out = torch.zeros_like(q, dtype=torch.float32)
         sums = q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)  # log-sum-exp of the scores so far
-        here = (k, v)
-        for turn, owner in enumerate(ring.turns()):
-            if turn:
-                here = ring.passed(*here)
+        local_kv = (k, v)
+        for ring_step, owner in enumerate(ring.key_owners()):
+            if ring_step:
+                local_kv = ring.ring_shift(*local_kv)
             queries, keys, is_causal = ring.part(owner, tokens)
-            keys_here, values_here = (_spread(tensor[:, :, keys], groups) for tensor in here)
+            local_keys, local_values = (_repeat_kv(tensor[:, :, keys], groups) for tensor in local_kv)
             part, part_sums = attention_part(
-                q[:, :, queries], keys_here, values_here, is_causal=is_causal, scale=scale
+                q[:, :, queries], local_keys, local_values, is_causal=is_causal, scale=scale
             )
             _merge(out[:, :, queries], sums[:, :, queries], part, part_sums)
         out = out.to(q.dtype)
@@ -99,33 +99,33 @@ class _RingAttention(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, sums = ctx.saved_tensors
-        ring: Ring = ctx.ring
+        ring: RingAttention = ctx.ring
         tokens, groups = q.shape[2], q.shape[1] // k.shape[1]
         dq = torch.zeros_like(q, dtype=torch.float32)
-        here = (k, v, torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32))
-        for turn, owner in enumerate(ring.turns()):
-            if turn:
-                here = ring.passed(*here)
+        local_kv = (k, v, torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32))
+        for ring_step, owner in enumerate(ring.key_owners()):
+            if ring_step:
+                local_kv = ring.ring_shift(*local_kv)
             queries, keys, is_causal = ring.part(owner, tokens)
-            keys_here, values_here = (_spread(tensor[:, :, keys], groups) for tensor in here[:2])
+            local_keys, local_values = (_repeat_kv(tensor[:, :, keys], groups) for tensor in local_kv[:2])
             parts = attention_part_backward(
                 grads[0][:, :, queries].contiguous(),
                 q[:, :, queries],
-                keys_here,
-                values_here,
+                local_keys,
+                local_values,
                 out[:, :, queries],
                 sums[:, :, queries],
                 is_causal=is_causal,
                 scale=ctx.scale,
             )
             dq[:, :, queries] += parts[0]
-            for total, part in zip(here[2:], parts[1:], strict=True):
+            for total, part in zip(local_kv[2:], parts[1:], strict=True):
                 total[:, :, keys] += part.unflatten(1, (-1, groups)).sum(2)
-        dk, dv = ring.passed(*here[2:])
+        dk, dv = ring.ring_shift(*local_kv[2:])
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
-def _spread(tensor: Tensor, groups: int) -> Tensor:
+def _repeat_kv(tensor: Tensor, groups: int) -> Tensor:
     """Each key-value head for all the query heads that share it."""
     return tensor.repeat_interleave(groups, dim=1)
 
@@ -137,7 +137,7 @@ def _merge(out: Tensor, sums: Tensor, part: Tensor, part_sums: Tensor) -> None:
     sums.copy_(both)
 
 
-class AllToAll:
+class AllToAllAttention:
     """Heads for tokens, and back."""
 
     def __init__(self, group: ProcessGroup) -> None:
@@ -149,26 +149,26 @@ class AllToAll:
         ]
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
-        q, k, v = (_Exchange.apply(tensor, 1, 2, self._group) for tensor in (q, k, v))
+        q, k, v = (_AllToAll.apply(tensor, 1, 2, self._group) for tensor in (q, k, v))
         heads = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
-        return _Exchange.apply(heads, 2, 1, self._group)
+        return _AllToAll.apply(heads, 2, 1, self._group)
 
 
-class _Exchange(Function):
+class _AllToAll(Function):
     """Divides dim `split`, whole before, and joins dim `joined`, divided before; backward is the reverse."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, split: int, joined: int, group: ProcessGroup) -> Tensor:
         ctx.dims, ctx.group = (split, joined), group
-        return _exchanged(x, split, joined, group)
+        return _all_to_all(x, split, joined, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         split, joined = ctx.dims
-        return _exchanged(grads[0], joined, split, ctx.group), None, None, None
+        return _all_to_all(grads[0], joined, split, ctx.group), None, None, None
 
 
-def _exchanged(x: Tensor, split: int, joined: int, group: ProcessGroup) -> Tensor:
+def _all_to_all(x: Tensor, split: int, joined: int, group: ProcessGroup) -> Tensor:
     size = distributed.get_world_size(group)
     sent = torch.stack([part.contiguous() for part in x.chunk(size, dim=split)])
     received = torch.empty_like(sent)

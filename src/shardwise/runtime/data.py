@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shardwise.errors import ConfigError
-from shardwise.runtime.shuffle import Shuffle
+from shardwise.runtime.shuffle import FeistelPermutation
 from shardwise.strategy import Job
 
-ORDER = 2
+ORDER_VERSION = 2
 """Version of the order in which windows are visited; the first one drew whole permutations."""
 
 WORDS = 256
@@ -28,14 +28,14 @@ _BLOCKS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
+class DataIdentity:
     """What tells one source of samples from another, wherever it lies: size in bytes, a hash of parts of it,
     the windows that it is cut into and the version of their order."""
 
     nbytes: int
     hash: str
     windows: int
-    order: int = ORDER
+    order: int = ORDER_VERSION
 
 
 class Samples(Protocol):
@@ -45,7 +45,7 @@ class Samples(Protocol):
         """What step `step` (from 0) trains on: token ids of shape (global_batch_size, seq_len + 1), or the
         inputs of a graph by name."""
 
-    def content(self) -> Content | None:
+    def content(self) -> DataIdentity | None:
         """What tells them from others; None where seed and step do."""
 
 
@@ -67,14 +67,14 @@ class Synthetic:
 
     def batch(self, step: int) -> Tensor:
         words = min(self.vocab, WORDS)
-        follower = _generator(self.seed, 0, 0).permutation(words)
+        successor = _generator(self.seed, 0, 0).permutation(words)
         generator = _generator(self.seed, 1, step)
         shape = (self.global_batch_size, self.seq_len + 1)
         random = generator.integers(words, size=shape)
         is_noise = generator.random(shape) < self.noise
         chain = random.copy()
         for place in range(1, shape[1]):
-            chain[:, place] = np.where(is_noise[:, place], random[:, place], follower[chain[:, place - 1]])
+            chain[:, place] = np.where(is_noise[:, place], random[:, place], successor[chain[:, place - 1]])
         return torch.from_numpy(chain * self.vocab // words)
 
     def content(self) -> None:
@@ -91,7 +91,7 @@ class TokenFile:
     """
 
     def __init__(self, path: str, *, vocab: int, global_batch_size: int, seq_len: int, seed: int) -> None:
-        self._tokens = _mapped(path, np.dtype("<u2" if vocab <= 1 << 16 else "<u4"))
+        self._tokens = _memory_mapped(path, np.dtype("<u2" if vocab <= 1 << 16 else "<u4"))
         self._path = path
         self._vocab, self._batch, self._seq_len, self._seed = vocab, global_batch_size, seq_len, seed
         self.windows = (len(self._tokens) - 1) // seq_len
@@ -102,7 +102,7 @@ class TokenFile:
             )  # fmt: skip
 
     def batch(self, step: int) -> Tensor:
-        windows = visited(self.windows, self._batch, seed=self._seed, step=step)
+        windows = sample_indices(self.windows, self._batch, seed=self._seed, step=step)
         starts = (windows * self._seq_len).tolist()
         rows = np.stack([self._tokens[start : start + self._seq_len + 1] for start in starts])
         rows = rows.astype(np.int64)
@@ -113,11 +113,11 @@ class TokenFile:
             )  # fmt: skip
         return torch.from_numpy(rows)
 
-    def content(self) -> Content:
+    def content(self) -> DataIdentity:
         """Of the file as it is: of a large one the hash reads 4 MiB, spread from the first byte to the
         last."""
         nbytes = self._tokens.nbytes
-        return Content(nbytes=nbytes, hash=sampled_hash(self._path, nbytes), windows=self.windows)
+        return DataIdentity(nbytes=nbytes, hash=sampled_hash(self._path, nbytes), windows=self.windows)
 
 
 def check_batch(batch: Tensor, job: Job) -> None:
@@ -133,14 +133,14 @@ def _generator(seed: int, stream: int, step: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, stream, step))))
 
 
-def visited(count: int, batch: int, *, seed: int, step: int) -> NDArray[np.int64]:
+def sample_indices(count: int, batch: int, *, seed: int, step: int) -> NDArray[np.int64]:
     """Which of `count` windows, or samples, step `step` has, (batch): each epoch visits all of them in an
     order of its own, and sample i of step s is visit s * batch + i."""
     visits = np.arange(step * batch, (step + 1) * batch)
     epochs, places = np.divmod(visits, count)
     found = np.empty_like(places)
     for epoch in np.unique(epochs):
-        order = Shuffle(count, _generator(seed, 2, int(epoch)))
+        order = FeistelPermutation(count, _generator(seed, 2, int(epoch)))
         found[epochs == epoch] = order.at(places[epochs == epoch])
     return found
 
@@ -161,7 +161,7 @@ def sampled_hash(path: str, nbytes: int) -> str:
     return "sha256:" + digest.hexdigest()
 
 
-def _mapped(path: str, dtype: np.dtype[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+def _memory_mapped(path: str, dtype: np.dtype[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
     try:
         status = os.stat(path)
     except OSError as error:

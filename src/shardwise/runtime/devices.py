@@ -34,7 +34,7 @@ def backends() -> str:
     return "gloo" if own == "gloo" else f"cpu:gloo,{accelerator.type}:{own}"
 
 
-def check_here(cluster: Cluster, devices: int) -> None:
+def check_local_devices(cluster: Cluster, devices: int) -> None:
     """ConfigError where this machine has not so many devices of `cluster`, so that a launcher must start
     them."""
     if is_on_host(cluster):
@@ -48,7 +48,7 @@ def check_here(cluster: Cluster, devices: int) -> None:
         )  # fmt: skip
 
 
-def take_device(cluster: Cluster, rank: int) -> str:
+def select_device(cluster: Cluster, rank: int) -> str:
     """The type of the device on which `rank` computes; of several accelerators of its host this process has
     its own from now on: that of its place among the host's processes.
 
@@ -73,25 +73,25 @@ def take_device(cluster: Cluster, rank: int) -> str:
     return str(accelerator.type)
 
 
-def await_device(cluster: Cluster) -> None:
+def synchronize_device(cluster: Cluster) -> None:
     """Until this process's device is done with what it was given; the host itself is at once."""
     if not is_on_host(cluster):
         torch.accelerator.synchronize()
 
 
-def place(module: nn.Module, device_type: str) -> None:
+def to_device(module: nn.Module, device_type: str) -> None:
     """Have the parameters of `module` lie on the device of this type, where they do not yet; what is one
     parameter under several names stays one. Those of the meta device have no values there yet."""
-    moved: dict[nn.Parameter, nn.Parameter] = {}
+    on_device: dict[nn.Parameter, nn.Parameter] = {}
     for owner in module.modules():
         for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
             if parameter.device.type == device_type:
                 continue
-            if parameter not in moved:
-                moved[parameter] = nn.Parameter(
+            if parameter not in on_device:
+                on_device[parameter] = nn.Parameter(
                     _placed(parameter.detach(), device_type), requires_grad=parameter.requires_grad
                 )
-            setattr(owner, name, moved[parameter])
+            setattr(owner, name, on_device[parameter])
 
 
 def _placed(tensor: Tensor, device_type: str) -> Tensor:

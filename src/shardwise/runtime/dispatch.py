@@ -16,11 +16,11 @@ from torch import Tensor, distributed
 from torch.autograd import Function
 from torch.distributed import ProcessGroup
 
-from shardwise.runtime.parts import gathered, padded, summed_part
+from shardwise.runtime.parts import all_gather_rows, padded, reduce_scatter_rows
 from shardwise.runtime.private import all_to_all_rows
 
 
-class Dispatch:
+class TokenDispatcher:
     """The ranks among which experts lie: `expert` holds different experts, `tensor` parts of the same."""
 
     def __init__(self, expert: ProcessGroup, tensor: ProcessGroup) -> None:
@@ -38,7 +38,7 @@ class Dispatch:
         distributed.all_to_all_single(received, sent, group=self.expert)
         return received
 
-    def route(self, chosen: Tensor) -> Route:
+    def route(self, chosen: Tensor) -> TokenRoute:
         """The way of rows that are sorted by expert, `chosen` of them for each."""
         received = self.counts(chosen)
         size, ways = received.shape[0], distributed.get_world_size(self.tensor)
@@ -47,7 +47,7 @@ class Dispatch:
         if ways > 1:
             each = [torch.empty_like(received) for _ in range(ways)]
             distributed.all_gather(each, received, group=self.tensor)
-        return Route(
+        return TokenRoute(
             dispatch=self,
             sent=chosen.reshape(size, -1).sum(1).tolist(),
             received=received.sum(1).tolist(),
@@ -57,13 +57,13 @@ class Dispatch:
         )
 
 
-class Route:
+class TokenRoute:
     """The way of one microbatch's rows: how many go where."""
 
     def __init__(
         self,
         *,
-        dispatch: Dispatch,
+        dispatch: TokenDispatcher,
         sent: list[int],
         received: list[int],
         longest: int,
@@ -80,7 +80,7 @@ class Route:
 
     def to_experts(self, rows: Tensor) -> Tensor:
         """This rank's rows, sorted by expert, exchanged for the rows of the experts that are here, sorted."""
-        rows = _exchanged(rows, self._sent, self._received, self._expert)
+        rows = _routed_rows(rows, self._sent, self._received, self._expert)
         if distributed.get_world_size(self._tensor) > 1:
             rows = _Gather.apply(padded(rows, self._longest), self._tensor)
         return rows[self._order]
@@ -92,7 +92,7 @@ class Route:
             rows = _Scatter.apply(every.index_copy(0, self._order, rows), self._tensor)[: self._own]
         else:
             rows = rows[self._back]
-        return _exchanged(rows, self._received, self._sent, self._expert)
+        return _routed_rows(rows, self._received, self._sent, self._expert)
 
     @property
     def _parts(self) -> int:
@@ -109,11 +109,11 @@ def _by_expert(counts: Tensor, longest: int) -> tuple[Tensor, Tensor]:
     return places[order], torch.argsort(order)
 
 
-def _exchanged(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
-    return rows if len(sent) == 1 else _Exchange.apply(rows, sent, received, group)
+def _routed_rows(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
+    return rows if len(sent) == 1 else _AllToAllRows.apply(rows, sent, received, group)
 
 
-class _Exchange(Function):
+class _AllToAllRows(Function):
     """An all-to-all of rows, of which `sent` go to each rank and `received` come; backward is the reverse."""
 
     @staticmethod
@@ -133,11 +133,11 @@ class _Gather(Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
-        return gathered(rows, group)
+        return all_gather_rows(rows, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return summed_part(grads[0], ctx.group), None
+        return reduce_scatter_rows(grads[0], ctx.group), None
 
 
 class _Scatter(Function):
@@ -146,8 +146,8 @@ class _Scatter(Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
-        return summed_part(rows, group)
+        return reduce_scatter_rows(rows, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return gathered(grads[0], ctx.group), None
+        return all_gather_rows(grads[0], ctx.group), None

@@ -7,48 +7,48 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardwise.plan import Plan
-from shardwise.runtime.accumulate import Accumulation
-from shardwise.runtime.context import AllToAll, Context, Ring
-from shardwise.runtime.dispatch import Dispatch
+from shardwise.runtime.accumulate import GradientAccumulation
+from shardwise.runtime.context import AllToAllAttention, ContextParallelAttention, RingAttention
+from shardwise.runtime.dispatch import TokenDispatcher
 from shardwise.runtime.dtypes import COMPUTE
-from shardwise.runtime.gradients import Tie
+from shardwise.runtime.gradients import TiedWeights
 from shardwise.runtime.groups import group_among
-from shardwise.runtime.host_activations import MOVES_ACTIVATIONS, HostActivations
+from shardwise.runtime.host_activations import OFFLOADS_ACTIVATIONS, ActivationOffload
 from shardwise.runtime.loss import batch_share_loss
-from shardwise.runtime.mesh import Place, expert_mesh, rank_grid
-from shardwise.runtime.modules import Stage
-from shardwise.runtime.parts import Boundary, Shared
-from shardwise.runtime.pipeline import Pipeline, synchronised_stages
+from shardwise.runtime.mesh import RankCoordinates, expert_mesh, rank_grid
+from shardwise.runtime.modules import ModelStage
+from shardwise.runtime.parts import Boundary, SharedTokens
+from shardwise.runtime.pipeline import PipelineRunner, synchronised_stages
 from shardwise.runtime.recompute import recompute_kinds
 from shardwise.runtime.shard import mixtures, shard_states, split_experts, synchronise
 from shardwise.runtime.tensor_parallel import split_tensors
 from shardwise.schedule import SPLIT_NAMES
 from shardwise.strategy import Strategy, layer_counts
 
-Stages = tuple[tuple[int, Stage], ...]
+Stages = tuple[tuple[int, ModelStage], ...]
 """What one rank holds: stages with their numbers in the pipeline, in order."""
 
 
-def stages_of(module: Stage, plan: Plan, place: Place, mesh: DeviceMesh) -> Stages:
+def stages_of(module: ModelStage, plan: Plan, place: RankCoordinates, mesh: DeviceMesh) -> Stages:
     """This rank's stages of the whole `module`, their parameters divided over its tensor, expert and data
     groups. Makes meshes and process groups on every rank."""
     strategy = plan.best.strategy
     experts = expert_mesh(strategy, mesh.device_type) if plan.model.experts is not None else None
     context = _context_of(strategy)
     stages = _parts(module, plan, place)
-    host = HostActivations(mesh.device_type) if strategy.offload in MOVES_ACTIVATIONS else None
+    host = ActivationOffload(mesh.device_type) if strategy.offload in OFFLOADS_ACTIVATIONS else None
     for _, stage in stages:
         _prepare_layers(stage, plan, context, host)
         positions = torch.arange(plan.job.seq_len)
         if context is not None:
             positions = context.positions(plan.job.seq_len)
         stage.positions = positions.to(mesh.device_type)
-        stage.kept = stage.positions
+        stage.hidden_positions = stage.positions
         if strategy.tp > 1:
             split_tensors(stage, mesh["tp"], sequence_parallel=strategy.sequence_parallel)
             if strategy.sequence_parallel:
-                stage.kept = stage.positions.chunk(strategy.tp)[place.tp]
-            elif sends_parts(plan):
+                stage.hidden_positions = stage.positions.chunk(strategy.tp)[place.tp]
+            elif sends_shards(plan):
                 stage.boundary = Boundary(mesh["tp"].get_group())
         if experts is not None and distributed.get_world_size() > 1:
             _place_experts(stage, mesh, experts, strategy)
@@ -56,17 +56,19 @@ def stages_of(module: Stage, plan: Plan, place: Place, mesh: DeviceMesh) -> Stag
     return stages
 
 
-def _place_experts(stage: Stage, mesh: DeviceMesh, experts: DeviceMesh, strategy: Strategy) -> None:
+def _place_experts(stage: ModelStage, mesh: DeviceMesh, experts: DeviceMesh, strategy: Strategy) -> None:
     """Divide the stage's experts, and say how tokens get to them."""
     split_experts(stage, experts)
     for mixture in mixtures(stage):
         if strategy.ep * strategy.etp > 1:
-            mixture.dispatch = Dispatch(experts["ep"].get_group(), experts["etp"].get_group())
+            mixture.dispatch = TokenDispatcher(experts["ep"].get_group(), experts["etp"].get_group())
         if strategy.tp > 1 and not strategy.sequence_parallel:
-            mixture.shared_tokens = Shared(mesh["tp"].get_group())
+            mixture.shared_tokens = SharedTokens(mesh["tp"].get_group())
 
 
-def _prepare_layers(stage: Stage, plan: Plan, context: Context | None, host: HostActivations | None) -> None:
+def _prepare_layers(
+    stage: ModelStage, plan: Plan, context: ContextParallelAttention | None, host: ActivationOffload | None
+) -> None:
     """Say what each layer recomputes, how its attention crosses the context group, and what has what it
     keeps on the host."""
     stage.host = host
@@ -78,45 +80,47 @@ def _prepare_layers(stage: Stage, plan: Plan, context: Context | None, host: Hos
         layer.store = host
 
 
-def _context_of(strategy: Strategy) -> Context | None:
+def _context_of(strategy: Strategy) -> ContextParallelAttention | None:
     """This rank's context group, where the plan has them: one of its own, also where that is all ranks, for
     keys and values must not queue behind sums of gradients. Makes the groups of all ranks."""
     if strategy.cp == 1:
         return None
     grid = rank_grid(strategy).transpose(2, 3).reshape(-1, strategy.cp)
     group, _ = distributed.new_subgroups_by_enumeration(grid.tolist())
-    return Ring(group) if strategy.cp_kind == "ring" else AllToAll(group)
+    return RingAttention(group) if strategy.cp_kind == "ring" else AllToAllAttention(group)
 
 
-def sends_parts(plan: Plan) -> bool:
+def sends_shards(plan: Plan) -> bool:
     """Whether tensor ranks that all have the hidden states send a part each to the next stage."""
     strategy = plan.best.strategy
     is_whole = strategy.tp > 1 and not strategy.sequence_parallel
     return is_whole and strategy.pp > 1 and plan.model.hidden % strategy.tp == 0
 
 
-def engine_of(stages: Stages, plan: Plan, place: Place, mesh: DeviceMesh) -> Accumulation | Pipeline:
+def engine_of(
+    stages: Stages, plan: Plan, place: RankCoordinates, mesh: DeviceMesh
+) -> GradientAccumulation | PipelineRunner:
     """What runs the plan's schedule on this rank's stages."""
     strategy, job = plan.best.strategy, plan.job
     tensor_mesh = mesh["tp"] if strategy.tp > 1 else None
     loss = batch_share_loss(job.global_batch_size * job.seq_len, plan.model.vocab, tensor_mesh)
     if strategy.pp == 1:
         stage = stages[0][1]
-        return Accumulation(
+        return GradientAccumulation(
             stage,
             actions=plan.schedule.ranks[0],
             loss=loss,
             before_backward=lambda is_last: synchronise(stage, strategy, is_last=is_last),
         )
-    rows, tokens_here = strategy.micro_batch_size, job.seq_len // strategy.cp
-    kept = tokens_here // strategy.tp if strategy.sequence_parallel else tokens_here
-    width = plan.model.hidden // strategy.tp if sends_parts(plan) else plan.model.hidden
+    rows, local_tokens = strategy.micro_batch_size, job.seq_len // strategy.cp
+    hidden_tokens = local_tokens // strategy.tp if strategy.sequence_parallel else local_tokens
+    width = plan.model.hidden // strategy.tp if sends_shards(plan) else plan.model.hidden
     classes = -(-plan.model.vocab // strategy.tp)
     dtype = COMPUTE[job.dtype]
     with torch.device("meta"):
-        tokens = torch.empty(rows, tokens_here, dtype=torch.long)
-        hidden = torch.empty(rows, kept, width, dtype=dtype, requires_grad=True)
-        logits = torch.empty(rows, tokens_here, classes, dtype=dtype, requires_grad=True)
+        tokens = torch.empty(rows, local_tokens, dtype=torch.long)
+        hidden = torch.empty(rows, hidden_tokens, width, dtype=dtype, requires_grad=True)
+        logits = torch.empty(rows, local_tokens, classes, dtype=dtype, requires_grad=True)
     parts = synchronised_stages(
         stages,
         of=plan.schedule.stages,
@@ -126,10 +130,10 @@ def engine_of(stages: Stages, plan: Plan, place: Place, mesh: DeviceMesh) -> Acc
         hidden=hidden,
         logits=logits,
     )
-    return Pipeline(parts, schedule=plan.schedule, loss=loss, rank=place.pp)
+    return PipelineRunner(parts, schedule=plan.schedule, loss=loss, rank=place.pp)
 
 
-def tie_of(stages: Stages, plan: Plan) -> Tie | None:
+def tie_of(stages: Stages, plan: Plan) -> TiedWeights | None:
     """The tie of the embedding and the output projection where they are on two stages. Makes its process
     groups on every rank."""
     schedule = plan.schedule
@@ -139,24 +143,27 @@ def tie_of(stages: Stages, plan: Plan) -> Tie | None:
     here = tuple(stage.embedding.tokens.weight for _, stage in stages if stage.embedding is not None)
     here += tuple(stage.head.output.weight for _, stage in stages if stage.head is not None)
     if first == last:
-        return Tie(here, None)
+        return TiedWeights(here, None)
     grid = rank_grid(plan.best.strategy)
     pairs = torch.stack((grid[first].flatten(), grid[last].flatten()), dim=1)
-    return Tie(here, group_among(pairs.tolist()))
+    return TiedWeights(here, group_among(pairs.tolist()))
 
 
-def _parts(module: Stage, plan: Plan, place: Place) -> Stages:
+def _parts(module: ModelStage, plan: Plan, place: RankCoordinates) -> Stages:
     """The stages that this rank's place in the pipeline holds, with their numbers, in order."""
     strategy, schedule = plan.best.strategy, plan.schedule
     counts = layer_counts(
         plan.model.layers, schedule.stages, strategy.first_stage_layers, strategy.last_stage_layers
     )
     starts = [sum(counts[:stage]) for stage in range(schedule.stages + 1)]
-    ends = {0: frozenset(("embedding",)), schedule.stages - 1: frozenset(("head",))}
+    end_modules = {0: frozenset(("embedding",)), schedule.stages - 1: frozenset(("head",))}
     if schedule.stages == 1:
-        ends = {0: frozenset(("embedding", "head"))}
+        end_modules = {0: frozenset(("embedding", "head"))}
     parts = tuple(
-        (stage, module.part(starts[stage], starts[stage + 1], ends=ends.get(stage, frozenset())))
+        (
+            stage,
+            module.part(starts[stage], starts[stage + 1], end_modules=end_modules.get(stage, frozenset())),
+        )
         for stage, rank in enumerate(schedule.stage_rank)
         if rank == place.pp
     )

@@ -9,11 +9,11 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.nn import functional
 
 from shardwise.model import RoutedMlp
-from shardwise.runtime.dispatch import Dispatch
+from shardwise.runtime.dispatch import TokenDispatcher
 from shardwise.runtime.feed_forward import FeedForward, activated, gated
 from shardwise.runtime.gradients import local
 from shardwise.runtime.numerics import Gate, Numerics, Routing
-from shardwise.runtime.parts import Shared
+from shardwise.runtime.parts import SharedTokens
 
 
 class Router(nn.Module):
@@ -62,7 +62,7 @@ def _own(weight: Tensor) -> Tensor:
     return weight.to_local(grad_placements=[Partial()]) if isinstance(weight, DTensor) else weight
 
 
-class Experts(nn.Module):
+class GroupedExperts(nn.Module):
     """MLPs, one stacked behind the other; a rank of an expert group holds some of them, or parts.
 
     `parts` says on how many ranks each expert lies, whose outputs are added up.
@@ -127,10 +127,10 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, shape: RoutedMlp, hidden: int, numerics: Numerics) -> None:
         super().__init__()
         self.router = Router(shape, hidden, numerics.routing)
-        self.experts = Experts(shape, hidden, numerics.expert_gate or numerics.gate)
+        self.experts = GroupedExperts(shape, hidden, numerics.expert_gate or numerics.gate)
         self.shared = FeedForward(shape.shared, hidden, numerics.gate) if shape.shared else None
-        self.dispatch: Dispatch | None = None
-        self.shared_tokens: Shared | None = None
+        self.dispatch: TokenDispatcher | None = None
+        self.shared_tokens: SharedTokens | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)

@@ -13,7 +13,7 @@ from shardwise.runtime.private import multiply_all
 from shardwise.runtime.result import StepResult
 
 
-def settle(parameters: Iterable[nn.Parameter]) -> None:
+def reduce_partial_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Give every gradient the placement of its parameter: partial sums over tensor ranks are added up."""
     for parameter in parameters:
         grad = parameter.grad
@@ -26,7 +26,7 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def copies(parameter: Tensor, ranks: int) -> int:
+def replica_count(parameter: Tensor, ranks: int) -> int:
     """On how many of a stage's `ranks` each element of `parameter` lies."""
     if not isinstance(parameter, DTensor):
         return ranks
@@ -45,7 +45,7 @@ def square_sum(parameters: Iterable[nn.Parameter], ranks: int, *, device: str) -
     by_copies: dict[int, list[Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            by_copies.setdefault(copies(parameter, ranks), []).append(local(parameter.grad).float())
+            by_copies.setdefault(replica_count(parameter, ranks), []).append(local(parameter.grad).float())
     for (
         many,
         gradients,
@@ -69,7 +69,7 @@ def scale(parameters: Iterable[nn.Parameter], factor: float) -> None:
     multiply_all([local(each.grad) for each in parameters if each.grad is not None], factor)
 
 
-class Tie:
+class TiedWeights:
     """Two copies of one weight, on the first and on the last stage, whose gradients are one sum.
 
     `here` are those of the copies that this rank holds, the first stage's first; `group` joins the ranks that
@@ -77,14 +77,14 @@ class Tie:
     """
 
     def __init__(self, here: tuple[nn.Parameter, ...], group: distributed.ProcessGroup | None) -> None:
-        self._here = here
+        self._local = here
         self._group = group
 
     def add_up(self) -> None:
         """Both copies get the sum of both gradients; they have been equal and stay so."""
-        if len(self._here) == 2:
-            first, last = (local(weight.grad) for weight in self._here)
+        if len(self._local) == 2:
+            first, last = (local(weight.grad) for weight in self._local)
             first.add_(last)
             last.copy_(first)
-        elif self._here:
-            distributed.all_reduce(local(self._here[0].grad), group=self._group)
+        elif self._local:
+            distributed.all_reduce(local(self._local[0].grad), group=self._group)

@@ -14,17 +14,17 @@ from torch import Tensor
 
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, OpNode, samples_dim
-from shardwise.runtime.data import Content, sampled_hash, visited
+from shardwise.runtime.data import DataIdentity, sample_indices, sampled_hash
 from shardwise.runtime.initial import generator_of
 
-BATCHES = 4
+RANDOM_BATCHES = 4
 """So many batches are drawn, and met again and again: their targets can only be remembered."""
 
 SUFFIX = ".npy"
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class RandomInputs:
     """Classes where an operator reads an input as such, else normal numbers."""
 
     graph: OpGraph
@@ -34,7 +34,7 @@ class Drawn:
         classes = classes_of(self.graph)
         found: dict[str, Tensor] = {}
         for name, shape in self.graph.inputs.items():
-            random = generator_of(f"{name} {step % BATCHES}", self.seed)
+            random = generator_of(f"{name} {step % RANDOM_BATCHES}", self.seed)
             if name in classes:
                 found[name] = torch.randint(classes[name], shape, generator=random)
             else:
@@ -57,14 +57,14 @@ class ArrayFolder:
         self._folder, self._graph, self._seed = folder, graph, seed
         self._dims = {name: samples_dim(graph, name) for name in graph.inputs}
         self._classes = classes_of(graph)
-        self._arrays = {name: self._mapped(name) for name in graph.inputs}
-        self.samples = self._counted()
+        self._arrays = {name: self._memory_mapped(name) for name in graph.inputs}
+        self.samples = self._sample_count()
 
     def batch(self, step: int) -> dict[str, Tensor]:
-        rows = visited(self.samples, self._graph.batch, seed=self._seed, step=step)
+        rows = sample_indices(self.samples, self._graph.batch, seed=self._seed, step=step)
         return {name: self._read(name, rows) for name in self._arrays}
 
-    def content(self) -> Content:
+    def content(self) -> DataIdentity:
         """Of the files as they are; of large ones the hash reads parts, spread from the first byte to the
         last."""
         digest = hashlib.sha256()
@@ -73,12 +73,12 @@ class ArrayFolder:
             size = os.path.getsize(self._path(name))
             digest.update(f"{name} {size} {sampled_hash(self._path(name), size)}\n".encode())
             nbytes += size
-        return Content(nbytes=nbytes, hash="sha256:" + digest.hexdigest(), windows=self.samples)
+        return DataIdentity(nbytes=nbytes, hash="sha256:" + digest.hexdigest(), windows=self.samples)
 
     def _path(self, name: str) -> str:
         return os.path.join(self._folder, name + SUFFIX)
 
-    def _mapped(self, name: str) -> NDArray[np.generic]:
+    def _memory_mapped(self, name: str) -> NDArray[np.generic]:
         """The array of an input, of which all dims but that of samples are the graph's."""
         if os.path.basename(name) != name:
             raise ConfigError(
@@ -92,12 +92,12 @@ class ArrayFolder:
                 allowed="shardwise.parallelize in a program, with batches of its own",
             )  # fmt: skip
         array = _loaded(path)
-        wanted = [None if place == along else size for place, size in enumerate(shape)]
+        expected = [None if place == along else size for place, size in enumerate(shape)]
         found = [None if place == along else size for place, size in enumerate(array.shape)]
-        if found != wanted:
+        if found != expected:
             raise ConfigError(
-                "is not of the graph's shape", file=path, key="--data", found=_told(array.shape),
-                allowed=_told(wanted) + (" for N samples" if along is not None else ""),
+                "is not of the graph's shape", file=path, key="--data", found=_shape_text(array.shape),
+                allowed=_shape_text(expected) + (" for N samples" if along is not None else ""),
             )  # fmt: skip
         is_class = name in self._classes
         if array.dtype.kind not in ("iu" if is_class else "iuf"):
@@ -107,7 +107,7 @@ class ArrayFolder:
             )  # fmt: skip
         return array
 
-    def _counted(self) -> int:
+    def _sample_count(self) -> int:
         """How many samples all arrays have."""
         dims = {name: along for name, along in self._dims.items() if along is not None}
         if not dims:
@@ -151,7 +151,7 @@ def _loaded(path: str) -> NDArray[np.generic]:
     return array
 
 
-def _told(shape: Sequence[int | None]) -> str:
+def _shape_text(shape: Sequence[int | None]) -> str:
     return f"({', '.join('N' if size is None else str(size) for size in shape)})"
 
 

@@ -25,9 +25,9 @@ def mesh_of(ranks: Tensor, names: tuple[str, ...], device_type: str) -> DeviceMe
     `DeviceMesh` itself makes a group for every axis, and of one rank for each axis that has only one: here
     those axes have one between them.
     """
-    alone = group_among(ranks.reshape(-1, 1).tolist()) if 1 in ranks.shape else None
+    singleton = group_among(ranks.reshape(-1, 1).tolist()) if 1 in ranks.shape else None
     groups = [
-        alone if size == 1 else group_among(ranks.movedim(axis, -1).reshape(-1, size).tolist())
+        singleton if size == 1 else group_among(ranks.movedim(axis, -1).reshape(-1, size).tolist())
         for axis, size in enumerate(ranks.shape)
     ]
     return DeviceMesh.from_group(groups, device_type, ranks.contiguous(), mesh_dim_names=names)

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, distributed
 
 from shardwise.runtime.private import chunk_of
-from shardwise.runtime.transfers import Holding, Region
+from shardwise.runtime.transfers import RankRegion, Region
 
 DIMS = 3
 """Most dims of a parameter; those that it lacks count as of size 1."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LocalRegion:
     """A region of a tensor that a rank holds, with what it holds of it by kind: `model`, and the names of the
     optimizer's states."""
 
@@ -39,10 +39,10 @@ def region_of(parameter: Tensor) -> Region:
     return region + ((0, 1),) * (DIMS - len(region))
 
 
-def told(held: Iterable[tuple[int, Region]]) -> list[Holding]:
+def gather_rank_regions(regions: Iterable[tuple[int, Region]]) -> list[RankRegion]:
     """What all ranks hold, as each tells it: numbers of tensors, and regions that are not empty. Call it on
     every rank."""
-    rows = [[tensor, *(end for ends in region for end in ends)] for tensor, region in held]
+    rows = [[tensor, *(end for bounds in region for end in bounds)] for tensor, region in regions]
     most = torch.tensor([len(rows)])
     distributed.all_reduce(most, op=distributed.ReduceOp.MAX)
     own = torch.full((int(most), 1 + 2 * DIMS), -1, dtype=torch.int64)
@@ -51,7 +51,7 @@ def told(held: Iterable[tuple[int, Region]]) -> list[Holding]:
     gathered = own.new_empty(distributed.get_world_size() * len(own), own.shape[1])
     distributed.all_gather_single(gathered, own)
     return [
-        Holding(place // len(own), row[0], tuple(zip(row[1::2], row[2::2], strict=True)))
+        RankRegion(place // len(own), row[0], tuple(zip(row[1::2], row[2::2], strict=True)))
         for place, row in enumerate(gathered.tolist())
         if row[0] >= 0
     ]

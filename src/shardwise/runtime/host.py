@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 
-def room_like(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def host_buffer_like(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Memory on the host of this shape and dtype for what `tensor`'s device computes with; pinned where that
     is an accelerator, which reaches no other memory without waiting."""
-    is_away = tensor.device.type not in ("cpu", "meta")
-    return tensor.new_empty(shape, dtype=dtype, device="cpu", pin_memory=is_away)
+    is_accelerator = tensor.device.type not in ("cpu", "meta")
+    return tensor.new_empty(shape, dtype=dtype, device="cpu", pin_memory=is_accelerator)
 
 
-class Lane:
+class CopyStream:
     """Copies between a device and the host, one after the other, beside what the device computes: on an
     accelerator on a stream of their own. On the host they are done when they are asked for."""
 
@@ -31,18 +31,18 @@ class Lane:
         self._stream.wait_stream(torch.accelerator.current_stream())
         return self._stream
 
-    def mark(self) -> torch.Event | None:
+    def record(self) -> torch.Event | None:
         """The moment when all copies so far are done."""
         return None if self._stream is None else self._stream.record_event()
 
 
-def await_on_device(moment: torch.Event | None) -> None:
-    """Have the device go on behind `moment`."""
-    if moment is not None:
-        torch.accelerator.current_stream().wait_event(moment)
+def wait_on_device(event: torch.Event | None) -> None:
+    """Have the device go on behind `event`."""
+    if event is not None:
+        torch.accelerator.current_stream().wait_event(event)
 
 
-def await_on_host(moment: torch.Event | None) -> None:
-    """Until `moment`: what was copied to the host may be read."""
-    if moment is not None:
-        moment.synchronize()
+def wait_on_host(event: torch.Event | None) -> None:
+    """Until `event`: what was copied to the host may be read."""
+    if event is not None:
+        event.synchronize()

@@ -23,7 +23,7 @@ class Fused:
 
     name: str
     parts: tuple[str, ...]
-    form: Literal["stacked", "grouped"] = "stacked"
+    layout: Literal["stacked", "grouped"] = "stacked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +42,17 @@ class Interleaved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Files:
+class WeightFormat:
     """A family's files: the list of layers, and of each module of ours the name of theirs.
 
-    `turned` says whether matrices inside layers are stored [in, out], `norm_offset` how much less than ours
-    the weights of norms are.
-    """
+    `transposed` says whether matrices inside layers are stored [in, out], `norm_offset` how much less than
+    ours the weights of norms are."""
 
     layers: str
     names: Mapping[str, str]
     fused: tuple[Fused, ...] = ()
     experts: Listed | Interleaved | None = None
-    turned: bool = False
+    transposed: bool = False
     norm_offset: float = 0.0
 
 
@@ -111,43 +110,45 @@ _OPT = {
 
 _QKV = ("attention.q", "attention.k", "attention.v")
 _PROJECTED = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-_LLAMA_FILES = Files(layers="model.layers", names=_LLAMA)
-_DEEPSEEK_FILES = Files(layers="model.layers", names=_DEEPSEEK, experts=Listed("mlp.experts", _PROJECTED))
+_LLAMA_FORMAT = WeightFormat(layers="model.layers", names=_LLAMA)
+_DEEPSEEK_FORMAT = WeightFormat(
+    layers="model.layers", names=_DEEPSEEK, experts=Listed("mlp.experts", _PROJECTED)
+)
 
-_FILES: Mapping[str, Files] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA_FILES),
-    **dict.fromkeys(("gemma2", "gemma3"), Files(layers="model.layers", names=_GEMMA, norm_offset=1.0)),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _DEEPSEEK_FILES),
-    "bloom": Files(
+_FORMATS: Mapping[str, WeightFormat] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA_FORMAT),
+    **dict.fromkeys(("gemma2", "gemma3"), WeightFormat(layers="model.layers", names=_GEMMA, norm_offset=1.0)),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _DEEPSEEK_FORMAT),
+    "bloom": WeightFormat(
         layers="transformer.h",
         names=_BLOOM,
         fused=(Fused("self_attention.query_key_value", _QKV, "grouped"),),
     ),
-    "falcon": Files(
+    "falcon": WeightFormat(
         layers="transformer.h",
         names=_BLOOM,
         fused=(Fused("self_attention.query_key_value", _QKV, "grouped"),),
     ),
-    "gpt2": Files(
-        layers="transformer.h", names=_GPT2, fused=(Fused("attn.c_attn", _QKV),), turned=True
+    "gpt2": WeightFormat(
+        layers="transformer.h", names=_GPT2, fused=(Fused("attn.c_attn", _QKV),), transposed=True
     ),
-    "gpt_neox": Files(
+    "gpt_neox": WeightFormat(
         layers="gpt_neox.layers",
         names=_GPT_NEOX,
         fused=(Fused("attention.query_key_value", _QKV, "grouped"),),
     ),
-    "gpt_oss": Files(
+    "gpt_oss": WeightFormat(
         layers="model.layers",
         names=_LLAMA | {"mlp.router": "mlp.router", "attention": "self_attn"},
         experts=Interleaved("mlp.experts"),
     ),
-    "mixtral": Files(
+    "mixtral": WeightFormat(
         layers="model.layers",
         names=_LLAMA | {"mlp.router": "block_sparse_moe.gate"},
         experts=Listed("block_sparse_moe.experts", {"gate": "w1", "up": "w3", "down": "w2"}),
     ),
-    "opt": Files(layers="model.decoder.layers", names=_OPT),
-    "phi3": Files(
+    "opt": WeightFormat(layers="model.decoder.layers", names=_OPT),
+    "phi3": WeightFormat(
         layers="model.layers",
         names=_LLAMA,
         fused=(
@@ -155,7 +156,7 @@ _FILES: Mapping[str, Files] = {
             Fused("mlp.gate_up_proj", ("mlp.gate", "mlp.up")),
         ),
     ),
-    "qwen3_moe": Files(
+    "qwen3_moe": WeightFormat(
         layers="model.layers",
         names=_LLAMA | {"mlp.router": "mlp.gate"},
         experts=Listed("mlp.experts", _PROJECTED),
@@ -170,33 +171,36 @@ _KINDS = {"correction": "e_score_correction_bias"}
 """Tensors of a module that have another name there."""
 
 
-def check_named(model: Model) -> None:
+def check_weight_names(model: Model) -> None:
     """ConfigError where files of this family have no names here."""
-    if model.family not in _FILES:
+    if model.family not in _FORMATS:
         raise ConfigError(
-            "has no names of Hugging Face's", key="model", found=model.family, allowed=", ".join(_FILES)
+            "has no names of Hugging Face's", key="model", found=model.family, allowed=", ".join(_FORMATS)
         )
 
 
-def theirs(model: Model, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def to_hugging_face(model: Model, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """The tensors of their file that hold `state`, the whole module's tensors by our names."""
     named = _Named(model)
     for name, tensor in state.items():
         if name == "head.output.weight" and model.tied_embeddings:
             continue
         at, inner, kind = named.place(name)
-        fused = named.fusing(inner)
+        fused = named.fused_with(inner)
         if inner == "mlp.experts":
             yield from named.of_experts(state, name, at, kind)
         elif fused is not None:
             if inner == fused.parts[0]:
                 parts = [state[name.replace(inner, part)] for part in fused.parts]
-                yield f"{at}.{fused.name}.{kind}", named.turned(at, named.joined(fused, parts))
+                yield f"{at}.{fused.name}.{kind}", named.transposed(at, named.joined(fused, parts))
         else:
-            yield named.their_name(at, inner, kind), named.shifted(inner, named.turned(at, tensor), -1)
+            yield (
+                named.hugging_face_name(at, inner, kind),
+                named.with_norm_offset(inner, named.transposed(at, tensor), -1),
+            )
 
 
-def ours(model: Model, name: str, read: Read) -> Tensor:
+def from_hugging_face(model: Model, name: str, read: Read) -> Tensor:
     """Our tensor `name` from the tensors of their file."""
     named = _Named(model)
     if name == "head.output.weight" and model.tied_embeddings:
@@ -204,11 +208,13 @@ def ours(model: Model, name: str, read: Read) -> Tensor:
     at, inner, kind = named.place(name)
     if inner == "mlp.experts":
         return named.experts(at, kind, read)
-    fused = named.fusing(inner)
+    fused = named.fused_with(inner)
     if fused is not None:
-        whole = named.turned(at, read(f"{at}.{fused.name}.{kind}"))
-        return named.parted(fused, whole)[fused.parts.index(inner)]
-    return named.shifted(inner, named.turned(at, read(named.their_name(at, inner, kind))), 1)
+        whole = named.transposed(at, read(f"{at}.{fused.name}.{kind}"))
+        return named.split_fused(fused, whole)[fused.parts.index(inner)]
+    return named.with_norm_offset(
+        inner, named.transposed(at, read(named.hugging_face_name(at, inner, kind))), 1
+    )
 
 
 class _Named:
@@ -216,11 +222,11 @@ class _Named:
 
     def __init__(self, model: Model) -> None:
         decoder = decoder_of(model)
-        self._files = _FILES[model.family]
-        self._names = self._files.names
+        self._format = _FORMATS[model.family]
+        self._names = self._format.names
         self._attention = decoder.layers[0].attention
         self._count = model.experts.experts if model.experts is not None else 0
-        if model.family == "falcon" and decoder.layers[0].order == "parallel":
+        if model.family == "falcon" and decoder.layers[0].norm_placement == "parallel":
             self._names = {**self._names, **_TWO_NORMS}
         # The text decoder of a model of several kinds of input.
         self._prefix = "language_model." if model.config.get("text_config") is not None else ""
@@ -232,36 +238,36 @@ class _Named:
         if not stem.startswith("layers."):
             return "", stem, kind
         _, index, inner = stem.split(".", 2)
-        return f"{self._prefix}{self._files.layers}.{index}", inner, kind
+        return f"{self._prefix}{self._format.layers}.{index}", inner, kind
 
-    def their_name(self, at: str, inner: str, kind: str) -> str:
+    def hugging_face_name(self, at: str, inner: str, kind: str) -> str:
         stem = f"{at}.{self._names[inner]}" if at else f"{self._prefix}{self._names[inner]}"
         return f"{stem}.{_KINDS.get(kind, kind)}"
 
-    def turned(self, at: str, tensor: Tensor) -> Tensor:
+    def transposed(self, at: str, tensor: Tensor) -> Tensor:
         """Matrices inside layers of a family that stores them [in, out]."""
-        return tensor.t().contiguous() if self._files.turned and at and tensor.dim() == 2 else tensor
+        return tensor.t().contiguous() if self._format.transposed and at and tensor.dim() == 2 else tensor
 
-    def shifted(self, inner: str, tensor: Tensor, sign: int) -> Tensor:
+    def with_norm_offset(self, inner: str, tensor: Tensor, sign: int) -> Tensor:
         """The weights of a norm, more (`sign` 1) or less by the offset of the family's."""
-        offset = self._files.norm_offset if inner.endswith("norm") else 0.0
+        offset = self._format.norm_offset if inner.endswith("norm") else 0.0
         return tensor + sign * offset if offset else tensor
 
-    def fusing(self, inner: str) -> Fused | None:
-        return next((fused for fused in self._files.fused if inner in fused.parts), None)
+    def fused_with(self, inner: str) -> Fused | None:
+        return next((fused for fused in self._format.fused if inner in fused.parts), None)
 
     def joined(self, fused: Fused, parts: Sequence[Tensor]) -> Tensor:
-        if fused.form == "stacked":
+        if fused.layout == "stacked":
             return torch.cat(list(parts))
         heads = self._attention.kv_heads
         return torch.cat([part.unflatten(0, (heads, -1)) for part in parts], dim=1).flatten(0, 1)
 
-    def parted(self, fused: Fused, whole: Tensor) -> Sequence[Tensor]:
+    def split_fused(self, fused: Fused, whole: Tensor) -> Sequence[Tensor]:
         if fused.parts != _QKV:
             return whole.chunk(len(fused.parts))
         heads, kv_heads = self._attention.heads, self._attention.kv_heads
         dim = len(whole) // (heads + 2 * kv_heads)
-        if fused.form == "stacked":
+        if fused.layout == "stacked":
             return whole.split((heads * dim, kv_heads * dim, kv_heads * dim))
         groups = whole.unflatten(0, (kv_heads, -1))
         return [part.flatten(0, 1) for part in groups.split((heads // kv_heads * dim, dim, dim), dim=1)]
@@ -270,34 +276,36 @@ class _Named:
         self, state: Mapping[str, Tensor], name: str, at: str, kind: str
     ) -> Iterator[tuple[str, Tensor]]:
         """Their tensors of all experts that hold our `name`."""
-        form = self._files.experts
-        if isinstance(form, Listed):
+        layout = self._format.experts
+        if isinstance(layout, Listed):
             for expert, matrix in enumerate(state[name]):
-                yield f"{at}.{form.name}.{expert}.{form.matrices[kind]}.weight", matrix.contiguous()
-        elif form is not None:
+                yield f"{at}.{layout.name}.{expert}.{layout.matrices[kind]}.weight", matrix.contiguous()
+        elif layout is not None:
             end = "_bias" if kind.endswith("_bias") else ""
             if kind.startswith("down"):
-                yield f"{at}.{form.name}.down_proj{end}", _inwards(state[name])
+                yield f"{at}.{layout.name}.down_proj{end}", _transposed_last(state[name])
             elif kind.startswith("gate"):
-                halves = [_inwards(state[name.replace(kind, f"{half}{end}")]) for half in ("gate", "up")]
-                yield f"{at}.{form.name}.gate_up_proj{end}", torch.stack(halves, dim=-1).flatten(-2)
+                halves = [
+                    _transposed_last(state[name.replace(kind, f"{half}{end}")]) for half in ("gate", "up")
+                ]
+                yield f"{at}.{layout.name}.gate_up_proj{end}", torch.stack(halves, dim=-1).flatten(-2)
 
     def experts(self, at: str, kind: str, read: Read) -> Tensor:
         """Ours of this `kind`, of all experts."""
-        form = self._files.experts
-        if isinstance(form, Listed):
-            names = [f"{at}.{form.name}.{e}.{form.matrices[kind]}.weight" for e in range(self._count)]
+        layout = self._format.experts
+        if isinstance(layout, Listed):
+            names = [f"{at}.{layout.name}.{e}.{layout.matrices[kind]}.weight" for e in range(self._count)]
             return torch.stack([read(name) for name in names])
-        if form is None:
+        if layout is None:
             raise TypeError(kind)
         which, _, end = kind.partition("_")
         end = f"_{end}" if end else ""
         if which == "down":
-            return _inwards(read(f"{at}.{form.name}.down_proj{end}"))
-        both = read(f"{at}.{form.name}.gate_up_proj{end}")
-        return _inwards(both[..., 0 if which == "gate" else 1 :: 2])
+            return _transposed_last(read(f"{at}.{layout.name}.down_proj{end}"))
+        both = read(f"{at}.{layout.name}.gate_up_proj{end}")
+        return _transposed_last(both[..., 0 if which == "gate" else 1 :: 2])
 
 
-def _inwards(stacked: Tensor) -> Tensor:
+def _transposed_last(stacked: Tensor) -> Tensor:
     """Matrices [out, in] for such as are [in, out], and the reverse; vectors as they are."""
     return stacked.mT.contiguous() if stacked.dim() == 3 else stacked.contiguous()

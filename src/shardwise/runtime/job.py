@@ -1,4 +1,5 @@
-"""A training job that runs as its plan says: `divided_job` divides a module, `Job.step` takes one step."""
+"""A training job that runs as its plan says: `divided_job` divides a module, `TrainingJob.step` takes one
+step."""
 
 from __future__ import annotations
 
@@ -12,35 +13,35 @@ from torch.profiler import record_function
 from shardwise.errors import ConfigError
 from shardwise.model import Model
 from shardwise.plan import Plan
-from shardwise.runtime.accumulate import Accumulation
+from shardwise.runtime.accumulate import GradientAccumulation
 from shardwise.runtime.data import check_batch
 from shardwise.runtime.divide import engine_of, stages_of, tie_of
 from shardwise.runtime.dtypes import COMPUTE
-from shardwise.runtime.gradients import Tie, clip, settle, square_sum
-from shardwise.runtime.host_states import MOVES_STATES, HostStates
-from shardwise.runtime.mesh import Place, device_mesh, place_of
-from shardwise.runtime.modules import Stage
+from shardwise.runtime.gradients import TiedWeights, clip, reduce_partial_gradients, square_sum
+from shardwise.runtime.host_states import OFFLOADS_STATES, OptimizerOffload
+from shardwise.runtime.mesh import RankCoordinates, coordinates_of, device_mesh
+from shardwise.runtime.modules import ModelStage
 from shardwise.runtime.optimizer import optimizer_of
-from shardwise.runtime.pipeline import Pipeline
+from shardwise.runtime.pipeline import PipelineRunner
 from shardwise.runtime.result import StepResult
 from shardwise.runtime.trace import OPTIMIZER
 
 
-class Job:
+class TrainingJob:
     """A module, its optimizer and its step, divided over the ranks of the running processes."""
 
     def __init__(
         self,
         *,
         plan: Plan,
-        place: Place,
+        place: RankCoordinates,
         mesh: DeviceMesh,
-        stages: tuple[tuple[int, Stage], ...],
-        engine: Accumulation | Pipeline,
-        tie: Tie | None,
+        stages: tuple[tuple[int, ModelStage], ...],
+        engine: GradientAccumulation | PipelineRunner,
+        tie: TiedWeights | None,
         optimizer: torch.optim.Optimizer,
         max_norm: float,
-        host: HostStates | None,
+        host: OptimizerOffload | None,
     ) -> None:
         """`optimizer` has the parameters of `host` where that keeps them."""
         self.plan = plan
@@ -72,19 +73,19 @@ class Job:
 
     def backward(self, batch: Tensor) -> StepResult:
         """The part of `step` before the optimizer: loss, and clipped gradients in the parameters."""
-        tokens, targets = self._own(batch)
+        tokens, targets = self._local_batch(batch)
         replicas = [stage.replicas for _, stage in self.stages if stage.replicas is not None]
         for each in replicas:
             each.start()
         loss = self._engine.run(tokens, targets)
         for each in replicas:
             each.finish()
-        settle(self.parameters)
+        reduce_partial_gradients(self.parameters)
         if self._tie is not None:
             self._tie.add_up()
         strategy = self.plan.best.strategy
         ranks = strategy.tp * strategy.cp * strategy.dp
-        squares = square_sum(self._counted(), ranks, device=self.mesh.device_type)
+        squares = square_sum(self._norm_parameters(), ranks, device=self.mesh.device_type)
         return clip(loss / strategy.tp, squares, self.parameters, self.max_norm)
 
     def update(self) -> None:
@@ -100,12 +101,12 @@ class Job:
         """What the optimizer has of `parameter`: itself, or in its place the host's."""
         return parameter if self.host is None else self.host.parameters[parameter]
 
-    def spread(self) -> None:
+    def sync_weights(self) -> None:
         """Have what ranks compute with be what the optimizer has now, after that was written to."""
         if self.host is not None:
-            self.host.spread()
+            self.host.sync_weights()
 
-    def _counted(self) -> Iterable[nn.Parameter]:
+    def _norm_parameters(self) -> Iterable[nn.Parameter]:
         """Parameters that belong to the gradient norm: of tied copies the first."""
         for index, stage in self.stages:
             for name, parameter in stage.named_parameters():
@@ -117,7 +118,7 @@ class Job:
         is_last = index == self.plan.schedule.stages - 1
         return self._tie is not None and is_last and name == "head.output.weight"
 
-    def _own(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+    def _local_batch(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         """This rank's tokens and targets, each (microbatches, rows, tokens): replica d takes the d-th part of
         the batch, its microbatches one after the other; of a sequence its context rank's places."""
         strategy, job = self.plan.best.strategy, self.plan.job
@@ -129,22 +130,24 @@ class Job:
         return own[..., places].contiguous(), own[..., places + 1].contiguous()
 
 
-def divided_job(module: Stage, plan: Plan, *, device_type: str, lr: float, max_norm: float) -> Job:
+def divided_job(
+    module: ModelStage, plan: Plan, *, device_type: str, lr: float, max_norm: float
+) -> TrainingJob:
     """`module`, a whole reference module, divided as `plan` says over the running processes, of which there
     are as many as it has devices; each computes on its device of this type."""
     strategy = plan.best.strategy
-    place = place_of(strategy, distributed.get_rank())
+    place = coordinates_of(strategy, distributed.get_rank())
     mesh = device_mesh(strategy, device_type)
     stages = stages_of(module, plan, place, mesh)
     parameters = [parameter for _, stage in stages for parameter in stage.parameters()]
     host = None
-    if strategy.offload in MOVES_STATES:
-        host = HostStates(
+    if strategy.offload in OFFLOADS_STATES:
+        host = OptimizerOffload(
             [stage for _, stage in stages], device_type=device_type, dtype=COMPUTE[plan.job.dtype],
             keeps_shards=strategy.param_shard > 1,
         )  # fmt: skip
         parameters = [host.parameters[parameter] for parameter in parameters]
-    return Job(
+    return TrainingJob(
         plan=plan,
         place=place,
         mesh=mesh,
@@ -157,9 +160,9 @@ def divided_job(module: Stage, plan: Plan, *, device_type: str, lr: float, max_n
     )
 
 
-def checked_stage(module: nn.Module, model: Model) -> Stage:
+def checked_stage(module: nn.Module, model: Model) -> ModelStage:
     """`module` where it is the whole of `model`, which is the plan's."""
-    if not isinstance(module, Stage) or module.embedding is None or module.head is None:
+    if not isinstance(module, ModelStage) or module.embedding is None or module.head is None:
         raise ConfigError(
             "is not a whole reference module",
             key="module",

@@ -29,7 +29,7 @@ def batch_share_loss(tokens: int, vocab: int, mesh: DeviceMesh | None) -> Callab
     first, group = mesh.get_local_rank() * -(-vocab // mesh.size()), mesh.get_group()
 
     def divided(logits: Tensor, targets: Tensor) -> Tensor:
-        total: Tensor = _DividedCrossEntropy.apply(logits.float(), targets - first, group)
+        total: Tensor = _VocabParallelCrossEntropy.apply(logits.float(), targets - first, group)
         return total / tokens
 
     return divided
@@ -67,7 +67,7 @@ def _probabilities(logits: Tensor) -> Tensor:
     return torch.softmax(wide, -1, out=wide)
 
 
-class _DividedCrossEntropy(Function):
+class _VocabParallelCrossEntropy(Function):
     """The same of logits of some of the classes, in fp32; targets count from the first of these. In the place
     of the logits.
 

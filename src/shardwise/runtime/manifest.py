@@ -21,17 +21,17 @@ from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, graph_text
 from shardwise.inputs import Fields, parse_mapping, read_mapping
 from shardwise.plan import write_file
-from shardwise.runtime.data import Content
+from shardwise.runtime.data import DataIdentity
 
 SCHEMA = "shardwise.checkpoint"
 VERSION = 3
 """The first one knew data by its name alone, the second one no graphs."""
 
 MANIFEST = "manifest.json"
-MARK = ".shardwise"
+MARKER = ".shardwise"
 """Name of the file by which a folder is known as one of ours."""
 
-KEPT = 2
+MAX_CHECKPOINTS = 2
 """How many finished checkpoints stay."""
 
 _FOLDER = re.compile(r"step-([0-9]{8})")
@@ -46,7 +46,7 @@ class Manifest:
     seed: int
     data: str
     """`synthetic`, or where the file lay."""
-    content: Content | None
+    content: DataIdentity | None
     """What the file was; None of synthetic data, and where the manifest is of version 1."""
     optimizer: str
     global_batch_size: int
@@ -85,7 +85,7 @@ def graph_hash(graph: OpGraph) -> str:
 
 def files_in(folder: str, names: Iterable[str] = ()) -> dict[str, tuple[int, str]]:
     """Every file of a checkpoint with its size and hash; `names` are some that are known to be there."""
-    found = {name for name in os.listdir(folder) if name not in (MANIFEST, MARK)}
+    found = {name for name in os.listdir(folder) if name not in (MANIFEST, MARKER)}
     return {name: _measured(os.path.join(folder, name)) for name in sorted(found.union(names))}
 
 
@@ -95,10 +95,10 @@ def _measured(path: str) -> tuple[int, str]:
     return os.path.getsize(path), digest
 
 
-def mark(folder: str) -> None:
+def mark_folder(folder: str) -> None:
     """Make `folder` known as one of ours, before anything else is in it."""
     os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, MARK), "ab"):
+    with open(os.path.join(folder, MARKER), "ab"):
         pass
 
 
@@ -110,17 +110,17 @@ def commit(folder: str, manifest: Manifest) -> None:
 
 def prune(root: str) -> None:
     """Remove all but the newest finished checkpoints."""
-    for step in finished(root)[:-KEPT]:
+    for step in finished(root)[:-MAX_CHECKPOINTS]:
         folder = folder_of(root, step)
         if _is_ours(folder):
-            mark(folder)  # one of an earlier version has no mark yet
+            mark_folder(folder)  # one of an earlier version has no mark yet
             os.unlink(os.path.join(folder, MANIFEST))  # first: what is left of it then is no checkpoint
             _remove(folder)
 
 
 def _is_ours(folder: str) -> bool:
     """Whether a folder with a manifest is known as one of ours, by its mark or by what the manifest says."""
-    if os.path.isfile(os.path.join(folder, MARK)):
+    if os.path.isfile(os.path.join(folder, MARKER)):
         return True
     try:
         read_manifest(os.path.join(folder, MANIFEST))
@@ -140,9 +140,9 @@ def clear_unfinished(root: str) -> None:
 def check_unfinished(root: str) -> None:
     """ConfigError where `clear_unfinished` would meet a folder that is not known as one of ours."""
     for folder in _unfinished(root):
-        if os.listdir(folder) and not os.path.isfile(os.path.join(folder, MARK)):
+        if os.listdir(folder) and not os.path.isfile(os.path.join(folder, MARKER)):
             raise ConfigError(
-                f"has the name of a checkpoint, but neither {MANIFEST} nor {MARK} of one", file=folder,
+                f"has the name of a checkpoint, but neither {MANIFEST} nor {MARKER} of one", file=folder,
                 key="--checkpoint", found=", ".join(sorted(os.listdir(folder))[:3]),
                 allowed="another folder, or remove it if it is of no use",
             )  # fmt: skip
@@ -151,24 +151,26 @@ def check_unfinished(root: str) -> None:
 def remove_unfinished(folder: str) -> None:
     """Remove a folder of ours that did not become a checkpoint, as far as the system lets it."""
     with contextlib.suppress(OSError):
-        if os.path.isfile(os.path.join(folder, MARK)) and not os.path.isfile(os.path.join(folder, MANIFEST)):
+        if os.path.isfile(os.path.join(folder, MARKER)) and not os.path.isfile(
+            os.path.join(folder, MANIFEST)
+        ):
             _remove(folder)
 
 
 def _remove(folder: str) -> None:
     """Remove a folder of ours, which other ranks may do too: its mark last, so that what is left of it at any
     time is known as ours."""
-    gone = contextlib.suppress(FileNotFoundError)
-    with gone:
+    ignore_missing = contextlib.suppress(FileNotFoundError)
+    with ignore_missing:
         for name in os.listdir(folder):
             path = os.path.join(folder, name)
             if os.path.isdir(path) and not os.path.islink(path):
                 shutil.rmtree(path, ignore_errors=True)
-            elif name != MARK:
-                with gone:
+            elif name != MARKER:
+                with ignore_missing:
                     os.unlink(path)
-        with gone:
-            os.unlink(os.path.join(folder, MARK))
+        with ignore_missing:
+            os.unlink(os.path.join(folder, MARKER))
         os.rmdir(folder)
 
 
@@ -241,11 +243,11 @@ def read_manifest(path: str) -> Manifest:
     return manifest
 
 
-def _content(fields: Fields) -> Content | None:
+def _content(fields: Fields) -> DataIdentity | None:
     if fields.any("content", default=None) is None:
         return None
     inner = fields.mapping("content")
-    content = Content(
+    content = DataIdentity(
         nbytes=inner.integer("nbytes", low=1, high=1 << 60),
         hash=inner.text("hash"),
         windows=inner.integer("windows", low=1, high=1 << 60),

@@ -15,10 +15,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from shardwise.errors import ConfigError
 
-MEET_S = 120.0
+RENDEZVOUS_S = 120.0
 """How long the first one waits for the last: they are started together, and import PyTorch first."""
 
-ANSWER_S = 1800.0
+AGREEMENT_S = 1800.0
 """How long it may take, once all have met, to look through what they are given (checkpoints are hashed)."""
 
 GRACE_S = 5.0
@@ -30,11 +30,11 @@ ELECTION_S = 1.0
 _FIELDS = ("message", "file", "key", "found", "allowed")
 
 
-class Meeting:
+class Rendezvous:
     """All `ranks` processes at the store of the launcher, or else of rank 0. ConfigError where not all of
     them come in time."""
 
-    def __init__(self, rank: int, ranks: int, *, timeout_s: float = MEET_S) -> None:
+    def __init__(self, rank: int, ranks: int, *, timeout_s: float = RENDEZVOUS_S) -> None:
         self.rank, self.ranks = rank, ranks
         self._rounds = 0
         try:
@@ -45,11 +45,11 @@ class Meeting:
                 self._store.wait([f"here/{other}" for other in range(ranks)])
                 self._store.set("all", "")
             self._store.wait(["all"])
-            self._store.set_timeout(timedelta(seconds=ANSWER_S))
+            self._store.set_timeout(timedelta(seconds=AGREEMENT_S))
         except (RuntimeError, ValueError) as error:
-            raise cannot_meet(error) from None
+            raise rendezvous_error(error) from None
 
-    def agreed(self, refusal: ConfigError | None) -> ConfigError | None:
+    def agree_on_error(self, refusal: ConfigError | None) -> ConfigError | None:
         """What is wrong on this rank or any other; None where nothing is, on any of them. All ranks call it,
         in the same order, and hear the same."""
         self._rounds += 1
@@ -57,21 +57,21 @@ class Meeting:
         try:
             self._store.set(f"{name}/{self.rank}", _written(self.rank, refusal))
             if self.rank == 0:
-                said = [_read(self._store.get(f"{name}/{rank}")) for rank in range(self.ranks)]
-                self._store.set(f"{name}/all", _written(self.rank, _verdict(said)))
+                reports = [_read(self._store.get(f"{name}/{rank}")) for rank in range(self.ranks)]
+                self._store.set(f"{name}/all", _written(self.rank, _first_error(reports)))
             found = _read(self._store.get(f"{name}/all"))
         except RuntimeError as error:
-            raise cannot_meet(error) from None
+            raise rendezvous_error(error) from None
         return None if found is None else found[1]
 
-    def post(self, refusal: ConfigError) -> None:
+    def report_error(self, refusal: ConfigError) -> None:
         """Leave word of what is wrong on this rank alone, for rank 0 to find."""
         try:
             self._store.set("posted", _written(self.rank, refusal))
         except RuntimeError:  # the store has ended with rank 0, who would have said it
             return
 
-    def posted(self) -> ConfigError | None:
+    def reported_error(self) -> ConfigError | None:
         """What another rank has posted."""
         try:
             if not self._store.check(["posted"]):
@@ -81,7 +81,7 @@ class Meeting:
             return None
         return None if found is None else _located(*found)
 
-    def is_speaker(self) -> bool:
+    def is_reporter(self) -> bool:
         """Whether this rank is the lowest of those that live, which speaks for all, now that one is lost.
 
         Where the store has ended with rank 0, that is taken to be rank 1.
@@ -95,10 +95,10 @@ class Meeting:
         except RuntimeError:
             return self.rank <= 1
 
-    def end(self, *, is_speaker: bool) -> None:
+    def end(self, *, is_reporter: bool) -> None:
         """Wait until the one that speaks has spoken, and until the others know, GRACE_S at most."""
         try:
-            if is_speaker:
+            if is_reporter:
                 self._store.set("said", "")
                 time.sleep(2.0 * ELECTION_S if self.ranks > 1 else 0.0)
             else:
@@ -107,7 +107,7 @@ class Meeting:
             return
 
 
-def cannot_meet(error: Exception) -> ConfigError:
+def rendezvous_error(error: Exception) -> ConfigError:
     """What to say where processes do not find each other as MASTER_ADDR and MASTER_PORT say."""
     host, port = (os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
     why = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -117,7 +117,7 @@ def cannot_meet(error: Exception) -> ConfigError:
     )  # fmt: skip
 
 
-_Said = tuple[str, ConfigError]
+_RankError = tuple[str, ConfigError]
 """Which rank says it, on which host; and what."""
 
 
@@ -128,20 +128,20 @@ def _written(rank: int, refusal: ConfigError | None) -> str:
     return json.dumps([who, {field: getattr(refusal, field) for field in _FIELDS}])
 
 
-def _read(text: bytes) -> _Said | None:
+def _read(text: bytes) -> _RankError | None:
     if not text:
         return None
     who, fields = json.loads(text)
     return who, ConfigError(**fields)
 
 
-def _verdict(said: Sequence[_Said | None]) -> ConfigError | None:
+def _first_error(reports: Sequence[_RankError | None]) -> ConfigError | None:
     """Of all that the ranks say the first; with the rank's name where it is not rank 0, which speaks."""
-    refusals = [one for one in said if one is not None]
+    refusals = [one for one in reports if one is not None]
     if not refusals:
         return None
     who, first = refusals[0]
-    return first if said[0] is not None else _located(who, first)
+    return first if reports[0] is not None else _located(who, first)
 
 
 def _located(who: str, refusal: ConfigError) -> ConfigError:

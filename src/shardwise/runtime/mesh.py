@@ -30,7 +30,7 @@ def rank_grid(strategy: Strategy) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankCoordinates:
     """One rank's coordinates."""
 
     rank: int
@@ -40,9 +40,9 @@ class Place:
     tp: int
 
 
-def place_of(strategy: Strategy, rank: int) -> Place:
+def coordinates_of(strategy: Strategy, rank: int) -> RankCoordinates:
     pp, dp, cp, tp = ((rank_grid(strategy) == rank).nonzero()[0]).tolist()
-    return Place(rank=rank, pp=pp, dp=dp, cp=cp, tp=tp)
+    return RankCoordinates(rank=rank, pp=pp, dp=dp, cp=cp, tp=tp)
 
 
 def device_mesh(strategy: Strategy, device_type: str) -> DeviceMesh:

@@ -1,6 +1,6 @@
 """Reference modules of decoder-only transformers, built from a plan's model record.
 
-A `Stage` holds consecutive decoder layers and, at the ends of the model, its embedding and its head; the
+A `ModelStage` holds consecutive decoder layers and, at the ends of the model, its embedding and its head; the
 whole model is the stage that holds everything. Parameters keep the names that they have in the whole model,
 so every rank's checkpoint speaks of the same tensors. Dropout is never applied: a step is a function of its
 samples and parameters alone.
@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from shardwise.errors import ConfigError
-from shardwise.model import Decoder, Latent, LayerShape, Model, RoutedMlp, decoder_of
-from shardwise.runtime.attention import GroupedQueryAttention, LatentAttention, Places
-from shardwise.runtime.caps import capped
+from shardwise.model import Decoder, LatentAttentionShape, LayerShape, Model, RoutedMlp, decoder_of
+from shardwise.runtime.attention import GroupedQueryAttention, LatentAttention, PositionEncoding
+from shardwise.runtime.caps import softcapped
 from shardwise.runtime.configured import numerics_of
 from shardwise.runtime.experts import MixtureOfExperts
 from shardwise.runtime.feed_forward import FeedForward
-from shardwise.runtime.host_activations import HostActivations
+from shardwise.runtime.host_activations import ActivationOffload
 from shardwise.runtime.norms import RmsNorm
 from shardwise.runtime.numerics import Numerics
 from shardwise.runtime.parts import Boundary
-from shardwise.runtime.recompute import Store, recomputed
-from shardwise.runtime.replicas import Replicas
+from shardwise.runtime.recompute import ActivationStore, recomputed
+from shardwise.runtime.replicas import GradientReducer
 from shardwise.runtime.rope import Rope, Rotation, rotation_of
 
 
@@ -36,8 +36,8 @@ def norm_module(shape: LayerShape, width: int, epsilon: float) -> nn.Module:
     return nn.LayerNorm(width, eps=epsilon, elementwise_affine=shape.norm == "layer")
 
 
-class Layer(nn.Module):
-    """One decoder layer: attention and MLP one after the other, or side by side (`order`).
+class DecoderLayer(nn.Module):
+    """One decoder layer: attention and MLP one after the other, or side by side (`norm_placement`).
 
     `recompute` says what its backward pass computes again, and `is_split` whether that pass is done in two
     halves, for inputs and for weights. Of a layer that recomputes, `store` has what it keeps.
@@ -46,20 +46,20 @@ class Layer(nn.Module):
     def __init__(self, shape: LayerShape, numerics: Numerics) -> None:
         super().__init__()
         _check_supported(shape)
-        self.order = shape.order
+        self.norm_placement = shape.norm_placement
         self.recompute = "none"
         self.is_split = False
-        self.store: Store | None = None
+        self.store: ActivationStore | None = None
         self.rope = numerics.rope(shape.attention)
         self.attention_norm = self._norm(shape, numerics)
         self.attention: GroupedQueryAttention | LatentAttention
-        if isinstance(shape.attention, Latent):
+        if isinstance(shape.attention, LatentAttentionShape):
             self.attention = LatentAttention(shape.attention, shape.hidden, numerics)
         else:
             self.attention = GroupedQueryAttention(shape.attention, shape.hidden, numerics)
-        has_post_norms = shape.order == "sandwich"
+        has_post_norms = shape.norm_placement == "sandwich"
         self.attention_post_norm = self._norm(shape, numerics) if has_post_norms else None
-        self.mlp_norm = self._norm(shape, numerics) if shape.order != "parallel_shared" else None
+        self.mlp_norm = self._norm(shape, numerics) if shape.norm_placement != "parallel_shared" else None
         self.mlp: FeedForward | MixtureOfExperts
         if isinstance(shape.mlp, RoutedMlp):
             self.mlp = MixtureOfExperts(shape.mlp, shape.hidden, numerics)
@@ -77,31 +77,31 @@ class Layer(nn.Module):
         norms = (self.attention_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
         return [norm for norm in norms if norm is not None]
 
-    def forward(self, x: Tensor, places: Places) -> Tensor:
+    def forward(self, x: Tensor, places: PositionEncoding) -> Tensor:
         if self.recompute == "none":
             return self._hidden(x, places)
         run = recomputed(self._hidden, self.recompute, is_split=self.is_split, store=self.store)
         return run(x, places)
 
-    def _hidden(self, x: Tensor, places: Places) -> Tensor:
-        if self.order == "post":
+    def _hidden(self, x: Tensor, places: PositionEncoding) -> Tensor:
+        if self.norm_placement == "post":
             x = self.attention_norm(x + self.attention(x, places))
-            return _through(self.mlp_norm, x + self.mlp(x))
+            return _apply_norm(self.mlp_norm, x + self.mlp(x))
         normed = self.attention_norm(x)
-        if self.order.startswith("parallel"):
-            beside = normed if self.mlp_norm is None else self.mlp_norm(x)
-            return x + self.attention(normed, places) + self.mlp(beside)
-        x = x + _through(self.attention_post_norm, self.attention(normed, places))
-        return x + _through(self.mlp_post_norm, self.mlp(_through(self.mlp_norm, x)))
+        if self.norm_placement.startswith("parallel"):
+            mlp_input = normed if self.mlp_norm is None else self.mlp_norm(x)
+            return x + self.attention(normed, places) + self.mlp(mlp_input)
+        x = x + _apply_norm(self.attention_post_norm, self.attention(normed, places))
+        return x + _apply_norm(self.mlp_post_norm, self.mlp(_apply_norm(self.mlp_norm, x)))
 
 
-def _tensors(places: Places) -> tuple[Tensor, ...]:
+def _tensors(places: PositionEncoding) -> tuple[Tensor, ...]:
     if isinstance(places, Rotation):
         return places.cos, places.sin
     return () if places is None else (places,)
 
 
-def _through(norm: nn.Module | None, x: Tensor) -> Tensor:
+def _apply_norm(norm: nn.Module | None, x: Tensor) -> Tensor:
     return x if norm is None else norm(x)
 
 
@@ -131,7 +131,7 @@ class Embedding(nn.Module):
             x = self.project(x)
         if self.positions is not None:
             x = x + self.positions(positions + self.first_position)
-        return _through(self.norm, x)
+        return _apply_norm(self.norm, x)
 
 
 class Head(nn.Module):
@@ -147,12 +147,12 @@ class Head(nn.Module):
         self.cap = numerics.logit_cap
 
     def forward(self, x: Tensor) -> Tensor:
-        x = _through(self.norm, x)
+        x = _apply_norm(self.norm, x)
         logits = self.output(x if self.project is None else self.project(x))
-        return logits if self.cap is None else capped(logits, self.cap)
+        return logits if self.cap is None else softcapped(logits, self.cap)
 
 
-class Stage(nn.Module):
+class ModelStage(nn.Module):
     """Some consecutive layers of a model, with its embedding and its head where they are at its ends.
 
     `positions` are the places in the sequence of the tokens that this rank works on, `kept` those among them
@@ -161,17 +161,17 @@ class Stage(nn.Module):
     for the backward pass, where that goes there.
     """
 
-    def __init__(self, model: Model, layers: Iterable[tuple[int, Layer]]) -> None:
+    def __init__(self, model: Model, layers: Iterable[tuple[int, DecoderLayer]]) -> None:
         super().__init__()
         self.model = model
         self.embedding: Embedding | None = None
         self.layers = nn.ModuleDict({str(index): layer for index, layer in layers})
         self.head: Head | None = None
         self.positions: Tensor | None = None
-        self.kept: Tensor | None = None
+        self.hidden_positions: Tensor | None = None
         self.boundary: Boundary | None = None
-        self.replicas: Replicas | None = None
-        self.host: HostActivations | None = None
+        self.replicas: GradientReducer | None = None
+        self.host: ActivationOffload | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (or hidden states) of tokens (or hidden states); with a `boundary`, hidden states come and
@@ -180,12 +180,12 @@ class Stage(nn.Module):
             x = self.boundary.received(x)
         positions = self.places(x.shape[1])
         if self.embedding is not None:
-            x = self.embedding(x, positions if self.kept is None else self.kept)
+            x = self.embedding(x, positions if self.hidden_positions is None else self.hidden_positions)
         if self.host is not None:
             self.host.begin()
         rotations: dict[Rope, Rotation] = {}
         for layer in self.layers.values():
-            places: Places = None
+            places: PositionEncoding = None
             if layer.rope is not None:
                 if layer.rope not in rotations:
                     rotations[layer.rope] = rotation_of(layer.rope, positions)
@@ -203,24 +203,26 @@ class Stage(nn.Module):
         """Where in a sequence of `tokens` this rank's tokens stand."""
         return torch.arange(tokens) if self.positions is None else self.positions
 
-    def part(self, start: int, stop: int, *, ends: frozenset[str]) -> Stage:
-        """The stage with layers `start` to `stop` of this whole model and those of its `ends` (`embedding`,
-        `head`); it shares their parameters."""
-        stage = Stage(self.model, ((index, self.layers[str(index)]) for index in range(start, stop)))
-        if "embedding" in ends:
+    def part(self, start: int, stop: int, *, end_modules: frozenset[str]) -> ModelStage:
+        """The stage with layers `start` to `stop` of this whole model and those of its `end_modules`
+        (`embedding`, `head`); it shares their parameters."""
+        stage = ModelStage(self.model, ((index, self.layers[str(index)]) for index in range(start, stop)))
+        if "embedding" in end_modules:
             stage.embedding = self.embedding
-        if "head" in ends:
+        if "head" in end_modules:
             stage.head = self.head
         return stage
 
 
-def reference_module(model: Model) -> Stage:
+def reference_module(model: Model) -> ModelStage:
     """The whole of `model`, with parameters as PyTorch's modules set them. ConfigError where a part has no
     module here."""
     decoder, numerics = decoder_of(model), numerics_of(model)
     if decoder.mtp_modules:
         raise _no_module("head", f"{decoder.mtp_modules} multi-token-prediction modules", "none (0)")
-    stage = Stage(model, ((index, Layer(shape, numerics)) for index, shape in enumerate(decoder.layers)))
+    stage = ModelStage(
+        model, ((index, DecoderLayer(shape, numerics)) for index, shape in enumerate(decoder.layers))
+    )
     stage.embedding = Embedding(decoder, numerics)
     stage.head = Head(decoder, numerics)
     if decoder.tied:

@@ -14,15 +14,15 @@ from torch.distributed import Work
 from shardwise.cluster import Cluster
 from shardwise.plan import Plan
 from shardwise.runtime.gradients import local
-from shardwise.runtime.holdings import Part, region_of, told
-from shardwise.runtime.job import Job
+from shardwise.runtime.holdings import LocalRegion, gather_rank_regions, region_of
+from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.modules import reference_module
 from shardwise.runtime.parallelize import divided
 from shardwise.runtime.private import destroy_groups, forget_meshes, process_groups
 from shardwise.runtime.state import STATES, make_states, named, whole_name
-from shardwise.runtime.transfers import Holding, Region, Transfer, overlap, transfers
+from shardwise.runtime.transfers import RankRegion, Region, Transfer, overlap, transfers
 
-PIECE_BYTES = 4 << 20
+MESSAGE_BYTES = 4 << 20
 """Of one message."""
 
 IN_FLIGHT = 2
@@ -32,19 +32,21 @@ ELEMENT_BYTES = 4
 """Parameters and optimizer states are fp32."""
 
 
-Piece = list[tuple[int, str, Region]]
+TransferMessage = list[tuple[int, str, Region]]
 """What one message carries: of tensors, by number, which kind and region of them."""
 
-Parts = dict[int, list[Part]]
+LocalRegions = dict[int, list[LocalRegion]]
 """What a rank holds of every tensor, by its number."""
 
 
-def move(job: Job, plan: Plan, *, piece_bytes: int = PIECE_BYTES) -> tuple[Job, dict[tuple[int, int], int]]:
+def migrate(
+    job: TrainingJob, plan: Plan, *, message_bytes: int = MESSAGE_BYTES
+) -> tuple[TrainingJob, dict[tuple[int, int], int]]:
     """`job` as it goes on under `plan`, with the same parameters and optimizer states, bit by bit; and the
     bytes that went from rank to rank. Call it on every rank, between steps; `job` itself is used up.
 
     `plan` is for the same model and optimizer and for as many ranks. While it moves, a rank has what it holds
-    under both plans, and messages of at most `piece_bytes`.
+    under both plans, and messages of at most `message_bytes`.
     """
     groups = process_groups()
     forget_meshes()
@@ -56,21 +58,21 @@ def move(job: Job, plan: Plan, *, piece_bytes: int = PIECE_BYTES) -> tuple[Job, 
     steps = _steps(job, names)
     _make_states(target, steps)
     have, need = _parts(job, names), _parts(target, names)
-    planned = transfers(_all(have), _all(need), nodes_of(plan.cluster))
+    planned = transfers(_gather_all(have), _gather_all(need), nodes_of(plan.cluster))
     kinds = ["model", *(kind for kind in STATES[plan.job.optimizer] if kind != "step")]
     streams = {tensor: kinds if steps[name] else kinds[:1] for tensor, name in enumerate(names)}
     with torch.no_grad():
-        _keep(have, need, streams)
-        for turn, source in enumerate((have, need)):
-            these = [one for one in planned if one.round == turn]
-            _exchange(these, source, need, streams, piece_bytes, device=target.mesh.device_type)
-    target.spread()
+        _copy_local(have, need, streams)
+        for round_number, source in enumerate((have, need)):
+            these = [one for one in planned if one.round == round_number]
+            _run_transfers(these, source, need, streams, message_bytes, device=target.mesh.device_type)
+    target.sync_weights()
     distributed.barrier()
     destroy_groups(groups)
-    moved: dict[tuple[int, int], int] = defaultdict(int)
+    sent_bytes: dict[tuple[int, int], int] = defaultdict(int)
     for one in planned:
-        moved[one.source, one.target] += ELEMENT_BYTES * one.elements * len(streams[one.tensor])
-    return target, dict(moved)
+        sent_bytes[one.source, one.target] += ELEMENT_BYTES * one.elements * len(streams[one.tensor])
+    return target, dict(sent_bytes)
 
 
 def nodes_of(cluster: Cluster) -> list[int]:
@@ -78,7 +80,7 @@ def nodes_of(cluster: Cluster) -> list[int]:
     return [number for number, node in enumerate(cluster.nodes) for _ in range(node.devices)]
 
 
-def _steps(job: Job, names: Sequence[str]) -> dict[str, int]:
+def _steps(job: TrainingJob, names: Sequence[str]) -> dict[str, int]:
     """How many steps the optimizer has taken with every parameter of the whole model (sgd: whether any)."""
     taken = torch.zeros(len(names), dtype=torch.int64)
     for index, name, parameter in named(job):
@@ -89,7 +91,7 @@ def _steps(job: Job, names: Sequence[str]) -> dict[str, int]:
     return dict(zip(names, taken.tolist(), strict=True))
 
 
-def _make_states(job: Job, steps: Mapping[str, int]) -> None:
+def _make_states(job: TrainingJob, steps: Mapping[str, int]) -> None:
     """Optimizer states for the parameters that have been stepped, all zero but for the number of steps."""
     make_states(job)
     for index, name, parameter in named(job):
@@ -100,9 +102,9 @@ def _make_states(job: Job, steps: Mapping[str, int]) -> None:
             job.optimizer.state[parameter]["step"].fill_(taken)
 
 
-def _parts(job: Job, names: Sequence[str]) -> Parts:
+def _parts(job: TrainingJob, names: Sequence[str]) -> LocalRegions:
     """What this rank holds, by the number of the tensor's name."""
-    found: Parts = defaultdict(list)
+    found: LocalRegions = defaultdict(list)
     for index, name, parameter in named(job):
         states = job.optimizer.state.get(parameter, {})
         tensors = {"model": local(parameter.data)}
@@ -110,42 +112,42 @@ def _parts(job: Job, names: Sequence[str]) -> Parts:
             if kind != "step":
                 value = states.get(kind)
                 tensors[kind] = torch.zeros_like(tensors["model"]) if value is None else local(value)
-        found[names.index(whole_name(job, index, name))].append(Part(region_of(parameter), tensors))
+        found[names.index(whole_name(job, index, name))].append(LocalRegion(region_of(parameter), tensors))
     return found
 
 
-def _all(parts: Parts) -> list[Holding]:
+def _gather_all(parts: LocalRegions) -> list[RankRegion]:
     """What all ranks hold."""
-    return told(
+    return gather_rank_regions(
         (tensor, part.region)
-        for tensor, held in parts.items()
-        for part in held
+        for tensor, local_regions in parts.items()
+        for part in local_regions
         if part.tensors["model"].numel()
     )
 
 
-def _keep(have: Parts, need: Parts, streams: Mapping[int, Sequence[str]]) -> None:
+def _copy_local(have: LocalRegions, need: LocalRegions, streams: Mapping[int, Sequence[str]]) -> None:
     """Copy what this rank holds under both plans."""
-    for tensor, held in have.items():
-        for part in held:
+    for tensor, local_regions in have.items():
+        for part in local_regions:
             for kind in streams[tensor]:
                 _put(need.get(tensor, []), kind, part.region, part.view(kind, part.region))
 
 
-def _put(parts: Sequence[Part], kind: str, region: Region, values: Tensor) -> None:
+def _put(parts: Sequence[LocalRegion], kind: str, region: Region, values: Tensor) -> None:
     """Write the values of a region into whatever parts it lies in."""
     for part in parts:
         common = overlap(part.region, region)
         if common is not None:
-            part.view(kind, common).copy_(Part(region, {kind: values}).view(kind, common))
+            part.view(kind, common).copy_(LocalRegion(region, {kind: values}).view(kind, common))
 
 
-def _exchange(
+def _run_transfers(
     planned: Sequence[Transfer],
-    source: Parts,
-    need: Parts,
+    source: LocalRegions,
+    need: LocalRegions,
     streams: Mapping[int, Sequence[str]],
-    piece_bytes: int,
+    message_bytes: int,
     *,
     device: str,
 ) -> None:
@@ -159,54 +161,57 @@ def _exchange(
             sends[one.target].append(one)
         elif one.target == rank:
             receives[one.source].append(one)
-    outgoing = {other: pieces_of(these, streams, piece_bytes) for other, these in sorted(sends.items())}
-    incoming = {other: pieces_of(these, streams, piece_bytes) for other, these in sorted(receives.items())}
-    flying: deque[tuple[list[Work], list[tuple[Piece, Tensor]]]] = deque()
-    while outgoing or incoming or flying:
+    outgoing = {other: messages_of(these, streams, message_bytes) for other, these in sorted(sends.items())}
+    incoming = {
+        other: messages_of(these, streams, message_bytes) for other, these in sorted(receives.items())
+    }
+    in_flight: deque[tuple[list[Work], list[tuple[TransferMessage, Tensor]]]] = deque()
+    while outgoing or incoming or in_flight:
         pending = []
         arriving = []
-        for other, pieces in list(incoming.items()):
-            piece = next(pieces, None)
-            if piece is None:
+        for other, messages in list(incoming.items()):
+            message = next(messages, None)
+            if message is None:
                 del incoming[other]
                 continue
-            buffer = torch.empty(sum(_size(region) for _, _, region in piece), device=device)
+            buffer = torch.empty(sum(_size(region) for _, _, region in message), device=device)
             pending.append(distributed.P2POp(distributed.irecv, buffer, other))
-            arriving.append((piece, buffer))
-        for other, pieces in list(outgoing.items()):
-            piece = next(pieces, None)
-            if piece is None:
+            arriving.append((message, buffer))
+        for other, messages in list(outgoing.items()):
+            message = next(messages, None)
+            if message is None:
                 del outgoing[other]
                 continue
-            pending.append(distributed.P2POp(distributed.isend, _packed(piece, source).to(device), other))
+            pending.append(distributed.P2POp(distributed.isend, _packed(message, source).to(device), other))
         if pending:
-            flying.append((distributed.batch_isend_irecv(pending), arriving))
+            in_flight.append((distributed.batch_isend_irecv(pending), arriving))
         # The next pieces are on their way while these are put where they belong.
-        if flying and (len(flying) == IN_FLIGHT or not pending):
-            requests, arrived = flying.popleft()
+        if in_flight and (len(in_flight) == IN_FLIGHT or not pending):
+            requests, arrived = in_flight.popleft()
             for request in requests:
                 request.wait()
-            for piece, buffer in arrived:
-                _unpack(piece, buffer, need)
+            for message, buffer in arrived:
+                _unpack(message, buffer, need)
 
 
-def pieces_of(
-    planned: Sequence[Transfer], streams: Mapping[int, Sequence[str]], piece_bytes: int
-) -> Iterator[Piece]:
-    """All that is transferred, in messages of at most `piece_bytes`: tensor, kind and region of each part."""
-    most = piece_bytes // ELEMENT_BYTES
-    piece: Piece = []
-    room = most
+def messages_of(
+    planned: Sequence[Transfer], streams: Mapping[int, Sequence[str]], message_bytes: int
+) -> Iterator[TransferMessage]:
+    """All that is transferred, in messages of at most `message_bytes`: tensor, kind and region of each
+    part."""
+    most = message_bytes // ELEMENT_BYTES
+    message: TransferMessage = []
+    free_elements = most
     for one in planned:
         for kind in streams[one.tensor]:
             for region in _bounded(one.region, most):
-                if _size(region) > room:
-                    yield piece
-                    piece, room = [], most
-                piece.append((one.tensor, kind, region))
-                room -= _size(region)
-    if piece:
-        yield piece
+                if _size(region) > free_elements:
+                    yield message
+                    message, free_elements = [], most
+                message.append((one.tensor, kind, region))
+                free_elements -= _size(region)
+    if message:
+        yield message
 
 
 def _bounded(region: Region, most: int) -> Iterator[Region]:
@@ -225,17 +230,17 @@ def _size(region: Region) -> int:
     return prod(stop - start for start, stop in region)
 
 
-def _packed(piece: Sequence[tuple[int, str, Region]], source: Parts) -> Tensor:
+def _packed(message: Sequence[tuple[int, str, Region]], source: LocalRegions) -> Tensor:
     values = []
-    for tensor, kind, region in piece:
+    for tensor, kind, region in message:
         part = next(part for part in source[tensor] if overlap(part.region, region) == region)
         values.append(part.view(kind, region).reshape(-1))
     return torch.cat(values)
 
 
-def _unpack(piece: Sequence[tuple[int, str, Region]], buffer: Tensor, need: Parts) -> None:
+def _unpack(message: Sequence[tuple[int, str, Region]], buffer: Tensor, need: LocalRegions) -> None:
     at = 0
-    for tensor, kind, region in piece:
+    for tensor, kind, region in message:
         size = _size(region)
         _put(need[tensor], kind, region, buffer[at : at + size])
         at += size

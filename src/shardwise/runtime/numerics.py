@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from shardwise.model import GroupedQuery, Latent
+from shardwise.model import GroupedQueryAttentionShape, LatentAttentionShape
 from shardwise.runtime.rope import Rope, Scaling
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
@@ -61,7 +61,7 @@ class Numerics:
     scaling: Scaling | None = None
     window_theta: float | None = None
     interleaved: bool = False
-    turned_length: float = 1.0
+    rope_attention_factor: float = 1.0
     alibi: float | None = None
     score_divisor: float | None = None
     score_factor: float = 1.0
@@ -77,9 +77,9 @@ class Numerics:
         """Of the MLPs that every token takes."""
         return Gate(activation=self.activation)
 
-    def rope(self, shape: GroupedQuery | Latent) -> Rope | None:
+    def rope(self, shape: GroupedQueryAttentionShape | LatentAttentionShape) -> Rope | None:
         """How queries and keys of attention of this shape turn; None where they do not."""
-        if isinstance(shape, Latent):
+        if isinstance(shape, LatentAttentionShape):
             dims = shape.rope_dim
         elif shape.rotary:
             dims = int(shape.head_dim * self.rope_share)
@@ -90,9 +90,13 @@ class Numerics:
             theta=self.theta,
             scaling=self.scaling,
             interleaved=self.interleaved,
-            length=self.turned_length,
+            length=self.rope_attention_factor,
         )
-        if self.window_theta is not None and isinstance(shape, GroupedQuery) and shape.window is not None:
+        if (
+            self.window_theta is not None
+            and isinstance(shape, GroupedQueryAttentionShape)
+            and shape.window is not None
+        ):
             return replace(rope, theta=self.window_theta, scaling=None, length=1.0)
         return rope
 

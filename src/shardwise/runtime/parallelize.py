@@ -12,23 +12,23 @@ from shardwise.errors import ConfigError
 from shardwise.plan import AnyPlan, GraphPlan, Plan, UnevenFile, read_any_plan
 from shardwise.runtime.allocator import keep_freed_memory
 from shardwise.runtime.capability import check_graph_runnable, check_runnable, check_uneven_runnable
-from shardwise.runtime.devices import backends, take_device
-from shardwise.runtime.graphs import GraphJob, laid_job
-from shardwise.runtime.job import Job, checked_stage, divided_job
-from shardwise.runtime.meeting import cannot_meet
-from shardwise.runtime.uneven import UnevenJob, uneven_job
+from shardwise.runtime.devices import backends, select_device
+from shardwise.runtime.graphs import GraphTrainingJob, graph_training_job
+from shardwise.runtime.job import TrainingJob, checked_stage, divided_job
+from shardwise.runtime.meeting import rendezvous_error
+from shardwise.runtime.uneven import UnevenTrainingJob, uneven_job
 
 PlanFile = str | os.PathLike[str]
 
 
 @overload
-def parallelize(module: nn.Module, plan: Plan, *, lr: float = ..., max_norm: float = ...) -> Job: ...
+def parallelize(module: nn.Module, plan: Plan, *, lr: float = ..., max_norm: float = ...) -> TrainingJob: ...
 
 
 @overload
 def parallelize(
     module: nn.Module, plan: UnevenFile, *, lr: float = ..., max_norm: float = ...
-) -> UnevenJob: ...
+) -> UnevenTrainingJob: ...
 
 
 @overload
@@ -39,7 +39,7 @@ def parallelize(
     *,
     lr: float = ...,
     max_norm: float = ...,
-) -> GraphJob: ...
+) -> GraphTrainingJob: ...
 
 
 @overload
@@ -50,7 +50,7 @@ def parallelize(
     *,
     lr: float = ...,
     max_norm: float = ...,
-) -> Job | UnevenJob | GraphJob: ...
+) -> TrainingJob | UnevenTrainingJob | GraphTrainingJob: ...
 
 
 def parallelize(
@@ -60,7 +60,7 @@ def parallelize(
     *,
     lr: float = 1e-3,
     max_norm: float = 1.0,
-) -> Job | UnevenJob | GraphJob:
+) -> TrainingJob | UnevenTrainingJob | GraphTrainingJob:
     """`module` divided as `plan` (or the plan file at this path) says, over the running processes.
 
     Call it on every rank of a process group with as many ranks as the plan has devices; where torchrun
@@ -76,8 +76,8 @@ def parallelize(
         keep_freed_memory()
         check_graph_runnable(plan)
         _check_processes(plan.devices)
-        device_type = take_device(plan.cluster, distributed.get_rank())
-        return laid_job(module, plan, inputs, device_type=device_type, lr=lr, max_norm=max_norm)
+        device_type = select_device(plan.cluster, distributed.get_rank())
+        return graph_training_job(module, plan, inputs, device_type=device_type, lr=lr, max_norm=max_norm)
     if any(parameter.device.type == "meta" for parameter in module.parameters()):
         raise ConfigError(
             "has no values yet", key="module", found="parameters on the meta device", allowed="others"
@@ -86,18 +86,18 @@ def parallelize(
 
 
 @overload
-def divided(module: nn.Module, plan: Plan, *, lr: float = ..., max_norm: float = ...) -> Job: ...
+def divided(module: nn.Module, plan: Plan, *, lr: float = ..., max_norm: float = ...) -> TrainingJob: ...
 
 
 @overload
 def divided(
     module: nn.Module, plan: Plan | UnevenFile, *, lr: float = ..., max_norm: float = ...
-) -> Job | UnevenJob: ...
+) -> TrainingJob | UnevenTrainingJob: ...
 
 
 def divided(
     module: nn.Module, plan: Plan | UnevenFile, *, lr: float = 1e-3, max_norm: float = 1.0
-) -> Job | UnevenJob:
+) -> TrainingJob | UnevenTrainingJob:
     """What `parallelize` does with a reference module. One on the meta device is divided before it has
     memory, so that no rank holds the whole model: its parameters are still to be filled (`values.fill`)."""
     keep_freed_memory()
@@ -105,13 +105,13 @@ def divided(
         check_uneven_runnable(plan)
         whole = checked_stage(module, plan.model)
         _check_processes(plan.cluster.devices)
-        device_type = take_device(plan.cluster, distributed.get_rank())
+        device_type = select_device(plan.cluster, distributed.get_rank())
         return uneven_job(whole, plan, device_type=device_type, lr=lr, max_norm=max_norm)
     check_runnable(plan)
     whole = checked_stage(module, plan.model)
     strategy = plan.best.strategy
     _check_processes(strategy.tp * strategy.cp * strategy.pp * strategy.dp)
-    device_type = take_device(plan.cluster, distributed.get_rank())
+    device_type = select_device(plan.cluster, distributed.get_rank())
     return divided_job(whole, plan, device_type=device_type, lr=lr, max_norm=max_norm)
 
 
@@ -131,4 +131,4 @@ def _join_processes() -> None:
     try:
         distributed.init_process_group(backends())
     except (distributed.DistNetworkError, distributed.DistStoreError, ValueError) as error:
-        raise cannot_meet(error) from None
+        raise rendezvous_error(error) from None

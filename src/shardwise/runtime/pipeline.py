@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage
 
-from shardwise.runtime.modules import Stage
+from shardwise.runtime.modules import ModelStage
 from shardwise.runtime.private import SynchronisedStage, executed_actions, pipeline_runtime
 from shardwise.runtime.shard import synchronise
 from shardwise.schedule import SPLIT_NAMES, Schedule, lower
 from shardwise.strategy import Strategy
 
 
-class Pipeline:
+class PipelineRunner:
     """The stages that one pipeline rank holds, and the actions that all ranks run on them."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Pipeline:
 
 
 def synchronised_stages(
-    stages: Sequence[tuple[int, Stage]],
+    stages: Sequence[tuple[int, ModelStage]],
     *,
     of: int,
     strategy: Strategy,
@@ -90,15 +90,15 @@ def synchronised_stages(
     ]
 
 
-def _before_backward(stage: Stage, strategy: Strategy, is_last: bool) -> None:
-    """Where gradients are reduced once per step, REDUCE_GRAD of the schedule does it; `Replicas` begin
+def _before_backward(stage: ModelStage, strategy: Strategy, is_last: bool) -> None:
+    """Where gradients are reduced once per step, REDUCE_GRAD of the schedule does it; `GradientReducer` begin
     beside the last backward pass, unless weights have a pass of their own."""
     synchronise(stage, strategy, is_last=is_last and strategy.grad_shard > 1)
     if is_last and stage.replicas is not None and strategy.schedule not in SPLIT_NAMES:
-        stage.replicas.expect_last()
+        stage.replicas.expect_last_backward()
 
 
-def _reduce(stage: Stage) -> None:
+def _reduce(stage: ModelStage) -> None:
     """What REDUCE_GRAD of the schedule does for copies of weights."""
     if stage.replicas is not None:
         stage.replicas.reduce()

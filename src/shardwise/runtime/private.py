@@ -33,15 +33,15 @@ from shardwise.runtime.profiled import ProfiledEvent
 __all__ = [
     "ALL_TO_ALL",
     "COLLECTIVE_OPERATORS",
-    "Boxes",
+    "ChunkLoadPlanner",
+    "ChunkSavePlanner",
     "DispatchMode",
-    "Handed",
-    "HandingStage",
-    "HostedShard",
-    "LoadsBoxes",
     "LocalAdamW",
-    "SavesBoxes",
+    "OffloadedShard",
+    "PeerSlice",
+    "ReshardingStage",
     "SynchronisedStage",
+    "TensorChunks",
     "all_to_all_rows",
     "arrived",
     "attention_part",
@@ -50,19 +50,19 @@ __all__ = [
     "destroy_groups",
     "executed_actions",
     "forget_meshes",
-    "hosted_shards",
     "is_profiled",
-    "laid_like",
     "multiply_all",
+    "offloaded_shards",
     "pipeline_runtime",
     "process_groups",
     "profiled_events",
     "saving_hooks",
+    "with_layout_of",
 ]
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
-Handed = tuple[int, tuple[slice, ...]]
+PeerSlice = tuple[int, tuple[slice, ...]]
 """A rank, and the part of this rank's hidden states that goes there or comes from there."""
 
 ALL_TO_ALL = torch.ops._c10d_functional.all_to_all_single.default
@@ -178,7 +178,7 @@ class SynchronisedStage(PipelineStage):
         return inputs, None
 
 
-class HandingStage(SynchronisedStage):
+class ReshardingStage(SynchronisedStage):
     """A pipeline stage that hands hidden states to neighbours that are divided otherwise: piece by piece, to
     and from every rank that has some of the same.
 
@@ -188,7 +188,7 @@ class HandingStage(SynchronisedStage):
     """
 
     def __init__(
-        self, *arguments: Any, earlier: Sequence[Handed], later: Sequence[Handed], **named: Any
+        self, *arguments: Any, earlier: Sequence[PeerSlice], later: Sequence[PeerSlice], **named: Any
     ) -> None:
         # Its name is told by how many groups there are: with another like it, it might not be a new one.
         alone = distributed.new_group([distributed.get_rank()], use_local_synchronization=True)
@@ -221,16 +221,16 @@ class HandingStage(SynchronisedStage):
         return [] if self.is_first or gradient is None else _sends(gradient, self._earlier)
 
     def _receives(
-        self, kind: str, chunk: int, whole: Tensor, pieces: Sequence[Handed]
+        self, kind: str, chunk: int, whole: Tensor, peer_slices: Sequence[PeerSlice]
     ) -> list[distributed.P2POp]:
-        places = [whole.detach()[place] for _, place in pieces]
+        places = [whole.detach()[place] for _, place in peer_slices]
         arriving = [
             (place, torch.empty_like(place, memory_format=torch.contiguous_format)) for place in places
         ]
         self._arriving[kind, chunk] = arriving
         return [
-            distributed.P2POp(distributed.irecv, piece, peer)
-            for (peer, _), (_, piece) in zip(pieces, arriving, strict=True)
+            distributed.P2POp(distributed.irecv, peer_tensor, peer)
+            for (peer, _), (_, peer_tensor) in zip(peer_slices, arriving, strict=True)
         ]
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
@@ -243,12 +243,14 @@ class HandingStage(SynchronisedStage):
 
     def _put(self, kind: str, chunk: int) -> None:
         """Pieces that have come, to their places."""
-        for place, piece in self._arriving.pop((kind, chunk)):
-            place.copy_(piece)
+        for place, peer_tensor in self._arriving.pop((kind, chunk)):
+            place.copy_(peer_tensor)
 
 
-def _sends(whole: Tensor, pieces: Sequence[Handed]) -> list[distributed.P2POp]:
-    return [distributed.P2POp(distributed.isend, whole[place].contiguous(), peer) for peer, place in pieces]
+def _sends(whole: Tensor, peer_slices: Sequence[PeerSlice]) -> list[distributed.P2POp]:
+    return [
+        distributed.P2POp(distributed.isend, whole[place].contiguous(), peer) for peer, place in peer_slices
+    ]
 
 
 def pipeline_runtime(
@@ -307,19 +309,19 @@ def chunk_of(tensor: Tensor) -> tuple[Sequence[int], Sequence[int]]:
     return tuple(chunk.offsets), tuple(chunk.sizes)
 
 
-class Boxes:
+class TensorChunks:
     """Boxes of a tensor of `shape`, each by where it starts, as PyTorch's checkpoints list them: by methods
     that they ask DTensors for."""
 
-    def __init__(self, shape: Sequence[int], boxes: Mapping[tuple[int, ...], Tensor]) -> None:
+    def __init__(self, shape: Sequence[int], chunks: Mapping[tuple[int, ...], Tensor]) -> None:
         self._shape = torch.Size(shape)
-        self._boxes = boxes
+        self._chunks = chunks
 
     def size(self) -> torch.Size:
         return self._shape
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [ChunkStorageMetadata(torch.Size(start), box.shape) for start, box in self._boxes.items()]
+        return [ChunkStorageMetadata(torch.Size(start), box.shape) for start, box in self._chunks.items()]
 
     def __create_write_items__(self, fqn: str, object: object) -> list[WriteItem]:
         return [
@@ -328,7 +330,7 @@ class Boxes:
                 type=WriteItemType.SHARD,
                 tensor_data=TensorWriteData(
                     chunk=chunk,
-                    properties=TensorProperties.create_from_tensor(self._boxes[tuple(chunk.offsets)]),
+                    properties=TensorProperties.create_from_tensor(self._chunks[tuple(chunk.offsets)]),
                     size=self._shape,
                 ),
             )
@@ -336,18 +338,18 @@ class Boxes:
         ]
 
     def at(self, index: MetadataIndex) -> Tensor:
-        return self._boxes[tuple(index.offset or ())]
+        return self._chunks[tuple(index.offset or ())]
 
 
-class SavesBoxes(DefaultSavePlanner):
+class ChunkSavePlanner(DefaultSavePlanner):
     """Has checkpoints take what they write of boxes from them, as of tensors."""
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         found = self.state_dict[index.fqn]
-        return found.at(index) if isinstance(found, Boxes) else super().lookup_object(index)
+        return found.at(index) if isinstance(found, TensorChunks) else super().lookup_object(index)
 
 
-class LoadsBoxes(DefaultLoadPlanner):
+class ChunkLoadPlanner(DefaultLoadPlanner):
     """Has checkpoints put what they read of boxes into them, as into tensors. Names are those of the state:
     PyTorch's own looks into values for more, and finds None in the place of boxes."""
 
@@ -363,7 +365,7 @@ class LoadsBoxes(DefaultLoadPlanner):
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
         found = self.state_dict[index.fqn]
-        return found.at(index) if isinstance(found, Boxes) else super().lookup_tensor(index)
+        return found.at(index) if isinstance(found, TensorChunks) else super().lookup_tensor(index)
 
 
 class LocalAdamW(torch.optim.AdamW):
@@ -376,57 +378,57 @@ class LocalAdamW(torch.optim.AdamW):
 
     def _init_group(self, group: Any, params: Any, grads: Any, *states: Any) -> bool:
         has_complex = bool(super()._init_group(group, params, grads, *states))
-        grads[:] = [_laid_out_as(grad, param) for grad, param in zip(grads, params, strict=True)]
+        grads[:] = [_redistributed_like(grad, param) for grad, param in zip(grads, params, strict=True)]
         for tensors in (params, grads, *states):
             tensors[:] = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
         return has_complex
 
 
-class HostedShard(FSDPParam):
+class OffloadedShard(FSDPParam):
     """A parameter that `fully_shard` divides and whose weight is on the host. On the device it has its shape,
-    its layout and its gradients; what is gathered is what it was `given` in its `room`."""
+    its layout and its gradients; what is gathered is what it was `device_part` in its `device_buffer`."""
 
-    given: Tensor | None
+    device_part: Tensor | None
     _sent: Tensor
     _keeps: bool
 
-    def leave(self, sent: Tensor, *, keeps: bool) -> None:
+    def offload(self, sent: Tensor, *, keeps: bool) -> None:
         """From now on the rank's part is no more on the device, but comes from the host as `sent`, in whose
         dtype it is gathered. Unless the device `keeps` what came, it goes with the gathering."""
         local = self._sharded_local_tensor
-        self.given, self._sent, self._keeps = None, sent, keeps
+        self.device_part, self._sent, self._keeps = None, sent, keeps
         self.param_dtype = None  # what is gathered is not made narrower any more
         # A tensor of which all elements are one: it takes no memory, and cannot be written to.
         empty = local.new_zeros(()).expand(local.shape)
         self.sharded_param._local_tensor = empty
         self._sharded_param_data = empty.new_empty(0)
 
-    def room(self) -> Tensor:
+    def device_buffer(self) -> Tensor:
         """Where the device has the rank's part until it is gathered; flat."""
         own = self._sent.numel()
-        if self.given is None:
+        if self.device_part is None:
             size = self.padded_sharded_param_size.numel()
-            self.given = self._sharded_local_tensor.new_empty(size, dtype=self._sent.dtype)
-            self.given[own:].zero_()
-        return self.given[:own]
+            self.device_part = self._sharded_local_tensor.new_empty(size, dtype=self._sent.dtype)
+            self.device_part[own:].zero_()
+        return self.device_part[:own]
 
     @property
     def all_gather_inputs(self) -> list[Tensor]:
         if self.sharded_state != ShardedState.SHARDED:
             return super().all_gather_inputs
-        if self.given is None:  # gathered again without a step between
-            self.room().copy_(self._sent.view(-1), non_blocking=True)
-        given = self.given
-        if given is None:
+        if self.device_part is None:  # gathered again without a step between
+            self.device_buffer().copy_(self._sent.view(-1), non_blocking=True)
+        device_part = self.device_part
+        if device_part is None:
             raise AssertionError("a room has memory")
         if not self._keeps:
-            self.given = None
-            if given.device.type != "cpu":  # gathering is on a stream of its own
-                given.record_stream(torch.accelerator.current_stream())
-        return [given]
+            self.device_part = None
+            if device_part.device.type != "cpu":  # gathering is on a stream of its own
+                device_part.record_stream(torch.accelerator.current_stream())
+        return [device_part]
 
 
-def hosted_shards(stage: nn.Module) -> dict[nn.Parameter, HostedShard]:
+def offloaded_shards(stage: nn.Module) -> dict[nn.Parameter, OffloadedShard]:
     """By each parameter of `stage` that `fully_shard` divides its shard, made one that can leave the device.
     `stage` is divided in all its parts, and has not run yet."""
     if not isinstance(stage, FSDPModule):
@@ -437,17 +439,17 @@ def hosted_shards(stage: nn.Module) -> dict[nn.Parameter, HostedShard]:
     for each in state._state_ctx.all_states:
         group = each._fsdp_param_group
         for param in [] if group is None else group.fsdp_params:
-            param.__class__ = HostedShard
+            param.__class__ = OffloadedShard
             found[param.sharded_param] = param
     return found
 
 
-def laid_like(local: Tensor, like: Tensor) -> Tensor:
+def with_layout_of(local: Tensor, like: Tensor) -> Tensor:
     """What this rank has of a tensor that is laid out as `like`, wherever it lies."""
     return DTensor(local, like._spec, requires_grad=False) if isinstance(like, DTensor) else local
 
 
-def _laid_out_as(grad: Tensor, param: Tensor) -> Tensor:
+def _redistributed_like(grad: Tensor, param: Tensor) -> Tensor:
     """The gradient of a parameter, summed up where ranks hold parts of a sum."""
     if isinstance(grad, DTensor) and isinstance(param, DTensor) and grad.placements != param.placements:
         return grad.redistribute(param.device_mesh, param.placements)

@@ -21,7 +21,7 @@ Forward = Callable[..., Tensor]
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 """What the forward pass of a layer is in, and what it is in when it is computed again."""
 
-_KEPT = (
+_SAVED_OPERATORS = (
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     ALL_TO_ALL,
@@ -30,82 +30,89 @@ _KEPT = (
 (Products of many matrices at once are those inside attention.)"""
 
 
-class Store(Protocol):
+class ActivationStore(Protocol):
     """Where what is kept lies until the backward pass."""
 
-    def put(self, tensor: Tensor) -> Any: ...
+    def pack(self, tensor: Tensor) -> Any: ...
 
-    def take(self, kept: Any) -> Tensor: ...
+    def unpack(self, saved: Any) -> Tensor: ...
 
 
-class _Here:
+class _OnDevice:
     """The device: tensors stay as they are."""
 
-    def put(self, tensor: Tensor) -> Any:
+    def pack(self, tensor: Tensor) -> Any:
         return tensor
 
-    def take(self, kept: Any) -> Tensor:
-        found: Tensor = kept
+    def unpack(self, saved: Any) -> Tensor:
+        found: Tensor = saved
         return found
 
 
-def _whole(store: Store) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+def _full_contexts(store: ActivationStore) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Its input is kept by `checkpoint`, as autograd keeps tensors."""
     return nullcontext(), nullcontext()
 
 
-def _kept_products(store: Store) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+def _selective_contexts(
+    store: ActivationStore,
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """PyTorch's own contexts count all operators, and refuse a layer with a part that `fully_shard` gathers:
     it notes for the profiler what it does, which is not the same in both passes."""
-    kept: deque[Any] = deque()
-    return _Keeping(kept, store), _Replaying(kept, store)
+    saved: deque[Any] = deque()
+    return _SaveOutputs(saved, store), _ReuseOutputs(saved, store)
 
 
-class _Keeping(DispatchMode):
-    """Keeps the outputs of the operators in `_KEPT`."""
+class _SaveOutputs(DispatchMode):
+    """Keeps the outputs of the operators in `_SAVED_OPERATORS`."""
 
-    def __init__(self, kept: deque[Any], store: Store) -> None:
+    def __init__(self, saved: deque[Any], store: ActivationStore) -> None:
         super().__init__()
-        self._kept, self._store = kept, store
+        self._saved, self._store = saved, store
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        if func in _KEPT:
+        if func in _SAVED_OPERATORS:
             own = arrived(output) if func is ALL_TO_ALL else output  # before it is copied anywhere
-            self._kept.append(self._store.put(own.detach()))
+            self._saved.append(self._store.pack(own.detach()))
         return output
 
 
-class _Replaying(DispatchMode):
+class _ReuseOutputs(DispatchMode):
     """Gives back what was kept, in its order."""
 
-    def __init__(self, kept: deque[Any], store: Store) -> None:
+    def __init__(self, saved: deque[Any], store: ActivationStore) -> None:
         super().__init__()
-        self._kept, self._store = kept, store
+        self._saved, self._store = saved, store
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in _KEPT:
+        if func not in _SAVED_OPERATORS:
             return func(*args, **(kwargs or {}))
-        return self._store.take(self._kept.popleft()).detach()
+        return self._store.unpack(self._saved.popleft()).detach()
 
 
-_CONTEXTS: dict[str, Callable[[Store], Any]] = {"full": _whole, "selective": _kept_products}
+_CONTEXTS: dict[str, Callable[[ActivationStore], Any]] = {
+    "full": _full_contexts,
+    "selective": _selective_contexts,
+}
 
 
-def recomputed(forward: Forward, kind: str, *, is_split: bool, store: Store | None = None) -> Forward:
+def recomputed(
+    forward: Forward, kind: str, *, is_split: bool, store: ActivationStore | None = None
+) -> Forward:
     """`forward` that keeps its input alone (`full`), or its input and the outputs of its matrix products
     (`selective`: norms, attention and activation functions are computed again), these in `store`.
 
     A backward pass that `is_split`, for inputs first and for weights later, calls autograd for each group of
     parameters; PyTorch's own `checkpoint` would compute a layer again in each of these calls.
     """
-    contexts: Contexts = partial(_CONTEXTS[kind], store or _Here())
+    contexts: Contexts = partial(_CONTEXTS[kind], store or _OnDevice())
     if is_split:
         return partial(_recomputed_once, forward, contexts)
     return partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 
 
-class _Enough(Exception):
+class _AllRecomputed(Exception):
     """All that a backward pass needs is there."""
 
 
@@ -115,9 +122,9 @@ def _recomputed_once(forward: Forward, contexts: Contexts, *inputs: Any) -> Tens
     first, again = contexts()
     count = 0
     found: list[Tensor] = []
-    given = [_apart(each) for each in inputs]
+    detached_inputs = [_detached(each) for each in inputs]
 
-    def told(_: Tensor) -> int:
+    def pack_index(_: Tensor) -> int:
         nonlocal count
         count += 1
         return count - 1
@@ -125,30 +132,30 @@ def _recomputed_once(forward: Forward, contexts: Contexts, *inputs: Any) -> Tens
     def keep(tensor: Tensor) -> None:
         found.append(tensor.detach())
         if len(found) == count:
-            raise _Enough
+            raise _AllRecomputed
 
-    def needed(place: int) -> Tensor:
+    def unpack_index(place: int) -> Tensor:
         if not found:
             try:
-                with torch.enable_grad(), again, saved_tensors_hooks(keep, _never):
-                    forward(*given)
-            except _Enough:
+                with torch.enable_grad(), again, saved_tensors_hooks(keep, _unreachable):
+                    forward(*detached_inputs)
+            except _AllRecomputed:
                 pass
-            given.clear()
+            detached_inputs.clear()
         return found[place]
 
-    with saved_tensors_hooks(told, needed), first:
+    with saved_tensors_hooks(pack_index, unpack_index), first:
         return forward(*inputs)
 
 
-def _apart(given: Any) -> Any:
+def _detached(detached_inputs: Any) -> Any:
     """The same tensors, without what they were made of."""
-    if isinstance(given, Tensor):
-        return given.detach().requires_grad_(given.requires_grad)
-    return given
+    if isinstance(detached_inputs, Tensor):
+        return detached_inputs.detach().requires_grad_(detached_inputs.requires_grad)
+    return detached_inputs
 
 
-def _never(_: None) -> Tensor:
+def _unreachable(_: None) -> Tensor:
     raise AssertionError("what is computed again has no backward pass of its own")
 
 

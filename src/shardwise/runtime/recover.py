@@ -6,21 +6,21 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shardwise.plan import AnyPlan
-from shardwise.runtime.devices import check_here
+from shardwise.runtime.devices import check_local_devices
 from shardwise.runtime.manifest import finished
-from shardwise.runtime.team import RankLost, Team, Work
+from shardwise.runtime.team import RankLost, RankTask, WorkerPool
 from shardwise.runtime.train import StepRecord, TrainOptions, resumed_options, train
 from shardwise.sim import Span
 
 
-def train_here(
+def train_locally(
     plan: AnyPlan,
     options: TrainOptions,
     *,
     report: Callable[[StepRecord], None],
     restarts: int = 0,
     on_restart: Callable[[RankLost, int], None] | None = None,
-    work: Work = train,
+    work: RankTask = train,
 ) -> list[tuple[Span, ...]]:
     """What `work` (`train`, but in tests) returns on each of the plan's ranks, which are processes of this
     machine.
@@ -32,8 +32,8 @@ def train_here(
     the last restart.
     """
     ranks = plan.cluster.devices
-    check_here(plan.cluster, ranks)
-    with Team(ranks) as team:
+    check_local_devices(plan.cluster, ranks)
+    with WorkerPool(ranks) as team:
         while True:
             try:
                 return team.run(ranks, work, plan, options, report=report)
@@ -41,12 +41,12 @@ def train_here(
                 if not (error.was_ended and options.checkpoint is not None and restarts):
                     raise
                 restarts -= 1
-                options = last_options(options, plan)
+                options = restart_options(options, plan)
                 if on_restart is not None:
                     on_restart(error, options.start)
 
 
-def last_options(options: TrainOptions, plan: AnyPlan) -> TrainOptions:
+def restart_options(options: TrainOptions, plan: AnyPlan) -> TrainOptions:
     """`options` to go on from the newest checkpoint of the run that had them; from its beginning where it has
     saved none yet."""
     if options.checkpoint is None or not finished(options.checkpoint):

@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 from shardwise.runtime.gradients import local
 
 
-class Replicas:
+class GradientReducer:
     """The weights of a stage in blocks, each with one piece of memory for its gradients, in which they are
     accumulated, reduced over `group` and left for the optimizer. Of weights that tensor ranks divide it is
     this rank's part; gradients of it that are partial sums over them stay so.
@@ -40,15 +40,15 @@ class Replicas:
             if new:
                 self._blocks.append(new)
         # Weakly: autograd holds hooks where no collection of cycles finds them, and with them the groups.
-        seen_by = weakref.WeakMethod(self._seen)
+        weak_hook = weakref.WeakMethod(self._on_gradient)
 
-        def tell(parameter: Tensor, number: int) -> None:
-            if (told := seen_by()) is not None:
-                told(parameter, number)
+        def hook(parameter: Tensor, number: int) -> None:
+            if (on_gradient := weak_hook()) is not None:
+                on_gradient(parameter, number)
 
         for number, block in enumerate(self._blocks):
             for parameter in block:
-                parameter.register_post_accumulate_grad_hook(partial(tell, number=number))
+                parameter.register_post_accumulate_grad_hook(partial(hook, number=number))
 
     @property
     def memory(self) -> tuple[Tensor, ...]:
@@ -67,7 +67,7 @@ class Replicas:
         self._missing = None
         self._works = []
 
-    def expect_last(self) -> None:
+    def expect_last_backward(self) -> None:
         """The coming backward pass is the last of the step: blocks are reduced when their gradients are
         there, beside the rest of it."""
         self._missing = [len(block) for block in self._blocks]
@@ -75,7 +75,7 @@ class Replicas:
     def reduce(self) -> None:
         """All backward passes are done: begin the reductions that have not begun."""
         while len(self._works) < len(self._blocks):
-            self._begin()
+            self._start_all_reduce()
 
     def finish(self) -> None:
         """Until gradients are whole sums, which the parameters have then."""
@@ -84,9 +84,9 @@ class Replicas:
             if work is not None:
                 work.wait()
         for parameter, place in self._place.items():
-            parameter.grad = self._like(parameter, place)
+            parameter.grad = self._as_dtensor(parameter, place)
 
-    def _like(self, parameter: nn.Parameter, place: Tensor) -> Tensor:
+    def _as_dtensor(self, parameter: nn.Parameter, place: Tensor) -> Tensor:
         """The gradient of `parameter` of which this rank has `place`."""
         if not isinstance(parameter, DTensor):
             return place
@@ -96,15 +96,15 @@ class Replicas:
             shape=parameter.shape, stride=parameter.stride(),
         )  # fmt: skip
 
-    def _seen(self, parameter: Tensor, number: int) -> None:
+    def _on_gradient(self, parameter: Tensor, number: int) -> None:
         """A backward pass has a gradient of `parameter`, of this block."""
-        self._take(parameter)
+        self._accumulate(parameter)
         if self._missing is not None:
             self._missing[number] -= 1
             while len(self._works) < len(self._blocks) and not self._missing[len(self._works)]:
-                self._begin()
+                self._start_all_reduce()
 
-    def _take(self, parameter: Tensor) -> None:
+    def _accumulate(self, parameter: Tensor) -> None:
         """Add the gradient of `parameter` to its place."""
         place, grad = self._place[parameter], parameter.grad
         if grad is None:
@@ -118,11 +118,11 @@ class Replicas:
             place.add_(local(grad))
         parameter.grad = None
 
-    def _begin(self) -> None:
+    def _start_all_reduce(self) -> None:
         """Begin the reduction of the next block."""
         number = len(self._works)
         for parameter in self._blocks[number]:
-            self._take(parameter)  # of a backward pass in two parts, which tells nobody
+            self._accumulate(parameter)  # of a backward pass in two parts, which tells nobody
             if parameter in self._empty:
                 self._place[parameter].zero_()
         work = distributed.all_reduce(self._memory[number], group=self._group, async_op=True)

@@ -15,7 +15,7 @@ from shardwise.inputs import Fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Llama3:
+class Llama3Scaling:
     """Low frequencies are `factor` times slower, those between `low` and `high` turns over the original
     context blended (Llama 3.1)."""
 
@@ -24,24 +24,24 @@ class Llama3:
     high: float
     length: float
 
-    def slower(self, frequencies: Tensor, theta: float) -> Tensor:
-        turns = self.length * frequencies / (2 * torch.pi)  # over the original context
-        blend = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
+    def scale_frequencies(self, frequencies: Tensor, theta: float) -> Tensor:
+        rotations = self.length * frequencies / (2 * torch.pi)  # over the original context
+        blend = ((rotations - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
         return frequencies * (blend + (1 - blend) / self.factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Linear:
+class LinearScaling:
     """All frequencies are `factor` times slower (Chen et al. 2023, arXiv 2306.15595)."""
 
     factor: float
 
-    def slower(self, frequencies: Tensor, theta: float) -> Tensor:
+    def scale_frequencies(self, frequencies: Tensor, theta: float) -> Tensor:
         return frequencies / self.factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Yarn:
+class YarnScaling:
     """Pairs that turn `slow` times or less over the original context of `length` are `factor` times slower,
     those that turn `fast` times or more as before, a ramp over the pairs between (Peng et al. 2023, arXiv
     2309.00071); its ends are whole pairs where `truncates`."""
@@ -52,11 +52,11 @@ class Yarn:
     length: float
     truncates: bool
 
-    def slower(self, frequencies: Tensor, theta: float) -> Tensor:
+    def scale_frequencies(self, frequencies: Tensor, theta: float) -> Tensor:
         pairs = len(frequencies)
         first, last = (
-            pairs * math.log(self.length / (turns * 2 * math.pi)) / math.log(theta)
-            for turns in (self.fast, self.slow)
+            pairs * math.log(self.length / (rotations * 2 * math.pi)) / math.log(theta)
+            for rotations in (self.fast, self.slow)
         )
         if self.truncates:
             first, last = math.floor(first), math.ceil(last)
@@ -67,7 +67,7 @@ class Yarn:
         return frequencies / self.factor * ramp + frequencies * (1 - ramp)
 
 
-Scaling = Llama3 | Linear | Yarn
+Scaling = Llama3Scaling | LinearScaling | YarnScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ def rotation_of(rope: Rope, positions: Tensor) -> Rotation:
     exponents = torch.arange(0, rope.dims, 2, dtype=torch.float32, device=positions.device) / rope.dims
     frequencies = rope.theta**-exponents
     if rope.scaling is not None:
-        frequencies = rope.scaling.slower(frequencies, rope.theta)
+        frequencies = rope.scaling.scale_frequencies(frequencies, rope.theta)
     angles = positions.float()[:, None] * frequencies
     return Rotation(angles.cos() * rope.length, angles.sin() * rope.length, rope.interleaved)
 
@@ -107,8 +107,8 @@ def rotation_of(rope: Rope, positions: Tensor) -> Rotation:
 def rotated(x: Tensor, rotation: Rotation) -> Tensor:
     """`x` (batch, tokens, heads, elements) with the pairs of its first elements turned."""
     cos, sin = (part[:, None, :].to(x.dtype) for part in (rotation.cos, rotation.sin))
-    turned: Tensor = _Rotated.apply(x, cos, sin, rotation.interleaved)
-    return turned
+    result: Tensor = _Rotated.apply(x, cos, sin, rotation.interleaved)
+    return result
 
 
 class _Rotated(Function):
@@ -119,24 +119,24 @@ class _Rotated(Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
         ctx.interleaved = interleaved
         ctx.save_for_backward(cos, sin)
-        return _turned(x, cos, sin, interleaved)
+        return _rotate(x, cos, sin, interleaved)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
-        return _turned(grads[0], cos, -sin, ctx.interleaved), None, None, None
+        return _rotate(grads[0], cos, -sin, ctx.interleaved), None, None, None
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     half = cos.shape[-1]
     first, second = slice(0, half), slice(half, 2 * half)
     if interleaved:
         first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
-    turned = torch.empty_like(x, memory_format=torch.contiguous_format)
-    torch.mul(x[..., first], cos, out=turned[..., first]).addcmul_(x[..., second], sin, value=-1.0)
-    torch.mul(x[..., second], cos, out=turned[..., second]).addcmul_(x[..., first], sin)
-    turned[..., 2 * half :] = x[..., 2 * half :]
-    return turned
+    result = torch.empty_like(x, memory_format=torch.contiguous_format)
+    torch.mul(x[..., first], cos, out=result[..., first]).addcmul_(x[..., second], sin, value=-1.0)
+    torch.mul(x[..., second], cos, out=result[..., second]).addcmul_(x[..., first], sin)
+    result[..., 2 * half :] = x[..., 2 * half :]
+    return result
 
 
 def rope_fields(fields: Fields, default: Mapping[str, object]) -> Fields:
@@ -164,7 +164,7 @@ def scaling_of(rope: Fields, *, known: tuple[str, ...]) -> Scaling | None:
     return _SCALINGS[kind](rope)
 
 
-def yarn_lengths(rope: Fields) -> tuple[float, float]:
+def yarn_attention_factors(rope: Fields) -> tuple[float, float]:
     """How much longer what has turned is under YaRN, and how much larger all scores are (DeepSeek-V2)."""
     factor = _factor(rope)
     of_pairs, of_scores = (
@@ -185,8 +185,8 @@ def _factor(rope: Fields) -> float:
     return rope.number("factor", low=1e-3, high=1e6)
 
 
-def _llama3(rope: Fields) -> Llama3:
-    return Llama3(
+def _llama3(rope: Fields) -> Llama3Scaling:
+    return Llama3Scaling(
         factor=_factor(rope),
         low=rope.number("low_freq_factor", high=1e6),
         high=rope.number("high_freq_factor", high=1e6),
@@ -194,12 +194,12 @@ def _llama3(rope: Fields) -> Llama3:
     )
 
 
-def _linear(rope: Fields) -> Linear:
-    return Linear(factor=_factor(rope))
+def _linear(rope: Fields) -> LinearScaling:
+    return LinearScaling(factor=_factor(rope))
 
 
-def _yarn(rope: Fields) -> Yarn:
-    return Yarn(
+def _yarn(rope: Fields) -> YarnScaling:
+    return YarnScaling(
         factor=_factor(rope),
         fast=rope.number("beta_fast", high=1e6, default=32.0),
         slow=rope.number("beta_slow", high=1e6, default=1.0),

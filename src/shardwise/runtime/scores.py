@@ -86,8 +86,8 @@ def _attention(
     if scores.cap is not None:
         found = scores.cap * torch.tanh(found / scores.cap)
     place = torch.arange(own.start, own.stop, device=q.device)[:, None]
-    behind = place - torch.arange(seen.start, seen.stop, device=q.device)
-    is_seen = behind >= 0 if scores.window is None else (behind >= 0) & (behind < scores.window)
+    distance = place - torch.arange(seen.start, seen.stop, device=q.device)
+    is_seen = distance >= 0 if scores.window is None else (distance >= 0) & (distance < scores.window)
     found = found.masked_fill(~is_seen, -torch.inf)
     if sinks is not None:
         own_sinks = sinks.float()[None, :, None, None].expand(*found.shape[:3], 1)

@@ -13,16 +13,16 @@ from torch.distributed.tensor import (
     distribute_tensor,
 )
 
-from shardwise.runtime.devices import place
+from shardwise.runtime.devices import to_device
 from shardwise.runtime.dtypes import COMPUTE
-from shardwise.runtime.experts import Experts, MixtureOfExperts
+from shardwise.runtime.experts import GroupedExperts, MixtureOfExperts
 from shardwise.runtime.mesh import expert_degree, expert_ranks
-from shardwise.runtime.modules import Stage
-from shardwise.runtime.replicas import Replicas
+from shardwise.runtime.modules import ModelStage
+from shardwise.runtime.replicas import GradientReducer
 from shardwise.strategy import Strategy
 
 
-def split_experts(stage: Stage, mesh: DeviceMesh) -> None:
+def split_experts(stage: ModelStage, mesh: DeviceMesh) -> None:
     """Divide the experts of every layer over `ep` ranks, and each over `etp` ranks along its width."""
     width = {"gate": Shard(1), "up": Shard(1), "down": Shard(2), "gate_bias": Shard(1), "up_bias": Shard(1)}
     for mixture in mixtures(stage):
@@ -33,17 +33,17 @@ def split_experts(stage: Stage, mesh: DeviceMesh) -> None:
             setattr(mixture.experts, name, nn.Parameter(divided))
 
 
-def mixtures(stage: Stage) -> list[MixtureOfExperts]:
+def mixtures(stage: ModelStage) -> list[MixtureOfExperts]:
     """The mixtures of experts among the layers of `stage`."""
     return [layer.mlp for layer in stage.layers.values() if isinstance(layer.mlp, MixtureOfExperts)]
 
 
 def shard_states(
-    stage: Stage, mesh: DeviceMesh, expert_mesh: DeviceMesh | None, strategy: Strategy, dtype: str
+    stage: ModelStage, mesh: DeviceMesh, expert_mesh: DeviceMesh | None, strategy: Strategy, dtype: str
 ) -> None:
-    """Have the data ranks add up gradients: as `Replicas` where they hold the same of a dense model and
-    compute in fp32, else wrap layers, experts and stage in `fully_shard` over (`replicate`, `shard`) of their
-    mesh, where there is more than one rank or the computation is narrower than the parameters.
+    """Have the data ranks add up gradients: as `GradientReducer` where they hold the same of a dense model
+    and compute in fp32, else wrap layers, experts and stage in `fully_shard` over (`replicate`, `shard`) of
+    their mesh, where there is more than one rank or the computation is narrower than the parameters.
 
     Losses are sums over a rank's tokens divided by the tokens of the whole batch, so gradients are summed,
     not averaged. `param_shard` says over how many ranks parameters stay divided between uses. A table that is
@@ -57,13 +57,13 @@ def shard_states(
     data = _data_mesh(mesh)
     if expert_mesh is None and not is_narrow and strategy.optim_shard == 1:
         # `fully_shard` would hold a second copy of the weights, and move gradients into it and out again.
-        place(stage, mesh.device_type)
+        to_device(stage, mesh.device_type)
         if is_dense:
-            stage.replicas = Replicas(_blocks_of(stage), mesh["replicate"].get_group())
+            stage.replicas = GradientReducer(_blocks_of(stage), mesh["replicate"].get_group())
         return
     is_routed = bool(mixtures(stage)) and (is_dense or expert_ranks(strategy) > 1)
     if not is_dense:
-        place(stage, mesh.device_type)
+        to_device(stage, mesh.device_type)
     if is_routed and expert_mesh is not None:
         _shard_experts(stage, _data_mesh(expert_mesh), strategy, policy)
     if is_dense:
@@ -71,15 +71,15 @@ def shard_states(
     elif is_routed:
         # Dense weights stay as they are; the stage is the root that the pipelining runtime asks for.
         experts = {id(p) for mixture in mixtures(stage) for p in mixture.experts.parameters()}
-        rest = {parameter for parameter in stage.parameters() if id(parameter) not in experts}
-        fully_shard(stage, mesh=data, ignored_params=rest, reshard_after_forward=False)
+        dense_parameters = {parameter for parameter in stage.parameters() if id(parameter) not in experts}
+        fully_shard(stage, mesh=data, ignored_params=dense_parameters, reshard_after_forward=False)
     for module in stage.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
 
-def _blocks_of(stage: Stage) -> list[list[nn.Parameter]]:
+def _blocks_of(stage: ModelStage) -> list[list[nn.Parameter]]:
     """The stage's parameters in blocks, in the order in which a backward pass is done with them. The ends of
     a tied table are one block, done with the embedding."""
     head, embedding = ([] if end is None else list(end.parameters()) for end in (stage.head, stage.embedding))
@@ -94,19 +94,23 @@ def _data_mesh(mesh: DeviceMesh) -> DeviceMesh:
     return mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
 
 
-def _shard_dense(stage: Stage, data: DeviceMesh, strategy: Strategy, policy: MixedPrecisionPolicy) -> None:
+def _shard_dense(
+    stage: ModelStage, data: DeviceMesh, strategy: Strategy, policy: MixedPrecisionPolicy
+) -> None:
     reshard = _reshard(strategy.param_shard, strategy.optim_shard)
     blocks: list[nn.Module] = list(stage.layers.values())
     if not (stage.embedding is not None and stage.head is not None and stage.model.tied_embeddings):
         blocks += [end for end in (stage.embedding, stage.head) if end is not None]
     for block in blocks:
-        place(block, data.device_type)  # one at a time: before it is divided it is there whole
+        to_device(block, data.device_type)  # one at a time: before it is divided it is there whole
         fully_shard(block, mesh=data, mp_policy=policy, reshard_after_forward=reshard)
-    place(stage, data.device_type)
+    to_device(stage, data.device_type)
     fully_shard(stage, mesh=data, mp_policy=policy, reshard_after_forward=False)
 
 
-def _shard_experts(stage: Stage, data: DeviceMesh, strategy: Strategy, policy: MixedPrecisionPolicy) -> None:
+def _shard_experts(
+    stage: ModelStage, data: DeviceMesh, strategy: Strategy, policy: MixedPrecisionPolicy
+) -> None:
     param, optim = (expert_degree(strategy, d) for d in (strategy.param_shard, strategy.optim_shard))
 
     def even(parameter: nn.Parameter) -> Shard:
@@ -115,7 +119,7 @@ def _shard_experts(stage: Stage, data: DeviceMesh, strategy: Strategy, policy: M
         return Shard(next((dim for dim in range(local.dim()) if local.shape[dim] % optim == 0), 0))
 
     for mixture in mixtures(stage):
-        place(mixture.experts, data.device_type)
+        to_device(mixture.experts, data.device_type)
         fully_shard(
             mixture.experts, mesh=data, mp_policy=policy, reshard_after_forward=_reshard(param, optim),
             shard_placement_fn=even,
@@ -131,12 +135,12 @@ def _reshard(param_shard: int, optim_shard: int) -> bool | int:
 def synchronise(stage: nn.Module, strategy: Strategy, *, is_last: bool) -> None:
     """Say what the data groups do in the coming backward pass of `stage`: what the plan's degrees ask of
     every microbatch, and with the last one all that is left."""
-    if isinstance(stage, Stage) and stage.replicas is not None and is_last:
-        stage.replicas.expect_last()
+    if isinstance(stage, ModelStage) and stage.replicas is not None and is_last:
+        stage.replicas.expect_last_backward()
     for module in stage.modules():
         if isinstance(module, FSDPModule):
             param, grad = strategy.param_shard, strategy.grad_shard
-            if isinstance(module, Experts):
+            if isinstance(module, GroupedExperts):
                 param, grad = expert_degree(strategy, param), expert_degree(strategy, grad)
             module.set_requires_gradient_sync(is_last or grad > 1, recurse=False)
             module.set_requires_all_reduce(is_last, recurse=False)

@@ -11,7 +11,7 @@ ROUNDS = 8
 _Words = NDArray[np.uint64]
 
 
-class Shuffle:
+class FeistelPermutation:
     """The numbers below `count` in an order that `generator` draws; every one of them at one place.
 
     A Feistel network permutes the numbers of an even number of bits, `count` of them at least and less than
@@ -35,11 +35,11 @@ class Shuffle:
     def _permuted(self, numbers: _Words) -> _Words:
         left, right = numbers >> self._half, numbers & self._mask
         for key in self._keys:
-            left, right = right, left ^ (_mixed(right + key) & self._mask)
+            left, right = right, left ^ (_mix_bits(right + key) & self._mask)
         return (left << self._half) | right
 
 
-def _mixed(words: _Words) -> _Words:
+def _mix_bits(words: _Words) -> _Words:
     """Each word so that all of its bits hang on all that it had (the last steps of SplitMix64)."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -30,14 +30,14 @@ HOST = "127.0.0.1"
 GRACE_S = 5.0
 """How long a process that closed its end may take to be gone."""
 
-TEMPORARY_BYTES = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
+MAX_TEMPDIR_BYTES = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
 """How long the name of the folder of temporary files may be for a fork server's socket, which multiprocessing
 lays in a folder of its own there, to have a name that Linux takes (unix(7): 108 bytes, the zero included)."""
 
 Report = Callable[[Any], None]
 """Takes what a rank has to say while it works."""
 
-Work = Callable[..., Any]
+RankTask = Callable[..., Any]
 """Called on every rank as `work(report, *arguments)`, with a process group of all ranks."""
 
 
@@ -52,7 +52,7 @@ class RankLost(Exception):
         self.was_ended = was_ended
 
 
-class Team:
+class WorkerPool:
     """Up to `size` worker processes, each with one thread of its own for every core it can count on.
 
     They are started when first needed and live until `close`; `run` gives the first of them work. A worker
@@ -65,7 +65,7 @@ class Team:
         self._workers: list[tuple[Any, Connection]] = []
         self._runs = 0
 
-    def __enter__(self) -> Team:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,7 +75,7 @@ class Team:
     def pids(self) -> tuple[int, ...]:
         return tuple(process.pid for process, _ in self._workers)
 
-    def run(self, ranks: int, work: Work, *arguments: Any, report: Report | None = None) -> list[Any]:
+    def run(self, ranks: int, work: RankTask, *arguments: Any, report: Report | None = None) -> list[Any]:
         """What `work` returns on each of `ranks` ranks. `report` gets what rank 0 reports meanwhile.
 
         Raises ConfigError where a rank did, RankLost where one failed otherwise; then the team is closed.
@@ -84,8 +84,8 @@ class Team:
         self._runs += 1
         try:
             for rank in range(ranks):
-                self._give(rank, (work, arguments, ranks, self._runs))
-            return self._gathered(ranks, report)
+                self._send_task(rank, (work, arguments, ranks, self._runs))
+            return self._collect(ranks, report)
         except BaseException:
             self.close()
             raise
@@ -93,32 +93,32 @@ class Team:
     def _start(self, ranks: int) -> None:
         context = _context()
         resource_tracker.ensure_running()  # its start ends what keeps interrupts away
-        threads = threads_of(self._size)
+        threads = threads_per_process(self._size)
         while len(self._workers) < ranks:
-            here, there = context.Pipe()
+            parent_end, child_end = context.Pipe()
             process = context.Process(
-                target=_serve, args=(len(self._workers), self._store.port, threads, there), daemon=True
+                target=_serve, args=(len(self._workers), self._store.port, threads, child_end), daemon=True
             )
             with without_interrupts():  # also in processes on the way to it, which last as long
                 process.start()
-                there.close()
-                self._workers.append((process, here))
+                child_end.close()
+                self._workers.append((process, parent_end))
 
-    def _give(self, rank: int, work: tuple[Work, Any, int, int]) -> None:
+    def _send_task(self, rank: int, work: tuple[RankTask, Any, int, int]) -> None:
         try:
             self._workers[rank][1].send(work)
         except OSError:  # it is gone: what it said before is of no interest
             raise self._ended(rank, self._received_end(rank)) from None
 
-    def _gathered(self, ranks: int, report: Report | None) -> list[Any]:
+    def _collect(self, ranks: int, report: Report | None) -> list[Any]:
         results: dict[int, Any] = {}
         while len(results) < ranks:
             waiting = {self._workers[rank][1]: rank for rank in range(ranks) if rank not in results}
             ready = [waiting[connection] for connection in wait(list(waiting))]  # type: ignore[index]
-            said = {rank: self._received(rank) for rank in ready}
+            messages = {rank: self._received(rank) for rank in ready}
             # Peers of a dead rank fail too: of what comes together, the death is the reason.
-            for rank in sorted(ready, key=lambda rank: said[rank][0] != "lost"):
-                kind, value = said[rank]
+            for rank in sorted(ready, key=lambda rank: messages[rank][0] != "lost"):
+                kind, value = messages[rank]
                 if kind == "report" and report is not None:
                     report(value)
                 elif kind == "result":
@@ -144,8 +144,8 @@ class Team:
     def _lost_peer(self, ranks: int) -> RankLost | None:
         """The rank whose death may be why another failed; None where all live."""
         processes = {self._workers[rank][0].sentinel: rank for rank in range(ranks)}
-        gone = [processes[sentinel] for sentinel in wait(list(processes), timeout=GRACE_S / 10)]
-        return self._ended(gone[0], self._received_end(gone[0])) if gone else None
+        ended_ranks = [processes[sentinel] for sentinel in wait(list(processes), timeout=GRACE_S / 10)]
+        return self._ended(ended_ranks[0], self._received_end(ended_ranks[0])) if ended_ranks else None
 
     def _ended(self, rank: int, code: int | None) -> RankLost:
         """The loss of a worker that has this exit code."""
@@ -173,7 +173,7 @@ class Team:
         self._workers.clear()
 
 
-def threads_of(processes: int) -> int:
+def threads_per_process(processes: int) -> int:
     """How many each of so many processes of this machine computes with: the cores are divided."""
     return max(1, (os.cpu_count() or 1) // processes)
 
@@ -181,7 +181,7 @@ def threads_of(processes: int) -> int:
 def _context() -> Any:
     """How workers are started: where it is safe, and its socket can have a name, as copies of one process
     that has imported what they need, which takes seconds (PyTorch alone two)."""
-    if sys.platform != "linux" or len(os.fsencode(tempfile.gettempdir())) > TEMPORARY_BYTES:
+    if sys.platform != "linux" or len(os.fsencode(tempfile.gettempdir())) > MAX_TEMPDIR_BYTES:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["shardwise.runtime"])
@@ -202,13 +202,13 @@ def _serve(rank: int, port: int, threads: int, connection: Connection) -> None:
 
 
 def _work(
-    rank: int, port: int, connection: Connection, work: Work, arguments: Any, ranks: int, run: int
+    rank: int, port: int, connection: Connection, work: RankTask, arguments: Any, ranks: int, run: int
 ) -> None:
     """Do one piece of work and say how it ended; what went wrong is said before the others can notice."""
 
-    def report(said: Any) -> None:
+    def report(messages: Any) -> None:
         if rank == 0:
-            connection.send(("report", said))
+            connection.send(("report", messages))
 
     with process_group(rank, ranks, port, name=f"run{run}"):
         try:
@@ -248,7 +248,7 @@ def leave_group() -> None:
 
 
 @contextlib.contextmanager
-def losses_of_peers() -> Iterator[None]:
+def peer_failures() -> Iterator[None]:
     """RankLost where a collective of this process fails because a peer is gone: of gloo's errors nothing but
     the text tells that, and NCCL's are of a kind of their own."""
     try:

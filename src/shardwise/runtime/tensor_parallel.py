@@ -17,11 +17,11 @@ from shardwise.runtime.attention import GroupedQueryAttention, LatentAttention
 from shardwise.runtime.experts import MixtureOfExperts, Router
 from shardwise.runtime.feed_forward import FeedForward
 from shardwise.runtime.gradients import local
-from shardwise.runtime.modules import Layer, Stage
-from shardwise.runtime.parts import summed_over, whole_of
+from shardwise.runtime.modules import DecoderLayer, ModelStage
+from shardwise.runtime.parts import all_gathered, reduce_over
 
 
-def split_tensors(stage: Stage, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+def split_tensors(stage: ModelStage, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
     """Divide heads, MLP widths and the vocabulary over the one-dimensional `mesh` (Shoeybi et al. 2019).
 
     With `sequence_parallel` hidden states between the blocks are divided along the sequence (Korthikanti et
@@ -29,7 +29,7 @@ def split_tensors(stage: Stage, mesh: DeviceMesh, *, sequence_parallel: bool) ->
     """
     stream = 1 if sequence_parallel else None
     if stage.embedding is not None:
-        parallelize_module(stage.embedding, mesh, {"tokens": VocabularyParts(stream)})
+        parallelize_module(stage.embedding, mesh, {"tokens": VocabParallelEmbedding(stream)})
         if stage.embedding.positions is not None:
             _replicate(stage.embedding.positions, mesh, 0 if sequence_parallel else None)
         _replicate_all((stage.embedding.project, stage.embedding.norm), mesh, stream)
@@ -44,14 +44,14 @@ def split_tensors(stage: Stage, mesh: DeviceMesh, *, sequence_parallel: bool) ->
         _replicate_all(layer.norms, mesh, stream)
     if stage.head is not None:
         _replicate_all((stage.head.norm, stage.head.project), mesh, stream)
-        parallelize_module(stage.head.output, mesh, Columns())
-        parallelize_module(stage.head.output, mesh, WholeInput(stream))
+        parallelize_module(stage.head.output, mesh, ColumnParallelLinear())
+        parallelize_module(stage.head.output, mesh, GatheredInput(stream))
         if stage.embedding is not None and stage.model.tied_embeddings:
             stage.head.output.weight = stage.embedding.tokens.weight
 
 
-def _layer_styles(layer: Layer, stream: int | None, ranks: int) -> dict[str, ParallelStyle]:
-    styles: dict[str, ParallelStyle] = {"attention.out": Rows(stream)}
+def _layer_styles(layer: DecoderLayer, stream: int | None, ranks: int) -> dict[str, ParallelStyle]:
+    styles: dict[str, ParallelStyle] = {"attention.out": RowParallelLinear(stream)}
     if isinstance(layer.attention, GroupedQueryAttention):
         styles |= _head_styles(layer.attention, stream, ranks)
     if isinstance(layer.mlp, FeedForward):
@@ -65,13 +65,13 @@ def _head_styles(
     attention: GroupedQueryAttention, stream: int | None, ranks: int
 ) -> dict[str, ParallelStyle]:
     styles: dict[str, ParallelStyle] = {
-        "attention": WholeInput(stream),
-        "attention.q": Columns(),
-        "attention.k": Columns(),
-        "attention.v": Columns(),
+        "attention": GatheredInput(stream),
+        "attention.q": ColumnParallelLinear(),
+        "attention.k": ColumnParallelLinear(),
+        "attention.v": ColumnParallelLinear(),
     }
     if attention.kv_heads < ranks:
-        heads = SharedHeads(attention.kv_heads)
+        heads = ReplicatedKvHeads(attention.kv_heads)
         styles |= {"attention.k": heads, "attention.v": heads}
     if attention.q_norm is not None:
         norm = SequenceParallel(sequence_dim=2, use_local_output=True)
@@ -93,14 +93,14 @@ def _split_latents(attention: LatentAttention, mesh: DeviceMesh, stream: int | N
     """Every rank makes the latents of the tokens that it has, which are joined; of what heads get from them
     it makes its own heads'."""
     _replicate_all((attention.kv_down, attention.kv_norm), mesh, stream)
-    parallelize_module(attention.latents, mesh, WholeLatents(stream))
-    parallelize_module(attention.kv_up, mesh, Columns())
+    parallelize_module(attention.latents, mesh, GatheredLatents(stream))
+    parallelize_module(attention.kv_up, mesh, ColumnParallelLinear())
     if attention.q is not None:
-        parallelize_module(attention.q, mesh, Columns())
-        parallelize_module(attention.q, mesh, WholeInput(stream))
+        parallelize_module(attention.q, mesh, ColumnParallelLinear())
+        parallelize_module(attention.q, mesh, GatheredInput(stream))
     else:
         _replicate_all((attention.q_down, attention.q_norm), mesh, stream)
-        parallelize_module(attention.q_up, mesh, Columns())
+        parallelize_module(attention.q_up, mesh, ColumnParallelLinear())
 
 
 def _distribute_router(router: Router, mesh: DeviceMesh) -> None:
@@ -112,14 +112,15 @@ def _distribute_router(router: Router, mesh: DeviceMesh) -> None:
 
 def _mlp_styles(at: str, mlp: FeedForward, stream: int | None) -> dict[str, ParallelStyle]:
     styles: dict[str, ParallelStyle] = {
-        at: WholeInput(stream), f"{at}.up": Columns(), f"{at}.down": Rows(stream),
+        at: GatheredInput(stream), f"{at}.up": ColumnParallelLinear(),
+        f"{at}.down": RowParallelLinear(stream),
     }  # fmt: skip
     if mlp.gate is not None:
-        styles[f"{at}.gate"] = Columns()
+        styles[f"{at}.gate"] = ColumnParallelLinear()
     return styles
 
 
-class WholeInput(ParallelStyle):
+class GatheredInput(ParallelStyle):
     """A module that works on all tokens: it gets them whole from the parts along `stream`, or as they are
     (None), and its gradients of them are summed over the ranks."""
 
@@ -130,13 +131,13 @@ class WholeInput(ParallelStyle):
         group = device_mesh.get_group()
 
         def gather(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-            return whole_of(inputs[0], self._stream, group), *inputs[1:]
+            return all_gathered(inputs[0], self._stream, group), *inputs[1:]
 
         module.register_forward_pre_hook(gather)
         return module
 
 
-class WholeLatents(ParallelStyle):
+class GatheredLatents(ParallelStyle):
     """What heads share of each token: every rank gets it of all tokens, in one message, from the parts along
     `stream`, or has it (None), and its gradients are summed over the ranks."""
 
@@ -147,19 +148,18 @@ class WholeLatents(ParallelStyle):
         group = device_mesh.get_group()
 
         def joined(*parts: Tensor) -> tuple[Tensor, ...]:
-            together = whole_of(torch.cat(parts, dim=-1), self._stream, group)
+            together = all_gathered(torch.cat(parts, dim=-1), self._stream, group)
             return together.split([part.shape[-1] for part in parts], dim=-1)
 
         module.forward = joined
         return module
 
 
-class Columns(ParallelStyle):
+class ColumnParallelLinear(ParallelStyle):
     """A linear layer of which every rank computes some outputs, from the whole input.
 
-    Parameters are DTensors; products are of their local tensors, as in `Rows`: what DTensor does for each
-    operator took an eighth of a step of two processes.
-    """
+    Parameters are DTensors; products are of their local tensors, as in `RowParallelLinear`: what DTensor does
+    for each operator took an eighth of a step of two processes."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         linear = _linear(module)
@@ -174,7 +174,7 @@ class Columns(ParallelStyle):
         return linear
 
 
-class Rows(ParallelStyle):
+class RowParallelLinear(ParallelStyle):
     """A linear layer of which every rank has some inputs, and whose sum over the ranks all have, or each a
     part of along `stream`."""
 
@@ -187,7 +187,7 @@ class Rows(ParallelStyle):
         of_bias = None if self._stream is None else [Partial()]
 
         def own_rows(x: Tensor) -> Tensor:
-            summed = summed_over(functional.linear(x, local(linear.weight)), self._stream, group)
+            summed = reduce_over(functional.linear(x, local(linear.weight)), self._stream, group)
             if linear.bias is None:
                 return summed
             return summed + linear.bias.to_local(grad_placements=of_bias)
@@ -211,7 +211,7 @@ def _divide(linear: nn.Linear, mesh: DeviceMesh, weight: Placement, bias: Placem
             setattr(linear, name, nn.Parameter(divided))
 
 
-class VocabularyParts(ParallelStyle):
+class VocabParallelEmbedding(ParallelStyle):
     """A table of which every rank holds some rows: it looks up the tokens that it has, and the sum over the
     ranks, whole or each rank's part of the sequence, has all. (DTensor's own embedding computes the gradient
     of the whole table on every rank.)"""
@@ -235,13 +235,13 @@ class VocabularyParts(ParallelStyle):
                 found = functional.embedding(places.where(is_here, 0), rows)
             else:  # more ranks than parts
                 found = rows.sum().expand(*tokens.shape, rows.shape[1])
-            return summed_over(found.where(is_here[..., None], 0.0), self._stream, device_mesh.get_group())
+            return reduce_over(found.where(is_here[..., None], 0.0), self._stream, device_mesh.get_group())
 
         module.forward = own_rows
         return module
 
 
-class SharedHeads(ParallelStyle):
+class ReplicatedKvHeads(ParallelStyle):
     """Keys or values of which several ranks need the same head: every rank computes all heads and keeps its
     own, and gradients are sums over the ranks."""
 
@@ -269,7 +269,7 @@ class SharedHeads(ParallelStyle):
         return rank * self._heads // ranks
 
 
-class Everywhere(ParallelStyle):
+class ReplicatedLinear(ParallelStyle):
     """A linear layer that is whole on every rank and works on its part of the tokens: gradients are sums over
     the ranks."""
 
@@ -299,7 +299,7 @@ def _replicate(module: nn.Module, mesh: DeviceMesh, split_dim: int | None) -> No
     gradients are sums over the ranks; where it is not (None), all ranks compute the same gradients."""
     if split_dim is None:
         return
-    style: ParallelStyle = Everywhere()
+    style: ParallelStyle = ReplicatedLinear()
     if not isinstance(module, nn.Linear):
         style = SequenceParallel(sequence_dim=split_dim, use_local_output=True)
     parallelize_module(module, mesh, style)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from shardwise.plan import Plan
 from shardwise.runtime.data import Synthetic
-from shardwise.runtime.devices import await_device, is_on_host
-from shardwise.runtime.job import Job
+from shardwise.runtime.devices import is_on_host, synchronize_device
+from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.modules import reference_module
 from shardwise.runtime.parallelize import parallelize
 
@@ -29,8 +29,8 @@ class TimedSteps:
 def timed_steps(plan: Plan, *, steps: int, warming_up: int) -> TimedSteps:
     """`steps` steps of `plan` in a process group of its devices, behind `warming_up` others that find their
     kernels and their memory. Parameters are as PyTorch's modules make them, samples are synthetic."""
-    is_told = not is_on_host(plan.cluster)
-    accelerator = torch.accelerator.current_accelerator(check_available=True) if is_told else None
+    has_memory_stats = not is_on_host(plan.cluster)
+    accelerator = torch.accelerator.current_accelerator(check_available=True) if has_memory_stats else None
     with torch.device(accelerator or "cpu"):
         module = reference_module(plan.model)
     running = parallelize(module, plan)
@@ -40,10 +40,10 @@ def timed_steps(plan: Plan, *, steps: int, warming_up: int) -> TimedSteps:
     )
     for step in range(warming_up):
         running.step(samples.batch(step))
-    if is_told:
+    if has_memory_stats:
         torch.accelerator.reset_peak_memory_stats()
     seconds = [_step_s(running, samples.batch(warming_up + step), plan) for step in range(steps)]
-    if not is_told:
+    if not has_memory_stats:
         return TimedSteps(seconds=tuple(seconds), allocated_bytes=None)
     peak_bytes = torch.accelerator.max_memory_allocated()
     del module, running
@@ -53,9 +53,9 @@ def timed_steps(plan: Plan, *, steps: int, warming_up: int) -> TimedSteps:
     return TimedSteps(seconds=tuple(seconds), allocated_bytes=peak_bytes - libraries_bytes)
 
 
-def _step_s(running: Job, batch: Tensor, plan: Plan) -> float:
-    await_device(plan.cluster)
+def _step_s(running: TrainingJob, batch: Tensor, plan: Plan) -> float:
+    synchronize_device(plan.cluster)
     start_s = time.perf_counter()
     running.step(batch)
-    await_device(plan.cluster)
+    synchronize_device(plan.cluster)
     return time.perf_counter() - start_s

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from torch.profiler import ProfilerActivity, profile
 
-from shardwise.runtime.marks import TRAFFIC as TRAFFIC_MARK
+from shardwise.runtime.marks import TRAFFIC_MARK
 from shardwise.runtime.operator_spans import operator_spans
 from shardwise.runtime.private import profiled_events
 from shardwise.sim import COMMUNICATION, COMPUTE, TRAFFIC, Span

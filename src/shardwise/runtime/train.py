@@ -12,20 +12,20 @@ from torch import distributed
 
 from shardwise.errors import ConfigError
 from shardwise.plan import AnyPlan, GraphPlan, Plan, UnevenFile
-from shardwise.runtime.adapt import Adaptation, Advisor, Change
-from shardwise.runtime.checkpoint import AnyJob, Saving, load, resumable
-from shardwise.runtime.data import ORDER, Content, Samples, Synthetic, TokenFile
-from shardwise.runtime.devices import await_device, is_on_host
-from shardwise.runtime.graph_data import ArrayFolder, Drawn
+from shardwise.runtime.adapt import Adaptation, Advisor, ReplanEvent
+from shardwise.runtime.checkpoint import AnyJob, AsyncCheckpoint, load, resumable
+from shardwise.runtime.data import ORDER_VERSION, DataIdentity, Samples, Synthetic, TokenFile
+from shardwise.runtime.devices import is_on_host, synchronize_device
+from shardwise.runtime.graph_data import ArrayFolder, RandomInputs
 from shardwise.runtime.graph_train import module_of_graph
 from shardwise.runtime.initial import initial_value
-from shardwise.runtime.job import Job
+from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.manifest import Manifest, check_unfinished, clear_unfinished, finished
 from shardwise.runtime.modules import reference_module
 from shardwise.runtime.parallelize import divided, parallelize
 from shardwise.runtime.trace import StepTrace, traced
-from shardwise.runtime.values import fill
-from shardwise.runtime.waiting import Stopwatch, thread_busy_s, untold
+from shardwise.runtime.values import fill_parameters
+from shardwise.runtime.waiting import Stopwatch, thread_busy_s, unknown_busy_s
 from shardwise.runtime.weights import weights_in
 from shardwise.sim import Span
 from shardwise.strategy import Strategy
@@ -72,14 +72,14 @@ class StepRecord:
     strategy: Strategy | None
     tokens: int | None
     exposed_s: float | None = None
-    change: Change | None = None
+    change: ReplanEvent | None = None
 
 
 def samples_of(plan: AnyPlan, options: TrainOptions) -> Samples:
     """The batches that `options` name, for what the plan trains. ConfigError where there are none."""
     if isinstance(plan, GraphPlan):
         if options.data == SYNTHETIC:
-            return Drawn(plan.graph, options.seed)
+            return RandomInputs(plan.graph, options.seed)
         return ArrayFolder(options.data, plan.graph, seed=options.seed)
     job, vocab = plan.job, plan.model.vocab
     if options.data == SYNTHETIC:
@@ -102,15 +102,15 @@ def train(report: Callable[[StepRecord], None], plan: AnyPlan, options: TrainOpt
     did on this rank, where it `is_traced` (which makes it slower); else nothing.
     """
     check_options(plan, is_adaptive=options.advisor is not None, is_traced=options.is_traced)
-    busy = thread_busy_s if is_on_host(plan.cluster) else untold
+    busy = thread_busy_s if is_on_host(plan.cluster) else unknown_busy_s
     samples = samples_of(plan, options)
-    job = _begun(plan, options)
+    job = _start_job(plan, options)
     rank = distributed.get_rank()
     if options.checkpoint is not None and rank == 0:
         clear_unfinished(options.checkpoint)
     content = samples.content() if options.checkpoint is not None and rank == 0 else None
     trace = StepTrace()
-    saving: Saving | None = None
+    saving: AsyncCheckpoint | None = None
     adaptation = None
     if options.advisor is not None and isinstance(plan, Plan):
         adaptation = Adaptation(options.advisor, plan, options.steps)
@@ -118,9 +118,9 @@ def train(report: Callable[[StepRecord], None], plan: AnyPlan, options: TrainOpt
         batch = samples.batch(step)
         is_last = step + 1 == options.steps
         with traced(rank) if is_last and options.is_traced else nullcontext(trace) as trace:
-            stopwatch = Stopwatch.begun(busy=busy)
+            stopwatch = Stopwatch.started(busy=busy)
             result = job.step(batch)
-            await_device(plan.cluster)
+            synchronize_device(plan.cluster)
             step_s, exposed_s = stopwatch.read()
         record = StepRecord(
             step=step + 1,
@@ -128,20 +128,20 @@ def train(report: Callable[[StepRecord], None], plan: AnyPlan, options: TrainOpt
             gradient_norm=result.gradient_norm,
             step_time_s=step_s,
             predicted_s=_predicted_s(plan) if adaptation is None else adaptation.predicted_s,
-            strategy=job.plan.best.strategy if isinstance(job, Job) else None,
+            strategy=job.plan.best.strategy if isinstance(job, TrainingJob) else None,
             tokens=_tokens(plan, step + 1),
             exposed_s=exposed_s,
         )
         if saving is not None:  # no step counts as done behind one that is not saved yet
             saving.wait()
             saving = None
-        if adaptation is not None and isinstance(job, Job):
+        if adaptation is not None and isinstance(job, TrainingJob):
             job, change = adaptation.after(job, step + 1, step_s)
             record = replace(record, change=change)
         report(record)
         is_due = (step + 1) % options.checkpoint_every == 0 or is_last
         if options.checkpoint is not None and is_due:
-            saving = Saving(
+            saving = AsyncCheckpoint(
                 job,
                 options.checkpoint,
                 step=step + 1,
@@ -154,24 +154,24 @@ def train(report: Callable[[StepRecord], None], plan: AnyPlan, options: TrainOpt
     return trace.spans
 
 
-def _begun(plan: AnyPlan, options: TrainOptions) -> AnyJob:
+def _start_job(plan: AnyPlan, options: TrainOptions) -> AnyJob:
     """The job under `plan` as it is after `options.start` steps."""
     if isinstance(plan, GraphPlan):
         weights = options.weights if options.resumed is None else None
         module = module_of_graph(plan.graph, seed=options.seed, weights=weights)
-        laid = parallelize(module, plan, lr=options.lr)
+        graph_job = parallelize(module, plan, lr=options.lr)
         if options.resumed is not None:
-            load(laid, options.resumed)
-        return laid
+            load(graph_job, options.resumed)
+        return graph_job
     with torch.device("meta"):
         whole = reference_module(plan.model)
     job = divided(whole, plan, lr=options.lr)
     if options.resumed is not None:
         load(job, options.resumed)
     elif options.weights is not None:
-        fill(job, weights_in(options.weights, plan.model))
+        fill_parameters(job, weights_in(options.weights, plan.model))
     else:
-        fill(job, partial(initial_value, seed=options.seed, layers=plan.model.layers))
+        fill_parameters(job, partial(initial_value, seed=options.seed, layers=plan.model.layers))
     return job
 
 
@@ -194,8 +194,8 @@ def check_options(plan: AnyPlan, *, is_adaptive: bool, is_traced: bool) -> None:
         )
     if is_on_host(plan.cluster):
         return
-    for key, is_asked in (("--adaptive", is_adaptive), ("--trace", is_traced)):
-        if is_asked:
+    for key, is_requested in (("--adaptive", is_adaptive), ("--trace", is_traced)):
+        if is_requested:
             raise ConfigError(
                 "is not there on accelerators", key=key, found=", ".join(plan.cluster.classes),
                 allowed="train without it",
@@ -238,7 +238,7 @@ def _check_data(options: TrainOptions, plan: AnyPlan, manifest: Manifest) -> Non
         raise ConfigError("is not the checkpoint's", key="--data", found=options.data, allowed=manifest.data)
     if options.data == SYNTHETIC:
         return
-    if manifest.content is None or manifest.content.order != ORDER:
+    if manifest.content is None or manifest.content.order != ORDER_VERSION:
         raise ConfigError(
             "took samples in an order that this version of shardwise does not have",
             file=options.resumed, key="data", found=manifest.data,
@@ -248,10 +248,10 @@ def _check_data(options: TrainOptions, plan: AnyPlan, manifest: Manifest) -> Non
     if content != manifest.content:
         raise ConfigError(
             "is not what the checkpoint's data was", file=options.data, key="--data",
-            found="nothing" if content is None else _told(content),
-            allowed=f"{_told(manifest.content)}, as {manifest.data} had",
+            found="nothing" if content is None else _describe(content),
+            allowed=f"{_describe(manifest.content)}, as {manifest.data} had",
         )  # fmt: skip
 
 
-def _told(content: Content) -> str:
+def _describe(content: DataIdentity) -> str:
     return f"{content.nbytes:,} bytes ({content.hash[:19]}) in {content.windows:,} windows"

@@ -21,7 +21,7 @@ Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class RankRegion:
     """A rank holds (or needs) a region of a tensor, which is told by its number."""
 
     rank: int
@@ -45,16 +45,20 @@ class Transfer:
         return int(np.prod([stop - start for start, stop in self.region]))
 
 
-def transfers(have: Sequence[Holding], need: Sequence[Holding], node_of: Sequence[int]) -> list[Transfer]:
+def transfers(
+    have: Sequence[RankRegion], need: Sequence[RankRegion], node_of: Sequence[int]
+) -> list[Transfer]:
     """What is sent so that every rank has what it needs; `node_of` are the nodes of the ranks. In the order
     of rounds and tensors. What nobody holds is not sent."""
     sent: dict[int, int] = defaultdict(int)
     found: list[Transfer] = []
-    wanted = _by_tensor(need)
-    for tensor, held in sorted(_by_tensor(have).items()):
-        for region, holders, needers in _cells(held, wanted.get(tensor, []), len(node_of)):
-            for turn, source, target in _pairs(holders, needers, node_of, sent):
-                found.append(Transfer(turn, source, target, tensor, region))
+    needed = _by_tensor(need)
+    for tensor, current_regions in sorted(_by_tensor(have).items()):
+        for region, holders, requesters in _disjoint_boxes(
+            current_regions, needed.get(tensor, []), len(node_of)
+        ):
+            for round_number, source, target in _pairs(holders, requesters, node_of, sent):
+                found.append(Transfer(round_number, source, target, tensor, region))
                 sent[source] += found[-1].elements
     return sorted(found, key=lambda one: one.round)
 
@@ -65,50 +69,52 @@ def overlap(one: Region, other: Region) -> Region | None:
     return both if all(start < stop for start, stop in both) else None
 
 
-def _by_tensor(holdings: Sequence[Holding]) -> dict[int, list[Holding]]:
-    found: dict[int, list[Holding]] = defaultdict(list)
-    for holding in holdings:
-        found[holding.tensor].append(holding)
+def _by_tensor(rank_regions: Sequence[RankRegion]) -> dict[int, list[RankRegion]]:
+    found: dict[int, list[RankRegion]] = defaultdict(list)
+    for rank_region in rank_regions:
+        found[rank_region.tensor].append(rank_region)
     return found
 
 
-def _cells(
-    have: Sequence[Holding], need: Sequence[Holding], ranks: int
+def _disjoint_boxes(
+    have: Sequence[RankRegion], need: Sequence[RankRegion], ranks: int
 ) -> Iterator[tuple[Region, list[int], list[int]]]:
     """Boxes that no region cuts, each with the ranks that hold it and those that need it and do not; boxes
     that nobody lacks are left out."""
-    boxes = [holding.region for holding in (*have, *need)]
-    cuts = _cuts(boxes)
-    holders = _covered(have, cuts, ranks)
-    lacking = _covered(need, cuts, ranks) & ~holders
-    cells = list(product(*(pairwise(along) for along in cuts)))
+    boxes = [rank_region.region for rank_region in (*have, *need)]
+    boundaries = _boundaries(boxes)
+    holders = _covered(have, boundaries, ranks)
+    lacking = _covered(need, boundaries, ranks) & ~holders
+    disjoint = list(product(*(pairwise(along) for along in boundaries)))
     for place in np.flatnonzero(lacking.any(axis=0)):
         on, missing = (np.flatnonzero(flags[:, place]).tolist() for flags in (holders, lacking))
-        yield cells[place], on, missing
+        yield disjoint[place], on, missing
 
 
-def owners(held: Sequence[Holding], ranks: int) -> Iterator[tuple[int, Region, tuple[int, ...]]]:
+def owners(
+    current_regions: Sequence[RankRegion], ranks: int
+) -> Iterator[tuple[int, Region, tuple[int, ...]]]:
     """The boxes of every tensor that no region cuts, each with all ranks that hold it; in the order of
     tensors."""
-    for tensor, holdings in sorted(_by_tensor(held).items()):
-        cuts = _cuts([holding.region for holding in holdings])
-        covered = _covered(holdings, cuts, ranks)
-        for place, region in enumerate(product(*(pairwise(along) for along in cuts))):
+    for tensor, rank_regions in sorted(_by_tensor(current_regions).items()):
+        boundaries = _boundaries([rank_region.region for rank_region in rank_regions])
+        covered = _covered(rank_regions, boundaries, ranks)
+        for place, region in enumerate(product(*(pairwise(along) for along in boundaries))):
             yield tensor, region, tuple(np.flatnonzero(covered[:, place]).tolist())
 
 
-def _cuts(boxes: Sequence[Region]) -> list[list[int]]:
+def _boundaries(boxes: Sequence[Region]) -> list[list[int]]:
     """Along every dim where some box starts or stops."""
     return [sorted({end for box in boxes for end in box[dim]}) for dim in range(len(boxes[0]))]
 
 
-def _covered(holdings: Sequence[Holding], cuts: Sequence[Sequence[int]], ranks: int) -> Flags:
+def _covered(rank_regions: Sequence[RankRegion], boundaries: Sequence[Sequence[int]], ranks: int) -> Flags:
     """Whether a rank's regions have each cell; of shape (ranks, cells)."""
-    result = np.zeros((ranks, *(len(along) - 1 for along in cuts)), dtype=np.bool_)
-    for holding in holdings:
-        ends = zip(holding.region, cuts, strict=True)
-        result[holding.rank][
-            tuple(slice(along.index(start), along.index(stop)) for (start, stop), along in ends)
+    result = np.zeros((ranks, *(len(along) - 1 for along in boundaries)), dtype=np.bool_)
+    for rank_region in rank_regions:
+        bounds = zip(rank_region.region, boundaries, strict=True)
+        result[rank_region.rank][
+            tuple(slice(along.index(start), along.index(stop)) for (start, stop), along in bounds)
         ] = True
     return result.reshape(ranks, -1)
 
@@ -120,16 +126,16 @@ def _pairs(
     or gets it, else from the one elsewhere that has sent least so far."""
     if not holders:
         return
-    near: dict[int, int] = {}
+    holder_by_node: dict[int, int] = {}
     for rank in reversed(holders):
-        near[node_of[rank]] = rank
-    got: dict[int, int] = {}
+        holder_by_node[node_of[rank]] = rank
+    receiver_by_node: dict[int, int] = {}
     for target in lacking:
         node = node_of[target]
-        if node in near:
-            yield 0, near[node], target
-        elif node in got:
-            yield 1, got[node], target
+        if node in holder_by_node:
+            yield 0, holder_by_node[node], target
+        elif node in receiver_by_node:
+            yield 1, receiver_by_node[node], target
         else:
-            got[node] = target
+            receiver_by_node[node] = target
             yield 0, min(holders, key=lambda rank: (sent[rank], rank)), target

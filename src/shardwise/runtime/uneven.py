@@ -9,31 +9,31 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from shardwise.plan import UnevenFile
-from shardwise.runtime.accumulate import Accumulation
+from shardwise.runtime.accumulate import GradientAccumulation
 from shardwise.runtime.data import check_batch
 from shardwise.runtime.dtypes import COMPUTE
-from shardwise.runtime.gradients import clip, settle
-from shardwise.runtime.modules import Stage
+from shardwise.runtime.gradients import clip, reduce_partial_gradients
+from shardwise.runtime.modules import ModelStage
 from shardwise.runtime.optimizer import optimizer_of_parameters
-from shardwise.runtime.owned import Owned
-from shardwise.runtime.pipeline import Pipeline
+from shardwise.runtime.owned import OptimizerShards
+from shardwise.runtime.pipeline import PipelineRunner
 from shardwise.runtime.result import StepResult
 from shardwise.runtime.trace import OPTIMIZER
 from shardwise.runtime.uneven_stages import (
-    Seat,
+    UnevenCoordinates,
     engine_of,
-    narrow,
-    own_samples,
+    local_samples,
+    own_coordinates,
     stage_of,
-    tensor_mates,
     tensor_mesh,
-    this_seat,
+    tensor_ranks_by_rank,
+    to_compute_dtype,
 )
 
 TABLE = "embedding.tokens.weight"
 
 
-class UnevenJob:
+class UnevenTrainingJob:
     """A module, its optimizer and its step, divided over the running processes as an uneven plan says.
 
     A rank has one stage of one pipeline, or none where the plan leaves it idle. Optimizer states (ZeRO-1),
@@ -45,10 +45,10 @@ class UnevenJob:
         self,
         *,
         plan: UnevenFile,
-        seat: Seat | None,
-        stage: Stage | None,
-        engine: Accumulation | Pipeline | None,
-        owned: Owned,
+        coordinates: UnevenCoordinates | None,
+        stage: ModelStage | None,
+        engine: GradientAccumulation | PipelineRunner | None,
+        owned: OptimizerShards,
         optimizer: torch.optim.Optimizer | None,
         max_norm: float,
         names: Mapping[nn.Parameter, str],
@@ -56,7 +56,7 @@ class UnevenJob:
     ) -> None:
         self.plan = plan
         self.device_type = device_type
-        self.seat = seat
+        self.coordinates = coordinates
         self.stage = stage
         self.owned = owned
         self.optimizer = optimizer
@@ -85,12 +85,12 @@ class UnevenJob:
         """The part of `step` before the optimizer: loss, and clipped gradients in `owned.parameters`."""
         check_batch(batch, self.plan.job)
         loss = torch.zeros((), device=self.device_type)
-        if self.seat is not None and self._engine is not None:
-            own = own_samples(self.plan, self.seat, batch).to(self.device_type)
+        if self.coordinates is not None and self._engine is not None:
+            own = local_samples(self.plan, self.coordinates, batch).to(self.device_type)
             loss = self._engine.run(own[..., :-1].contiguous(), own[..., 1:].contiguous())
-            stages = self.plan.best.layout.pipelines[self.seat.pipeline].stages
-            loss = loss / stages[self.seat.stage].tp  # all tensor ranks have it
-        settle(self.parameters)
+            stages = self.plan.best.layout.pipelines[self.coordinates.pipeline].stages
+            loss = loss / stages[self.coordinates.stage].tp  # all tensor ranks have it
+        reduce_partial_gradients(self.parameters)
         self.owned.reduce()
         shares = [own for own, _ in self.owned.parameters]
         squares = torch.zeros((), device=self.device_type)
@@ -105,26 +105,29 @@ class UnevenJob:
             with record_function(OPTIMIZER):
                 self.optimizer.step()
             self.optimizer.zero_grad()
-        self.owned.spread()
+        self.owned.sync_weights()
 
 
-def uneven_job(module: Stage, plan: UnevenFile, *, device_type: str, lr: float, max_norm: float) -> UnevenJob:
+def uneven_job(
+    module: ModelStage, plan: UnevenFile, *, device_type: str, lr: float, max_norm: float
+) -> UnevenTrainingJob:
     """`module`, a whole reference module, divided as `plan` says over the running processes, of which there
     are as many as its cluster has devices; each computes on its device of this type."""
     names = [name for name, _ in module.named_parameters()]
-    seat = this_seat(plan)
+    coordinates = own_coordinates(plan)
     mesh = tensor_mesh(plan, device_type)
-    stage = None if seat is None else stage_of(module, plan, seat, mesh, device_type)
-    engine = None if seat is None or stage is None else engine_of(stage, plan, seat, mesh)
+    stage = None if coordinates is None else stage_of(module, plan, coordinates, mesh, device_type)
+    engine = None if coordinates is None or stage is None else engine_of(stage, plan, coordinates, mesh)
     named = [] if stage is None else [(_whole_name(name, names), p) for name, p in stage.named_parameters()]
-    owned = Owned(named, names, tensor_mates(plan))
+    owned = OptimizerShards(named, names, tensor_ranks_by_rank(plan))
     if stage is not None and plan.job.dtype != "fp32":
-        narrow(stage, COMPUTE[plan.job.dtype])
+        to_compute_dtype(stage, COMPUTE[plan.job.dtype])
     optimizer = None
     if owned.parameters:
         optimizer = optimizer_of_parameters(plan.job.optimizer, owned.parameters, lr=lr)
-    return UnevenJob(
-        plan=plan, seat=seat, stage=stage, engine=engine, owned=owned, optimizer=optimizer, max_norm=max_norm,
+    return UnevenTrainingJob(
+        plan=plan, coordinates=coordinates, stage=stage, engine=engine, owned=owned, optimizer=optimizer,
+        max_norm=max_norm,
         names={parameter: name for name, parameter in named}, device_type=device_type,
     )  # fmt: skip
 

@@ -9,79 +9,83 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from shardwise.runtime.private import Boxes
+from shardwise.runtime.private import TensorChunks
 from shardwise.runtime.state import STATES
 from shardwise.runtime.transfers import Region
-from shardwise.runtime.uneven import UnevenJob
+from shardwise.runtime.uneven import UnevenTrainingJob
 
 MODEL = "model"
 
-Saved = dict[str, Tensor | Boxes]
+StateDict = dict[str, Tensor | TensorChunks]
 """Parameters as `model.NAME`, optimizer states as `optimizer.NAME.KIND`."""
 
 
-def copied_of(job: UnevenJob) -> Saved:
+def uneven_state_copies(job: UnevenTrainingJob) -> StateDict:
     """Copies of what this rank saves: over all ranks every element of the model and of each of its states is
     there once. Call it on every rank, between steps."""
-    boxes = _Boxed(job)
+    chunks = _ChunkBuilder(job)
     for kind, shares in _shares(job).items():
-        for held, values in zip(job.owned.regions, job.owned.joined(shares), strict=True):
-            parameter, region, saves = held
+        for owned_region, values in zip(job.owned.regions, job.owned.gathered_regions(shares), strict=True):
+            parameter, region, saves = owned_region
             if saves:
-                boxes.add(kind, parameter, region, values.to("cpu", copy=True))
-    return boxes.by_name() | {name: step.to("cpu", copy=True) for name, step in _steps(job).items()}
+                chunks.add(kind, parameter, region, values.to("cpu", copy=True))
+    return chunks.by_name() | {name: step.to("cpu", copy=True) for name, step in _steps(job).items()}
 
 
-def fill(job: UnevenJob, saved: Saved, values: Mapping[str, Sequence[Tensor]]) -> None:
+def restore_uneven_state(
+    job: UnevenTrainingJob, saved: StateDict, values: Mapping[str, Sequence[Tensor]]
+) -> None:
     """Give `job` what a checkpoint has put into `wanted_of`'s. Call it on every rank."""
     steps = [step for step in saved.values() if isinstance(step, Tensor)]
     with torch.no_grad():
         for kind, regions in values.items():
-            for (own, _), share in zip(job.owned.parameters, job.owned.dealt(regions), strict=True):
+            for (own, _), share in zip(job.owned.parameters, job.owned.scattered(regions), strict=True):
                 if kind == MODEL:
                     own.copy_(share)
                 elif job.optimizer is not None:
                     job.optimizer.state[own][kind] = share.clone()
                     if steps:
                         job.optimizer.state[own]["step"] = steps[0].clone()
-    job.owned.spread()
+    job.owned.sync_weights()
 
 
-def wanted_of(job: UnevenJob) -> tuple[Saved, dict[str, list[Tensor]]]:
+def uneven_load_targets(job: UnevenTrainingJob) -> tuple[StateDict, dict[str, list[Tensor]]]:
     """What a checkpoint fills for this rank, all that it holds; and the same by kind, region after region."""
-    boxes, values = _Boxed(job), defaultdict[str, list[Tensor]](list)
+    chunks, values = _ChunkBuilder(job), defaultdict[str, list[Tensor]](list)
     states = STATES[job.plan.job.optimizer]
     for kind in (MODEL, *(state for state in states if state != "step")):
         for parameter, region, _ in job.owned.regions:
             elements = prod(stop - start for start, stop in region)
             values[kind].append(torch.empty(elements, device=job.device_type))
-            boxes.add(kind, parameter, region, values[kind][-1])
+            chunks.add(kind, parameter, region, values[kind][-1])
     steps = (
         {_key("step", name): torch.zeros((), device=job.device_type) for name in job.names.values()}
         if "step" in states
         else {}
     )
-    return boxes.by_name() | steps, values
+    return chunks.by_name() | steps, values
 
 
-class _Boxed:
+class _ChunkBuilder:
     """Regions of the whole model's tensors with their values, as they are added."""
 
-    def __init__(self, job: UnevenJob) -> None:
+    def __init__(self, job: UnevenTrainingJob) -> None:
         self._names = job.names
         self._found: dict[str, tuple[nn.Parameter, dict[tuple[int, ...], Tensor]]] = {}
 
     def add(self, kind: str, parameter: nn.Parameter, region: Region, values: Tensor) -> None:
         """Of the parameter itself or of a state of it; `values` lie one after the other."""
-        _, boxes = self._found.setdefault(_key(kind, self._names[parameter]), (parameter, {}))
-        kept = region[: parameter.dim()]
-        boxes[tuple(start for start, _ in kept)] = values.view([stop - start for start, stop in kept])
+        _, chunks = self._found.setdefault(_key(kind, self._names[parameter]), (parameter, {}))
+        bounds = region[: parameter.dim()]
+        chunks[tuple(start for start, _ in bounds)] = values.view([stop - start for start, stop in bounds])
 
-    def by_name(self) -> Saved:
-        return {name: Boxes(parameter.shape, boxes) for name, (parameter, boxes) in self._found.items()}
+    def by_name(self) -> StateDict:
+        return {
+            name: TensorChunks(parameter.shape, chunks) for name, (parameter, chunks) in self._found.items()
+        }
 
 
-def _shares(job: UnevenJob) -> dict[str, list[Tensor]]:
+def _shares(job: UnevenTrainingJob) -> dict[str, list[Tensor]]:
     """This rank's shares of the weights and of each state that there is."""
     shares: dict[str, list[Tensor]] = {MODEL: [own.detach() for own, _ in job.owned.parameters]}
     for kind in STATES[job.plan.job.optimizer]:
@@ -90,12 +94,12 @@ def _shares(job: UnevenJob) -> dict[str, list[Tensor]]:
     return shares
 
 
-def _states(job: UnevenJob) -> Iterator[dict[str, Tensor]]:
+def _states(job: UnevenTrainingJob) -> Iterator[dict[str, Tensor]]:
     if job.optimizer is not None:
         yield from (job.optimizer.state[own] for own, _ in job.owned.parameters)
 
 
-def _steps(job: UnevenJob) -> dict[str, Tensor]:
+def _steps(job: UnevenTrainingJob) -> dict[str, Tensor]:
     """How many steps the optimizer has taken, which is the same for all, for each name that is here."""
     step = next((state["step"] for state in _states(job) if "step" in state), None)
     return {} if step is None else {_key("step", name): step for name in job.names.values()}

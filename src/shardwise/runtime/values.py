@@ -9,20 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from shardwise.runtime.gradients import local
-from shardwise.runtime.holdings import DIMS, Part, region_of
-from shardwise.runtime.job import Job
+from shardwise.runtime.holdings import DIMS, LocalRegion, region_of
+from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.state import named, whole_name
 from shardwise.runtime.transfers import Region
-from shardwise.runtime.uneven import UnevenJob
+from shardwise.runtime.uneven import UnevenTrainingJob
 
-Whole = Callable[[str, torch.Size], Tensor]
+ParameterValue = Callable[[str, torch.Size], Tensor]
 """The value of a parameter, by its name in the whole model and its shape there; on the host, in fp32."""
 
 
-def fill(job: Job | UnevenJob, whole: Whole) -> None:
+def fill_parameters(job: TrainingJob | UnevenTrainingJob, whole: ParameterValue) -> None:
     """Have every parameter of `job` be its part of what `whole` says. Call it on every rank."""
     with torch.no_grad():
-        if isinstance(job, UnevenJob):
+        if isinstance(job, UnevenTrainingJob):
             _fill_shares(job, whole)
             return
         for index, name, parameter in named(job):
@@ -30,10 +30,10 @@ def fill(job: Job | UnevenJob, whole: Whole) -> None:
             if own.numel():
                 value = whole(whole_name(job, index, name), parameter.shape)
                 own.copy_(_part(value, region_of(parameter)).reshape(own.shape))
-        job.spread()
+        job.sync_weights()
 
 
-def _fill_shares(job: UnevenJob, whole: Whole) -> None:
+def _fill_shares(job: UnevenTrainingJob, whole: ParameterValue) -> None:
     """Values go to the shares that ranks own, and from there to the weights."""
     places: dict[nn.Parameter, list[tuple[int, Region]]] = defaultdict(list)
     for place, (parameter, region, _) in enumerate(job.owned.regions):
@@ -42,13 +42,13 @@ def _fill_shares(job: UnevenJob, whole: Whole) -> None:
     for parameter, regions in places.items():
         value = whole(job.names[parameter], parameter.shape)
         values |= {place: _part(value, region).flatten() for place, region in regions}
-    shares = job.owned.dealt([values[place] for place in range(len(values))])
+    shares = job.owned.scattered([values[place] for place in range(len(values))])
     for (own, _), share in zip(job.owned.parameters, shares, strict=True):
         own.copy_(share)
-    job.owned.spread()
+    job.owned.sync_weights()
 
 
 def _part(value: Tensor, region: Region) -> Tensor:
     """What lies at `region` of a whole tensor."""
-    ends = tuple((0, size) for size in value.shape) + ((0, 1),) * (DIMS - value.dim())
-    return Part(ends, {"": value}).view("", region)
+    bounds = tuple((0, size) for size in value.shape) + ((0, 1),) * (DIMS - value.dim())
+    return LocalRegion(bounds, {"": value}).view("", region)

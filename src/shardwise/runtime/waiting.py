@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-_DELAYS = Path("/proc/thread-self/schedstat")
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
 """Of this thread: nanoseconds on a core, nanoseconds ready for one, turns (Linux)."""
 
 
@@ -22,7 +22,7 @@ class Stopwatch:
     busy: Callable[[], float | None]
 
     @classmethod
-    def begun(
+    def started(
         cls, *, now: Callable[[], float] = time.perf_counter, busy: Callable[[], float | None] | None = None
     ) -> Stopwatch:
         busy = busy or thread_busy_s
@@ -38,14 +38,14 @@ class Stopwatch:
         return spent_s, min(max(spent_s - (busy_s - self.busy_s), 0.0), spent_s)
 
 
-def untold() -> None:
+def unknown_busy_s() -> None:
     """What is known of a thread whose work is on a device beside it."""
 
 
 def thread_busy_s() -> float | None:
     """Seconds that this thread has been on a core, or ready for one."""
     try:
-        ready_ns = int(_DELAYS.read_text().split()[1])
+        ready_ns = int(_SCHEDSTAT.read_text().split()[1])
     except (OSError, ValueError, IndexError):
         return None
     return time.thread_time() + 1e-9 * ready_ns

@@ -8,11 +8,11 @@ from statistics import median
 RECENT = 3
 """Steps whose median counts: one that is slow by itself is no change."""
 
-DEPARTURE = 1.25
+DEVIATION = 1.25
 """Factor by which the median is off, either way, before it is looked into."""
 
 
-class Watch:
+class StepTimeMonitor:
     """Holds steps against what is expected of them; the first step of a plan, which sets things up, does not
     count."""
 
@@ -21,7 +21,7 @@ class Watch:
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._is_first = True
 
-    def departs(self, step_s: float) -> bool:
+    def deviates(self, step_s: float) -> bool:
         """Whether steps are off, now that another one took so long."""
         if self._is_first:
             self._is_first = False
@@ -32,14 +32,14 @@ class Watch:
         typical_s = median(self._recent)
         if self._expected_s is None:
             self._expected_s = typical_s
-        return not 1.0 / DEPARTURE <= typical_s / self._expected_s <= DEPARTURE
+        return not 1.0 / DEVIATION <= typical_s / self._expected_s <= DEVIATION
 
     @property
     def typical_s(self) -> float:
         """The median of the last steps; what is expected where there are none."""
         return median(self._recent) if self._recent else self._expected_s or 0.0
 
-    def accept(self) -> None:
+    def rebaseline(self) -> None:
         """It was looked into and stays: what the next steps take is what is expected from then on."""
         self._expected_s = None
         self._recent.clear()

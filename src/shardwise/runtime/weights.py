@@ -19,41 +19,41 @@ from shardwise.inputs import read_mapping
 from shardwise.model import Model
 from shardwise.plan import write_file
 from shardwise.runtime.graphs import first_readers
-from shardwise.runtime.hugging_face import check_named, ours, theirs
+from shardwise.runtime.hugging_face import check_weight_names, from_hugging_face, to_hugging_face
 
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-LARGEST_BYTES = 4 << 30
+SINGLE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+MAX_FILE_BYTES = 4 << 30
 """Of a file; larger models are written as several, with an index."""
 
 
 def save_weights(
-    model: Model, state: Mapping[str, Tensor], folder: str, *, largest_bytes: int = LARGEST_BYTES
+    model: Model, state: Mapping[str, Tensor], folder: str, *, max_file_bytes: int = MAX_FILE_BYTES
 ) -> None:
     """Write the parameters of the whole module (`state`, by our names) into `folder`, with the config.
 
     Each file is written under another name first; the index, or the only file, comes last.
     """
-    check_named(model)
+    check_weight_names(model)
     _require_library()
     os.makedirs(folder, exist_ok=True)
     config = json.dumps(dict(model.config), indent=2, sort_keys=True) + "\n"
     write_file(os.path.join(folder, "config.json"), config.encode())
-    _save(dict(theirs(model, state)), folder, largest_bytes)
+    _save(dict(to_hugging_face(model, state)), folder, max_file_bytes)
 
 
 def save_graph_weights(state: Mapping[str, Tensor], folder: str) -> None:
     """Write the whole parameters of an operator graph (`state`, by their names there) into `folder`, one file
     or several as above."""
     os.makedirs(folder, exist_ok=True)
-    _save(dict(state), folder, LARGEST_BYTES)
+    _save(dict(state), folder, MAX_FILE_BYTES)
 
 
-def _save(tensors: dict[str, Tensor], folder: str, largest_bytes: int) -> None:
+def _save(tensors: dict[str, Tensor], folder: str, max_file_bytes: int) -> None:
     _require_library()
     from safetensors.torch import save_file
 
-    parts = _parts(tensors, largest_bytes)
-    names = [WHOLE]
+    parts = _parts(tensors, max_file_bytes)
+    names = [SINGLE_FILE]
     if len(parts) > 1:
         names = [f"model-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)]
     for name, part in zip(names, parts, strict=True):
@@ -79,9 +79,9 @@ def load_weights(module: nn.Module, model: Model, folder: str) -> None:
 def weights_in(folder: str, model: Model) -> Callable[[str, torch.Size], Tensor]:
     """The parameters of `model` in the safetensors in `folder`, each by its name when it is asked for, and
     with the shape that it should have. ConfigError as in `load_weights`."""
-    check_named(model)
+    check_weight_names(model)
     read = _reader(folder, model.name)
-    return lambda name, shape: _in_shape(ours(model, name, read), shape, folder, name)
+    return lambda name, shape: _in_shape(from_hugging_face(model, name, read), shape, folder, name)
 
 
 def graph_weights_in(folder: str, graph: OpGraph) -> dict[str, Tensor]:
@@ -126,7 +126,7 @@ def _places(folder: str) -> dict[str, str]:
         ):
             raise ConfigError("names no files of the folder", file=index, key="weight_map")
         return {name: os.path.join(folder, file) for name, file in listed.items()}
-    whole = os.path.join(folder, WHOLE)
+    whole = os.path.join(folder, SINGLE_FILE)
     return dict.fromkeys(_opened(whole).keys(), whole)
 
 
@@ -150,16 +150,16 @@ def _require_library() -> None:
         )  # fmt: skip
 
 
-def _parts(tensors: dict[str, Tensor], largest_bytes: int) -> list[dict[str, Tensor]]:
+def _parts(tensors: dict[str, Tensor], max_file_bytes: int) -> list[dict[str, Tensor]]:
     """The tensors in their order, as many together as fit; one at least."""
     parts: list[dict[str, Tensor]] = [{}]
-    room = largest_bytes
+    free_bytes = max_file_bytes
     for name, tensor in tensors.items():
-        if parts[-1] and _bytes(tensor) > room:
+        if parts[-1] and _bytes(tensor) > free_bytes:
             parts.append({})
-            room = largest_bytes
+            free_bytes = max_file_bytes
         parts[-1][name] = tensor
-        room -= _bytes(tensor)
+        free_bytes -= _bytes(tensor)
     return parts
 
 

@@ -1,10 +1,16 @@
 """Pipeline schedules as data: generate, check, count, print, parse, lower."""
 
-from shardwise.schedule.action import KINDS, Action, Columns, Kind, Schedule, Table
+from shardwise.schedule.action import KINDS, Action, ActionKind, Columns, Schedule, Table
 from shardwise.schedule.dry_run import DryRun, dry_run
 from shardwise.schedule.generate import generate
 from shardwise.schedule.grid import format_findings, format_grid
-from shardwise.schedule.in_flight import in_flight, peak_activations, peak_in_flight, peak_waiting, waiting
+from shardwise.schedule.in_flight import (
+    in_flight,
+    peak_activations,
+    peak_in_flight,
+    peak_pending_weights,
+    pending_weights,
+)
 from shardwise.schedule.legality import (
     NAMES,
     REASONS,
@@ -24,7 +30,7 @@ from shardwise.schedule.lower import (
     lower,
 )
 from shardwise.schedule.lowering_violations import lowering_violations
-from shardwise.schedule.reroute import Cell, Pace, Rerouted, reroute
+from shardwise.schedule.reroute import PipelineStage, RelativeDurations, Rerouted, reroute
 from shardwise.schedule.text import MAX_ACTIONS, from_text, to_text
 from shardwise.schedule.violations import Finding, findings, violations
 
@@ -35,15 +41,15 @@ __all__ = [
     "REASONS",
     "SPLIT_NAMES",
     "Action",
-    "Cell",
+    "ActionKind",
     "Columns",
     "Communication",
     "CommunicationKind",
     "DryRun",
     "Finding",
-    "Kind",
     "LoweredSchedule",
-    "Pace",
+    "PipelineStage",
+    "RelativeDurations",
     "Rerouted",
     "Schedule",
     "Table",
@@ -62,12 +68,12 @@ __all__ = [
     "lowering_violations",
     "peak_activations",
     "peak_in_flight",
-    "peak_waiting",
+    "peak_pending_weights",
+    "pending_weights",
     "rank_of_stage",
     "reroute",
     "stage_of",
     "stage_ranks",
     "to_text",
     "violations",
-    "waiting",
 ]

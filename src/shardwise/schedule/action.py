@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 
-class Kind(StrEnum):
+class ActionKind(StrEnum):
     """What an action does, in PyTorch's letters: forward, full backward, input gradient, weight gradient."""
 
     FORWARD = "F"
@@ -23,7 +23,7 @@ class Kind(StrEnum):
     BACKWARD_WEIGHT = "W"
 
 
-KINDS: tuple[Kind, ...] = tuple(Kind)
+KINDS: tuple[ActionKind, ...] = tuple(ActionKind)
 """Kinds in the order of their codes in `Columns.kind`: F is 0, B is 1, I is 2, W is 3."""
 
 CODE_OF_KIND: dict[str, int] = {kind: code for code, kind in enumerate(KINDS)}
@@ -34,7 +34,7 @@ class Action(NamedTuple):
     """One piece of work of one microbatch on one stage; prints as `2F0` and parses back."""
 
     stage: int
-    kind: Kind
+    kind: ActionKind
     microbatch: int
 
     def __str__(self) -> str:
@@ -92,10 +92,10 @@ class Table(Protocol):
     @property
     def ranks(self) -> tuple[tuple[Action, ...], ...]: ...
 
-    def home(self, stage: Ints | int, microbatch: Ints | int) -> Ints:
+    def rank_for(self, stage: Ints | int, microbatch: Ints | int) -> Ints:
         """The rank that does `stage` of `microbatch`; numbers or columns in range."""
 
-    def homes(self, stage: int) -> Sequence[int]:
+    def ranks_for(self, stage: int) -> Sequence[int]:
         """All ranks that do `stage`, for any microbatch."""
 
 
@@ -151,11 +151,11 @@ class Schedule:
         """How many stages (chunks over all ranks) there are."""
         return len(self.stage_rank)
 
-    def home(self, stage: Ints | int, microbatch: Ints | int) -> Ints:
+    def rank_for(self, stage: Ints | int, microbatch: Ints | int) -> Ints:
         """The rank that holds `stage`, whatever the microbatch."""
         return np.asarray(self.stage_rank, dtype=np.int64)[stage]
 
-    def homes(self, stage: int) -> Sequence[int]:
+    def ranks_for(self, stage: int) -> Sequence[int]:
         """The one rank that holds `stage`."""
         return (self.stage_rank[stage],)
 

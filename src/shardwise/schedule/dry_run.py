@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwise.schedule.action import Action, Kind, Table
+from shardwise.schedule.action import Action, ActionKind, Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class DryRun:
         return max((row[-1] + 1 for row in self.starts if row), default=0)
 
 
-class _Walk:
+class _DryRunState:
     """Progress of a dry run: per rank the next action, per (stage, microbatch) when its results are there."""
 
     def __init__(self, schedule: Table) -> None:
@@ -37,9 +37,9 @@ class _Walk:
     def awaited(self, action: Action) -> tuple[dict[tuple[int, int], int], tuple[int, int]] | None:
         """The result of another stage that `action` needs: where it will be noted, and under which key."""
         stage, kind, microbatch = action
-        if kind is Kind.FORWARD:
+        if kind is ActionKind.FORWARD:
             return (self.forward_end, (stage - 1, microbatch)) if stage > 0 else None
-        if kind is Kind.BACKWARD_WEIGHT:
+        if kind is ActionKind.BACKWARD_WEIGHT:
             return None
         if stage < self.last_stage:
             return self.backward_end, (stage + 1, microbatch)
@@ -60,9 +60,9 @@ class _Walk:
                 now = max(now, ready)
             starts.append(now)
             now += 1
-            if action.kind is Kind.FORWARD:
+            if action.kind is ActionKind.FORWARD:
                 self.forward_end[action.stage, action.microbatch] = now
-            elif action.kind is not Kind.BACKWARD_WEIGHT:
+            elif action.kind is not ActionKind.BACKWARD_WEIGHT:
                 self.backward_end[action.stage, action.microbatch] = now
         return len(starts) > first
 
@@ -77,11 +77,11 @@ class _Walk:
 
 def dry_run(schedule: Table) -> DryRun:
     """Runs the table as far as it goes. Needs no legality; never raises for a table that sticks."""
-    walk = _Walk(schedule)
-    ranks = range(len(walk.rows))
-    while any([walk.advance(rank) for rank in ranks]):
+    state = _DryRunState(schedule)
+    ranks = range(len(state.rows))
+    while any([state.advance(rank) for rank in ranks]):
         pass
     return DryRun(
-        starts=tuple(tuple(row) for row in walk.starts),
-        waits_for=tuple(walk.stage_awaited(rank) for rank in ranks),
+        starts=tuple(tuple(row) for row in state.starts),
+        waits_for=tuple(state.stage_awaited(rank) for rank in ranks),
     )

@@ -84,8 +84,8 @@ def _streams(name: str, pp: int, rank: int, microbatches: int, vpp: int) -> dict
 def _interleaved_streams(pp: int, rank: int, microbatches: int, vpp: int) -> dict[str, _Stream]:
     """Chunks take turns: pp microbatches through one chunk, the same through the next; backward from the
     last chunk."""
-    turn, place = np.divmod(np.arange(microbatches * vpp, dtype=np.int64), pp)
-    group, chunk = np.divmod(turn, vpp)
+    round_index, place = np.divmod(np.arange(microbatches * vpp, dtype=np.int64), pp)
+    group, chunk = np.divmod(round_index, vpp)
     microbatch = group * pp + place
     return {
         "F": _Stream(chunk * pp + rank, microbatch),
@@ -118,30 +118,30 @@ def _gpipe(pp: int, rank: int, microbatches: int, vpp: int) -> str:
 
 
 def _one_f_one_b(pp: int, rank: int, microbatches: int, vpp: int) -> str:
-    lead = min(pp - 1 - rank, microbatches)
-    return "F" * lead + "FB" * (microbatches - lead) + "B" * lead
+    warmup = min(pp - 1 - rank, microbatches)
+    return "F" * warmup + "FB" * (microbatches - warmup) + "B" * warmup
 
 
 def _interleaved(pp: int, rank: int, microbatches: int, vpp: int) -> str:
     total = microbatches * vpp
-    lead = min(2 * (pp - 1 - rank) + (vpp - 1) * pp, total)
-    return "F" * lead + "FB" * (total - lead) + "B" * lead
+    warmup = min(2 * (pp - 1 - rank) + (vpp - 1) * pp, total)
+    return "F" * warmup + "FB" * (total - warmup) + "B" * warmup
 
 
 def _zero_bubble(pp: int, rank: int, microbatches: int, stretch: int) -> str:
     """1F1B with weight gradients put off: a rank that leads less puts off more, so that all hold equally
     much."""
-    lead = min(stretch * (pp - 1 - rank), microbatches)
-    put_off = stretch * rank
-    pairs = microbatches - lead
-    bare_pairs = min(put_off, pairs)
-    bare_inputs = min(put_off - bare_pairs, lead)
+    warmup = min(stretch * (pp - 1 - rank), microbatches)
+    deferred = stretch * rank
+    pairs = microbatches - warmup
+    bare_pairs = min(deferred, pairs)
+    bare_inputs = min(deferred - bare_pairs, warmup)
     return (
-        "F" * lead
+        "F" * warmup
         + "FI" * bare_pairs
         + "FIq" * (pairs - bare_pairs)
         + "I" * bare_inputs
-        + "Iq" * (lead - bare_inputs)
+        + "Iq" * (warmup - bare_inputs)
         + "q" * (bare_pairs + bare_inputs)
     )
 

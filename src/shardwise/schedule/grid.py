@@ -26,8 +26,8 @@ def format_grid(
     for rank, (row, starts) in enumerate(zip(schedule.ranks, dry_run(schedule).starts, strict=True)):
         after = starts[-1] + 1 if starts else 0
         steps = [*starts, *range(after, after + len(row) - len(starts))]
-        cells = (f"{action}{MARK if (rank, place) in marked else ''}" for place, action in enumerate(row))
-        columns.append(dict(zip(steps, cells, strict=True)))
+        entries = (f"{action}{MARK if (rank, place) in marked else ''}" for place, action in enumerate(row))
+        columns.append(dict(zip(steps, entries, strict=True)))
     return _table(columns, max_steps)
 
 
@@ -43,16 +43,16 @@ def _table(columns: list[dict[int, str]], max_steps: int | None) -> str:
     margin = len(f"step {max(shown - 1, 0)}")
     lines = [_line(" " * margin, titles, widths)]
     for step in range(shown):
-        cells = [column.get(step, IDLE) for column in columns]
-        lines.append(_line(f"step {step}".ljust(margin), cells, widths))
+        entries = [column.get(step, IDLE) for column in columns]
+        lines.append(_line(f"step {step}".ljust(margin), entries, widths))
     if shown < steps:
         lines.append(f"({steps - shown} more steps)")
     return "\n".join(lines)
 
 
-def _line(margin: str, cells: list[str], widths: list[int]) -> str:
+def _line(margin: str, entries: list[str], widths: list[int]) -> str:
     return "  ".join(
-        [margin, *(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))]
+        [margin, *(entry.ljust(width) for entry, width in zip(entries, widths, strict=True))]
     ).rstrip()
 
 

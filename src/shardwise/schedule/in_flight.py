@@ -39,7 +39,7 @@ def peak_in_flight(schedule: Table) -> tuple[int, ...]:
     return tuple(int(peak) for peak in peak_activations(schedule, np.ones(schedule.stages)))
 
 
-def peak_waiting(schedule: Table) -> tuple[int, ...]:
+def peak_pending_weights(schedule: Table) -> tuple[int, ...]:
     """Per rank, the most (stage, microbatch) pairs whose I has begun and whose W is not done."""
     _, kind, _, offsets = schedule.columns
     change = np.where(kind == BACKWARD_INPUT, 1, np.where(kind == BACKWARD_WEIGHT, -1, 0))
@@ -48,7 +48,7 @@ def peak_waiting(schedule: Table) -> tuple[int, ...]:
     )
 
 
-class _Held(NamedTuple):
+class _InFlightLimit(NamedTuple):
     """How many a rank holds with unlimited microbatches: per pp, per pp * vpp, less per rank, and more."""
 
     per_pp: int = 0
@@ -57,16 +57,16 @@ class _Held(NamedTuple):
     more: int = 0
 
 
-_HELD: dict[str, _Held] = {
-    "1f1b": _Held(per_pp=1, less_per_rank=1),
-    "gpipe": _Held(more=1 << 40),
-    "interleaved_1f1b": _Held(per_pp=1, per_stage=1, less_per_rank=2, more=-1),
-    "zb_h1": _Held(per_pp=1),
-    "zb_h2": _Held(per_pp=2, more=-1),
-    "zb_v": _Held(per_pp=2),
-    "dualpipe_v": _Held(per_pp=2, more=1),
+_IN_FLIGHT_LIMITS: dict[str, _InFlightLimit] = {
+    "1f1b": _InFlightLimit(per_pp=1, less_per_rank=1),
+    "gpipe": _InFlightLimit(more=1 << 40),
+    "interleaved_1f1b": _InFlightLimit(per_pp=1, per_stage=1, less_per_rank=2, more=-1),
+    "zb_h1": _InFlightLimit(per_pp=1),
+    "zb_h2": _InFlightLimit(per_pp=2, more=-1),
+    "zb_v": _InFlightLimit(per_pp=2),
+    "dualpipe_v": _InFlightLimit(per_pp=2, more=1),
 }
-_BY_CODE = np.array([_HELD[name] for name in NAMES], dtype=np.int64).T
+_IN_FLIGHT_BY_CODE = np.array([_IN_FLIGHT_LIMITS[name] for name in NAMES], dtype=np.int64).T
 
 _WAITING_PER_RANK: dict[str, int] = {"zb_h1": 1, "zb_h2": 2, "zb_v": 2, "dualpipe_v": 1}
 _WAITS = np.array([name in SPLIT_NAMES for name in NAMES], dtype=np.int64)
@@ -82,13 +82,13 @@ def in_flight(code: Column, pp: Column, microbatches: Column, vpp: Column, rank:
     interleaved_1f1b 2 (p - 1 - r) + (v - 1) p + 1 = (v + 1) p - 2 r - 1; zb_h1 p; zb_h2 2 p - 1; zb_v 2 p;
     dualpipe_v 2 p + 1. Meaningless where the combination is illegal.
     """
-    per_pp, per_stage, less_per_rank, more = (column[code] for column in _BY_CODE)
+    per_pp, per_stage, less_per_rank, more = (column[code] for column in _IN_FLIGHT_BY_CODE)
     unlimited = (per_pp + per_stage * vpp) * pp - less_per_rank * rank + more
     return np.asarray(np.minimum(np.multiply(microbatches, vpp), unlimited), dtype=np.int64)
 
 
-def waiting(code: Column, microbatches: Column, rank: Column) -> Ints:
-    """`peak_waiting` of legal schedules in closed form, on integers or integer columns that broadcast
+def pending_weights(code: Column, microbatches: Column, rank: Column) -> Ints:
+    """`peak_pending_weights` of legal schedules in closed form, on integers or integer columns that broadcast
     together.
 
     `code` is the index in `NAMES`. Exact for every legal combination; never falls with `rank`, and never

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from shardwise.errors import ConfigError
-from shardwise.schedule.action import Action, Kind, Schedule
+from shardwise.schedule.action import Action, ActionKind, Schedule
 
 MAX_UNSHARDED_STAGES = 3
 
@@ -98,26 +98,26 @@ def _with_unshards(row: Sequence[Action]) -> list[Step]:
     after."""
     lowered: list[Step] = []
     present: list[int] = []
-    for action, coming in zip(row, _coming_stages(row), strict=True):
-        dropped = [stage for stage in present if stage not in coming]
-        fetched = [stage for stage in coming if stage not in present]
+    for action, upcoming in zip(row, _upcoming_stages(row), strict=True):
+        dropped = [stage for stage in present if stage not in upcoming]
+        fetched = [stage for stage in upcoming if stage not in present]
         lowered += [Communication(stage, CommunicationKind.RESHARD) for stage in dropped]
         lowered += [Communication(stage, CommunicationKind.UNSHARD) for stage in fetched]
         lowered.append(action)
-        present = [stage for stage in present if stage in coming] + fetched
+        present = [stage for stage in present if stage in upcoming] + fetched
     return lowered + [Communication(stage, CommunicationKind.RESHARD) for stage in present]
 
 
-def _coming_stages(row: Sequence[Action]) -> list[list[int]]:
+def _upcoming_stages(row: Sequence[Action]) -> list[list[int]]:
     """For each place of the row the next distinct stages from there on, soonest first, MAX_UNSHARDED_STAGES
     at most."""
-    coming: list[list[int]] = []
-    soonest: list[int] = []
+    upcoming: list[list[int]] = []
+    next_stages: list[int] = []
     for action in reversed(row):
-        others = [stage for stage in soonest if stage != action.stage]
-        soonest = [action.stage, *others][:MAX_UNSHARDED_STAGES]
-        coming.append(soonest)
-    return coming[::-1]
+        others = [stage for stage in next_stages if stage != action.stage]
+        next_stages = [action.stage, *others][:MAX_UNSHARDED_STAGES]
+        upcoming.append(next_stages)
+    return upcoming[::-1]
 
 
 def _with_reductions(row: Sequence[Step], microbatches: int) -> list[Step]:
@@ -126,7 +126,7 @@ def _with_reductions(row: Sequence[Step], microbatches: int) -> list[Step]:
     finished: dict[int, int] = {}
     for step in row:
         lowered.append(step)
-        if step.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
+        if step.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT):
             finished[step.stage] = finished.get(step.stage, 0) + 1
             if finished[step.stage] == microbatches:
                 lowered.append(Communication(step.stage, CommunicationKind.REDUCE_GRAD))
@@ -136,9 +136,9 @@ def _with_reductions(row: Sequence[Step], microbatches: int) -> list[Step]:
 def _transfer(step: Step, stage_rank: Sequence[int]) -> tuple[Communication, Communication] | None:
     """The send and the receive of what `step` makes, or None where no other rank needs it."""
     stage, kind, microbatch = step
-    if kind is Kind.FORWARD:
+    if kind is ActionKind.FORWARD:
         peer, send, receive = stage + 1, CommunicationKind.SEND_F, CommunicationKind.RECV_F
-    elif kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
+    elif kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT):
         peer, send, receive = stage - 1, CommunicationKind.SEND_B, CommunicationKind.RECV_B
     else:
         return None
@@ -154,35 +154,35 @@ def _with_transfers(rows: Sequence[Sequence[Step]], stage_rank: Sequence[int]) -
     So two ranks meet their transfers in the same order.
     """
     lowered: list[list[Step]] = [[] for _ in rows]
-    waiting = [deque(row) for row in rows]
-    there: set[tuple[int, bool, int | None]] = set()
-    while any(waiting):
-        moved = False
-        for rank, steps in enumerate(waiting):
-            if not steps or not _is_ready(steps[0], there, len(stage_rank)):
+    queued = [deque(row) for row in rows]
+    available: set[tuple[int, bool, int | None]] = set()
+    while any(queued):
+        progressed = False
+        for rank, steps in enumerate(queued):
+            if not steps or not _is_ready(steps[0], available, len(stage_rank)):
                 continue
-            moved = True
+            progressed = True
             step = steps.popleft()
             lowered[rank].append(step)
-            if isinstance(step, Action) and step.kind is not Kind.BACKWARD_WEIGHT:
-                there.add((step.stage, step.kind is Kind.FORWARD, step.microbatch))
+            if isinstance(step, Action) and step.kind is not ActionKind.BACKWARD_WEIGHT:
+                available.add((step.stage, step.kind is ActionKind.FORWARD, step.microbatch))
             transfer = _transfer(step, stage_rank)
             if transfer is not None:
                 send, receive = transfer
                 lowered[rank].append(send)
                 lowered[stage_rank[receive.stage]].append(receive)
-        if not moved:
-            stuck = next(steps[0] for steps in waiting if steps)
-            raise ConfigError("the schedule cannot be run to its end", key="schedule", found=str(stuck))
+        if not progressed:
+            deadlocked = next(steps[0] for steps in queued if steps)
+            raise ConfigError("the schedule cannot be run to its end", key="schedule", found=str(deadlocked))
     return lowered
 
 
-def _is_ready(step: Step, there: set[tuple[int, bool, int | None]], stages: int) -> bool:
+def _is_ready(step: Step, available: set[tuple[int, bool, int | None]], stages: int) -> bool:
     """Whether what `step` needs from other stages is there."""
-    if step.kind is Kind.FORWARD:
-        return step.stage == 0 or (step.stage - 1, True, step.microbatch) in there
-    if step.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
-        return step.stage == stages - 1 or (step.stage + 1, False, step.microbatch) in there
+    if step.kind is ActionKind.FORWARD:
+        return step.stage == 0 or (step.stage - 1, True, step.microbatch) in available
+    if step.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT):
+        return step.stage == stages - 1 or (step.stage + 1, False, step.microbatch) in available
     return True
 
 
@@ -215,8 +215,8 @@ def _with_late_receives(rank: int, row: Sequence[Step], stage_rank: Sequence[int
 
 def _received_for(step: Step) -> Communication | None:
     """The receive that `step` consumes, if its neighbour lies on another rank."""
-    if step.kind is Kind.FORWARD:
+    if step.kind is ActionKind.FORWARD:
         return Communication(step.stage, CommunicationKind.RECV_F, step.microbatch)
-    if step.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
+    if step.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT):
         return Communication(step.stage, CommunicationKind.RECV_B, step.microbatch)
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from shardwise.schedule.action import Action, Kind
+from shardwise.schedule.action import Action, ActionKind
 from shardwise.schedule.lower import (
     PEER_OFFSET,
     Communication,
@@ -22,7 +22,7 @@ def lowering_violations(lowered: LoweredSchedule) -> list[str]:
     follows its producer, and a consumer its receive, on the same rank; and all rows run to their end where a
     receive waits for its send and sends do not wait.
     """
-    return list(_lone_ends(lowered)) or [*_order_faults(lowered), *_stuck_faults(lowered)]
+    return list(_lone_ends(lowered)) or [*_order_faults(lowered), *_deadlock_faults(lowered)]
 
 
 def _lone_ends(lowered: LoweredSchedule) -> Iterator[str]:
@@ -45,30 +45,36 @@ def _order_faults(lowered: LoweredSchedule) -> Iterator[str]:
             offset = PEER_OFFSET[step.kind]
             peer_stage = step.stage + offset
             peer = lowered.stage_rank[peer_stage]
-            way = step.kind[-1]
+            direction = step.kind[-1]
             if step.kind in (CommunicationKind.SEND_F, CommunicationKind.SEND_B):
-                sent.setdefault((rank, peer), []).append(f"{step.stage}{way}{step.microbatch}")
+                sent.setdefault((rank, peer), []).append(f"{step.stage}{direction}{step.microbatch}")
             else:
-                received.setdefault((peer, rank), []).append(f"{peer_stage}{way}{step.microbatch}")
+                received.setdefault((peer, rank), []).append(f"{peer_stage}{direction}{step.microbatch}")
     for pair in sorted(sent.keys() | received.keys()):
-        there, here = sent.get(pair, []), received.get(pair, [])
-        if there != here:
-            place = next((i for i, (a, b) in enumerate(zip(there, here, strict=False)) if a != b), None)
-            what = f"message {place}" if place is not None else f"{len(there)} sends, {len(here)} receives"
+        send_order, receive_order = sent.get(pair, []), received.get(pair, [])
+        if send_order != receive_order:
+            place = next(
+                (i for i, (a, b) in enumerate(zip(send_order, receive_order, strict=False)) if a != b), None
+            )
+            what = (
+                f"message {place}"
+                if place is not None
+                else f"{len(send_order)} sends, {len(receive_order)} receives"
+            )
             yield f"rank {pair[0]} to rank {pair[1]}: sends and receives differ ({what})"
 
 
-def _stuck_faults(lowered: LoweredSchedule) -> Iterator[str]:
-    waiting = [deque(row) for row in lowered.ranks]
-    done: list[set[Step]] = [set() for _ in waiting]
-    moved = True
-    while moved:
-        moved = False
-        for rank, steps in enumerate(waiting):
+def _deadlock_faults(lowered: LoweredSchedule) -> Iterator[str]:
+    queued = [deque(row) for row in lowered.ranks]
+    done: list[set[Step]] = [set() for _ in queued]
+    progressed = True
+    while progressed:
+        progressed = False
+        for rank, steps in enumerate(queued):
             while steps and _can_start(steps[0], rank, done, lowered.stage_rank):
                 done[rank].add(steps.popleft())
-                moved = True
-    for rank, steps in enumerate(waiting):
+                progressed = True
+    for rank, steps in enumerate(queued):
         if steps:
             yield f"rank {rank}: {steps[0]} waits forever"
 
@@ -77,9 +83,9 @@ def _can_start(step: Step, rank: int, done: Sequence[set[Step]], stage_rank: Seq
     stage, kind, microbatch = step
     if isinstance(step, Communication):
         if kind is CommunicationKind.SEND_F:
-            return _made(stage, (Kind.FORWARD,), microbatch, done[rank])
+            return _made(stage, (ActionKind.FORWARD,), microbatch, done[rank])
         if kind is CommunicationKind.SEND_B:
-            return _made(stage, (Kind.BACKWARD, Kind.BACKWARD_INPUT), microbatch, done[rank])
+            return _made(stage, (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT), microbatch, done[rank])
         if kind is CommunicationKind.RECV_F:
             send = Communication(stage - 1, CommunicationKind.SEND_F, microbatch)
             return send in done[stage_rank[stage - 1]]
@@ -87,16 +93,16 @@ def _can_start(step: Step, rank: int, done: Sequence[set[Step]], stage_rank: Seq
             send = Communication(stage + 1, CommunicationKind.SEND_B, microbatch)
             return send in done[stage_rank[stage + 1]]
         return True
-    if kind is Kind.FORWARD and stage > 0:
+    if kind is ActionKind.FORWARD and stage > 0:
         if stage_rank[stage - 1] == rank:
-            return _made(stage - 1, (Kind.FORWARD,), microbatch, done[rank])
+            return _made(stage - 1, (ActionKind.FORWARD,), microbatch, done[rank])
         return Communication(stage, CommunicationKind.RECV_F, microbatch) in done[rank]
-    if kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT) and stage < len(stage_rank) - 1:
+    if kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT) and stage < len(stage_rank) - 1:
         if stage_rank[stage + 1] == rank:
-            return _made(stage + 1, (Kind.BACKWARD, Kind.BACKWARD_INPUT), microbatch, done[rank])
+            return _made(stage + 1, (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT), microbatch, done[rank])
         return Communication(stage, CommunicationKind.RECV_B, microbatch) in done[rank]
     return True
 
 
-def _made(stage: int, kinds: Sequence[Kind], microbatch: int | None, done: set[Step]) -> bool:
+def _made(stage: int, kinds: Sequence[ActionKind], microbatch: int | None, done: set[Step]) -> bool:
     return microbatch is not None and any(Action(stage, kind, microbatch) in done for kind in kinds)

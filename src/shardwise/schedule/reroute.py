@@ -17,9 +17,9 @@ from heapq import heappop, heappush
 import numpy as np
 
 from shardwise.errors import ConfigError
-from shardwise.schedule.action import Action, Columns, Ints, Kind, columns_of, rows_of
+from shardwise.schedule.action import Action, ActionKind, Columns, Ints, columns_of, rows_of
 
-Cell = tuple[int, int]
+PipelineStage = tuple[int, int]
 """A pipeline and a stage of it, from 0."""
 
 
@@ -27,11 +27,11 @@ Cell = tuple[int, int]
 class Rerouted:
     """The actions of all ranks of several pipelines together, a table as `Schedule` is one.
 
-    `cells[r]` is the pipeline and the stage of rank r; `rank_of`, of shape (stages, microbatches), is who
-    does each stage of each microbatch, and `pipeline_of` the pipeline that each microbatch belongs to.
+    `rank_stages[r]` is the pipeline and the stage of rank r; `rank_of`, of shape (stages, microbatches), is
+    who does each stage of each microbatch, and `pipeline_of` the pipeline that each microbatch belongs to.
     """
 
-    cells: tuple[Cell, ...]
+    rank_stages: tuple[PipelineStage, ...]
     rank_of: Ints
     pipeline_of: Ints
     columns: Columns
@@ -49,25 +49,25 @@ class Rerouted:
     @property
     def pp(self) -> int:
         """Ranks of all pipelines together."""
-        return len(self.cells)
+        return len(self.rank_stages)
 
     @cached_property
     def ranks(self) -> tuple[tuple[Action, ...], ...]:
         """The actions of every rank, in order."""
         return rows_of(self.columns)
 
-    def home(self, stage: Ints | int, microbatch: Ints | int) -> Ints:
+    def rank_for(self, stage: Ints | int, microbatch: Ints | int) -> Ints:
         """The rank that does `stage` of `microbatch`."""
         return np.asarray(self.rank_of[stage, microbatch])
 
-    def homes(self, stage: int) -> Sequence[int]:
+    def ranks_for(self, stage: int) -> Sequence[int]:
         """All ranks that do `stage`."""
         found: list[int] = np.unique(self.rank_of[stage]).tolist()
         return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class RelativeDurations:
     """How long actions take relative to each other, by stage: forwards, and backwards as a whole or, where
     `is_split`, their two parts. Any unit; the table that is made is right for any other."""
 
@@ -78,33 +78,43 @@ class Pace:
 
 
 def reroute(
-    microbatches: Sequence[int], stages: int, lost: Collection[Cell], *, held: Sequence[int], pace: Pace
+    microbatches: Sequence[int],
+    stages: int,
+    lost: Collection[PipelineStage],
+    *,
+    max_in_flight: Sequence[int],
+    relative_durations: RelativeDurations,
 ) -> Rerouted:
     """The table of pipelines of `stages` that do so many `microbatches` each, without the `lost` cells. A
-    rank of stage s holds at most `held[s]` microbatches between their forward and the end of their backward.
+    rank of stage s holds at most `max_in_flight[s]` microbatches between their forward and the end of their
+    backward.
 
     Raises ConfigError where a stage is lost in all pipelines, or nothing may be held.
     """
     pipelines = range(len(microbatches))
-    cells = [(one, stage) for one in pipelines for stage in range(stages) if (one, stage) not in set(lost)]
-    place = {cell: rank for rank, cell in enumerate(cells)}
+    rank_stages = [
+        (one, stage) for one in pipelines for stage in range(stages) if (one, stage) not in set(lost)
+    ]
+    place = {pipeline_stage: rank for rank, pipeline_stage in enumerate(rank_stages)}
     for stage in range(stages):
         if all((one, stage) not in place for one in pipelines):
             raise ConfigError(f"stage {stage} is lost in all pipelines", key="lost")
-    if min(held) < 1:
-        raise ConfigError("a rank may hold nothing", key="held", found=str(min(held)), allowed="1 or more")
-    order = sorted((turn, one) for one in pipelines for turn in range(microbatches[one]))
+    if min(max_in_flight) < 1:
+        raise ConfigError(
+            "a rank may hold nothing", key="max_in_flight", found=str(min(max_in_flight)), allowed="1 or more"
+        )
+    order = sorted((position, one) for one in pipelines for position in range(microbatches[one]))
     pipeline_of = np.array([one for _, one in order], dtype=np.int64)
     rank_of = np.array(
         [_ranks_of_stage(stage, pipeline_of.tolist(), place, len(microbatches)) for stage in range(stages)],
         dtype=np.int64,
     )
-    rows = _Greedy(cells, rank_of.tolist(), held, pace).rows()
-    return Rerouted(tuple(cells), rank_of, pipeline_of, columns_of(rows))
+    rows = _GreedyScheduler(rank_stages, rank_of.tolist(), max_in_flight, relative_durations).rows()
+    return Rerouted(tuple(rank_stages), rank_of, pipeline_of, columns_of(rows))
 
 
 def _ranks_of_stage(
-    stage: int, pipeline_of: Sequence[int], place: dict[Cell, int], pipelines: int
+    stage: int, pipeline_of: Sequence[int], place: dict[PipelineStage, int], pipelines: int
 ) -> list[int]:
     """Who does the stage of each microbatch: its own rank, or the peer that has least to do, in turn."""
     peers = [place[one, stage] for one in range(pipelines) if (one, stage) in place]
@@ -113,35 +123,43 @@ def _ranks_of_stage(
     for rank in found:
         if rank >= 0:
             load[rank] += 1
-    turn = 0
+    position = 0
     for microbatch, rank in enumerate(found):
         if rank < 0:
             least = min(load.values())
-            while load[peers[turn % len(peers)]] > least:
-                turn += 1
-            found[microbatch] = peers[turn % len(peers)]
+            while load[peers[position % len(peers)]] > least:
+                position += 1
+            found[microbatch] = peers[position % len(peers)]
             load[found[microbatch]] += 1
-            turn += 1
+            position += 1
     return found
 
 
-class _Greedy:
+class _GreedyScheduler:
     """Runs all ranks instant by instant and writes down what each does. Never sticks: the last stage waits
     for nothing after it, so what it holds ends; then so does what the stage before it holds, and so on."""
 
     def __init__(
-        self, cells: Sequence[Cell], rank_of: Sequence[Sequence[int]], held: Sequence[int], pace: Pace
+        self,
+        rank_stages: Sequence[PipelineStage],
+        rank_of: Sequence[Sequence[int]],
+        max_in_flight: Sequence[int],
+        relative_durations: RelativeDurations,
     ) -> None:
-        self._stage = [stage for _, stage in cells]
-        self._rank_of, self._held, self._pace = rank_of, held, pace
+        self._stage = [stage for _, stage in rank_stages]
+        self._rank_of, self._max_in_flight, self._relative_durations = (
+            rank_of,
+            max_in_flight,
+            relative_durations,
+        )
         self._last = len(rank_of) - 1
-        self._rows: list[list[Action]] = [[] for _ in cells]
-        self._forwards: list[list[int]] = [[] for _ in cells]
-        self._backwards: list[list[int]] = [[] for _ in cells]
-        self._put_off: list[list[int]] = [[] for _ in cells]
-        self._flying = [0] * len(cells)
+        self._rows: list[list[Action]] = [[] for _ in rank_stages]
+        self._forwards: list[list[int]] = [[] for _ in rank_stages]
+        self._backwards: list[list[int]] = [[] for _ in rank_stages]
+        self._deferred_weights: list[list[int]] = [[] for _ in rank_stages]
+        self._in_flight = [0] * len(rank_stages)
         self._ends: list[tuple[float, int, Action]] = []
-        self._is_busy = [False] * len(cells)
+        self._is_busy = [False] * len(rank_stages)
 
     def rows(self) -> list[list[Action]]:
         """The actions of every rank, in order."""
@@ -163,37 +181,37 @@ class _Greedy:
     def _done(self, rank: int, action: Action) -> list[int]:
         """Notes what became ready; returns the other ranks that may go on."""
         stage, kind, microbatch = action
-        if kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
-            self._flying[rank] -= 1
-        if kind is Kind.BACKWARD_WEIGHT:
+        if kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT):
+            self._in_flight[rank] -= 1
+        if kind is ActionKind.BACKWARD_WEIGHT:
             return []
-        if kind is Kind.FORWARD and stage == self._last:
+        if kind is ActionKind.FORWARD and stage == self._last:
             heappush(self._backwards[rank], microbatch)
             return []
-        ahead = stage + 1 if kind is Kind.FORWARD else stage - 1
+        ahead = stage + 1 if kind is ActionKind.FORWARD else stage - 1
         if ahead < 0:
             return []
         other = self._rank_of[ahead][microbatch]
-        heappush(self._forwards[other] if kind is Kind.FORWARD else self._backwards[other], microbatch)
+        heappush(self._forwards[other] if kind is ActionKind.FORWARD else self._backwards[other], microbatch)
         return [other]
 
     def _start(self, rank: int, now: float) -> None:
-        stage, pace = self._stage[rank], self._pace
+        stage, relative_durations = self._stage[rank], self._relative_durations
         if self._is_busy[rank]:
             return
         if self._backwards[rank]:
             microbatch = heappop(self._backwards[rank])
-            kind, length = Kind.BACKWARD, pace.backward[stage]
-            if pace.is_split:
-                kind = Kind.BACKWARD_INPUT
-                self._put_off[rank].append(microbatch)
-        elif self._forwards[rank] and self._flying[rank] < self._held[stage]:
+            kind, length = ActionKind.BACKWARD, relative_durations.backward[stage]
+            if relative_durations.is_split:
+                kind = ActionKind.BACKWARD_INPUT
+                self._deferred_weights[rank].append(microbatch)
+        elif self._forwards[rank] and self._in_flight[rank] < self._max_in_flight[stage]:
             microbatch = heappop(self._forwards[rank])
-            kind, length = Kind.FORWARD, pace.forward[stage]
-            self._flying[rank] += 1
-        elif self._put_off[rank]:
-            microbatch = self._put_off[rank].pop(0)
-            kind, length = Kind.BACKWARD_WEIGHT, pace.weight[stage]
+            kind, length = ActionKind.FORWARD, relative_durations.forward[stage]
+            self._in_flight[rank] += 1
+        elif self._deferred_weights[rank]:
+            microbatch = self._deferred_weights[rank].pop(0)
+            kind, length = ActionKind.BACKWARD_WEIGHT, relative_durations.weight[stage]
         else:
             return
         action = Action(stage, kind, microbatch)

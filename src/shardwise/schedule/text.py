@@ -101,10 +101,10 @@ def from_text(text: str) -> Schedule:
             allowed=f"1 to {MAX_RANKS}",
         )
     rows: list[Ints] = []
-    room = MAX_ACTIONS
+    remaining = MAX_ACTIONS
     for number, line in enumerate(lines, start=2):
-        row = _parsed_row(line, f"line {number}", room)
-        room -= len(row)
+        row = _parsed_row(line, f"line {number}", remaining)
+        remaining -= len(row)
         rows.append(row)
     table = np.concatenate(rows)
     offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
@@ -126,8 +126,9 @@ def _parsed_header(line: str) -> tuple[str, int, tuple[int, ...]]:
     return name, int(microbatches), tuple(map(int, ranks.split(",")))
 
 
-def _parsed_row(line: str, key: str, room: int) -> Ints:
-    """Stage, kind code and microbatch of each action of a line; shape (actions, 3), at most `room` rows."""
+def _parsed_row(line: str, key: str, remaining: int) -> Ints:
+    """Stage, kind code and microbatch of each action of a line; shape (actions, 3), at most `remaining`
+    rows."""
     actions: list[tuple[str, str, str]] = []
     repetitions: list[int] = []
     lengths: list[int] = []
@@ -139,8 +140,8 @@ def _parsed_row(line: str, key: str, room: int) -> Ints:
             raise ConfigError("not an action", key=key, found=found, allowed="2F0, 2F0*4 or [2F4 2B0]*4")
         pattern = _ACTION.findall(match["pattern"])
         times = int(match["times"] or 1)
-        room -= times * len(pattern)
-        if times < 1 or room < 0:
+        remaining -= times * len(pattern)
+        if times < 1 or remaining < 0:
             raise ConfigError(
                 "too few or too many actions", key=key, found=match[0][:40], allowed=f"1 to {MAX_ACTIONS}"
             )

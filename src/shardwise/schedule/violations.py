@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwise.schedule.action import Kind, Table
+from shardwise.schedule.action import ActionKind, Table
 from shardwise.schedule.dry_run import dry_run
 
-_NEXT: dict[tuple[str, Kind], str] = {
-    ("", Kind.FORWARD): "F",
-    ("F", Kind.BACKWARD): "FB",
-    ("F", Kind.BACKWARD_INPUT): "FI",
-    ("FI", Kind.BACKWARD_WEIGHT): "FIW",
+_NEXT: dict[tuple[str, ActionKind], str] = {
+    ("", ActionKind.FORWARD): "F",
+    ("F", ActionKind.BACKWARD): "FB",
+    ("F", ActionKind.BACKWARD_INPUT): "FI",
+    ("FI", ActionKind.BACKWARD_WEIGHT): "FIW",
 }
 _COMPLETE = frozenset({"FB", "FIW"})
 
@@ -50,7 +50,7 @@ def findings(schedule: Table, in_flight_limit: Sequence[int] | None = None) -> l
     if not found:
         found = list(_work(schedule))
     if not found:
-        found = list(_stuck(schedule))
+        found = list(_deadlocks(schedule))
     if not found and in_flight_limit is not None:
         found = list(_too_many_in_flight(schedule, in_flight_limit))
     return found
@@ -63,7 +63,7 @@ def _shape(schedule: Table) -> Iterator[Finding]:
         yield Finding(0, None, "there is no stage")
     ranks = len(schedule.ranks)
     for stage in range(schedule.stages):
-        for rank in schedule.homes(stage):
+        for rank in schedule.ranks_for(stage):
             if not 0 <= rank < ranks:
                 yield Finding(rank, None, f"holds stage {stage}, but ranks go from 0 to {ranks - 1}")
 
@@ -72,7 +72,7 @@ def _work(schedule: Table) -> Iterator[Finding]:
     """Faults in what each rank does, seen on its own: wrong stages, and work missing, repeated or out of
     order."""
     microbatches, stages = schedule.microbatches, schedule.stages
-    homes = schedule.home(*np.indices((stages, microbatches))).tolist()
+    ranks_for = schedule.rank_for(*np.indices((stages, microbatches))).tolist()
     done = [[""] * microbatches for _ in range(stages)]
     for rank, row in enumerate(schedule.ranks):
         for place, (stage, kind, microbatch) in enumerate(row):
@@ -82,8 +82,8 @@ def _work(schedule: Table) -> Iterator[Finding]:
                 yield Finding(
                     rank, place, f"microbatch {microbatch} does not exist; the last is {microbatches - 1}"
                 )
-            elif homes[stage][microbatch] != rank:
-                yield Finding(rank, place, f"stage {stage} lies on rank {homes[stage][microbatch]}")
+            elif ranks_for[stage][microbatch] != rank:
+                yield Finding(rank, place, f"stage {stage} lies on rank {ranks_for[stage][microbatch]}")
             else:
                 before = done[stage][microbatch]
                 after = _NEXT.get((before, kind))
@@ -95,14 +95,14 @@ def _work(schedule: Table) -> Iterator[Finding]:
         for microbatch, letters in enumerate(row_done):
             if letters not in _COMPLETE:
                 text = f"stage {stage}, microbatch {microbatch} ends {_after(letters)}; it needs F B or F I W"
-                yield Finding(homes[stage][microbatch], None, text)
+                yield Finding(ranks_for[stage][microbatch], None, text)
 
 
 def _after(letters: str) -> str:
     return f"after {' '.join(letters)}" if letters else "before its F"
 
 
-def _stuck(schedule: Table) -> Iterator[Finding]:
+def _deadlocks(schedule: Table) -> Iterator[Finding]:
     """Ranks that wait for each other."""
     run = dry_run(schedule)
     for rank, (row, starts) in enumerate(zip(schedule.ranks, run.starts, strict=True)):
@@ -115,12 +115,14 @@ def _stuck(schedule: Table) -> Iterator[Finding]:
 
 def _too_many_in_flight(schedule: Table, limit: Sequence[int]) -> Iterator[Finding]:
     for rank, row in enumerate(schedule.ranks):
-        held = 0
+        in_flight = 0
         for place, action in enumerate(row):
-            if action.kind is Kind.FORWARD:
-                held += 1
-            elif action.kind is not Kind.BACKWARD_INPUT:
-                held -= 1
-            if held > limit[rank]:
-                yield Finding(rank, place, f"{action} makes {held} in flight; the limit is {limit[rank]}")
+            if action.kind is ActionKind.FORWARD:
+                in_flight += 1
+            elif action.kind is not ActionKind.BACKWARD_INPUT:
+                in_flight -= 1
+            if in_flight > limit[rank]:
+                yield Finding(
+                    rank, place, f"{action} makes {in_flight} in flight; the limit is {limit[rank]}"
+                )
                 break

@@ -10,22 +10,22 @@ from shardwise.search.answer import (
     step_durations,
     step_time_s,
 )
-from shardwise.search.clock import Turns
+from shardwise.search.clock import WorkLimit
 from shardwise.search.curve_parts import MOST_UNITED, PartChoice
 from shardwise.search.curves import Curve, CurveSource, Point, Reference
-from shardwise.search.drive import Outcome, Progress, Search
+from shardwise.search.drive import BranchAndBound, Progress, SearchResult
 from shardwise.search.evaluate import (
     PipelineFigures,
     StepFigures,
-    microbatches_more,
     pipeline_figures,
+    spare_microbatches,
     step_figures,
     step_figures_of,
     step_times_s,
 )
 from shardwise.search.explain import band_of
-from shardwise.search.explanation import Comparison, Explanation, explained, question_of, what_if, why_not
-from shardwise.search.goals import Fastest, Found, Goal, Smallest, Tradeoff
+from shardwise.search.explanation import Explanation, PlanComparison, explained, question_of, what_if, why_not
+from shardwise.search.goals import Fastest, Goal, Incumbent, Smallest, Tradeoff
 from shardwise.search.graph_curves import GraphCurve, GraphCurves
 from shardwise.search.graph_timeline import TRAFFIC_PARTS, GraphTimeline, graph_timeline, graph_trace
 from shardwise.search.mesh_choice import MeshChoice
@@ -37,25 +37,25 @@ from shardwise.search.space import Space
 from shardwise.search.space_file import SpaceChoice, read_space
 from shardwise.search.stage_curves import StagedCurve, StagedCurves
 from shardwise.search.strategy_curves import StrategyCurve, StrategyCurves, answer_at
-from shardwise.search.targets import narrowed_for, parts_within, plan_for
-from shardwise.search.tracking import Tracked, tracked
-from shardwise.search.tree import LedgerBlock
+from shardwise.search.targets import parts_within, plan_for, restricted_to
+from shardwise.search.tracking import ParetoSearchResult, pareto_search
+from shardwise.search.tree import LedgerEntry
 from shardwise.search.uneven import (
     UNEVEN_GAP,
-    FoundUneven,
-    Limits,
-    PricedAgain,
-    RecordPrices,
+    RecordCostModel,
+    RecordPrediction,
+    UnevenLimits,
     UnevenOutcome,
     UnevenPipeline,
     UnevenPlan,
+    UnevenSearchResult,
     UnevenSpace,
     best_uneven,
-    plan_pools,
-    priced_again,
+    plan_mixed_cluster,
+    predict_record,
+    predicted_result,
     proportional_split,
-    relaid,
-    restated,
+    relayout,
     search_uneven,
     spread_stages,
 )
@@ -73,30 +73,29 @@ __all__ = [
     "Alternative",
     "Axis",
     "Binding",
-    "Comparison",
+    "BranchAndBound",
     "Curve",
     "CurveSource",
     "Explanation",
     "Fastest",
-    "Found",
-    "FoundUneven",
     "Goal",
     "GraphCurve",
     "GraphCurves",
     "GraphTimeline",
-    "LedgerBlock",
-    "Limits",
+    "Incumbent",
+    "LedgerEntry",
     "MeshChoice",
-    "Outcome",
+    "ParetoSearchResult",
     "PartChoice",
     "PipelineFigures",
+    "PlanComparison",
     "Point",
-    "PricedAgain",
     "Progress",
     "Question",
-    "RecordPrices",
+    "RecordCostModel",
+    "RecordPrediction",
     "Reference",
-    "Search",
+    "SearchResult",
     "Smallest",
     "Space",
     "SpaceChoice",
@@ -105,13 +104,14 @@ __all__ = [
     "StepFigures",
     "StrategyCurve",
     "StrategyCurves",
-    "Tracked",
     "Tradeoff",
-    "Turns",
+    "UnevenLimits",
     "UnevenOutcome",
     "UnevenPipeline",
     "UnevenPlan",
+    "UnevenSearchResult",
     "UnevenSpace",
+    "WorkLimit",
     "answer_at",
     "band_of",
     "best_dtype",
@@ -125,26 +125,27 @@ __all__ = [
     "graph_trace",
     "idle_in",
     "is_mixed",
-    "microbatches_more",
-    "narrowed_for",
+    "pareto_search",
     "parts_within",
     "pipeline_figures",
     "pipelines_s",
     "plan",
     "plan_for",
+    "plan_mixed_cluster",
     "plan_of_strategy",
-    "plan_pools",
     "points_of",
-    "priced_again",
+    "predict_record",
+    "predicted_result",
     "proportional_split",
     "question_of",
     "ranks_of_nodes",
     "read_space",
-    "relaid",
-    "restated",
+    "relayout",
+    "restricted_to",
     "search_uneven",
     "shortest_text",
     "smallest",
+    "spare_microbatches",
     "spread_stages",
     "stage_activation_bytes",
     "step_durations",
@@ -153,7 +154,6 @@ __all__ = [
     "step_figures_over",
     "step_time_s",
     "step_times_s",
-    "tracked",
     "uses_any_part",
     "what_if",
     "why_not",

@@ -13,18 +13,18 @@ from shardwise.model import Model
 from shardwise.plan import (
     Answer,
     Certificate,
-    Frontier,
     FrontierPoint,
     Idle,
     MixedFigures,
     Plan,
     Result,
+    StrategyFrontier,
     plan_of,
 )
 from shardwise.schedule import Schedule, generate
 from shardwise.search import evaluate as evaluation
-from shardwise.search.clock import Clock
-from shardwise.search.drive import Outcome, Progress, Search
+from shardwise.search.clock import SearchClock
+from shardwise.search.drive import BranchAndBound, Progress, SearchResult
 from shardwise.search.explain import as_ranges, result_of
 from shardwise.search.goals import Fastest, Goal, Smallest, Tradeoff
 from shardwise.search.mixed import why_not_mixed
@@ -36,11 +36,11 @@ from shardwise.sim import Durations
 from shardwise.strategy import HOST_MEMORY, MEMORY, Job, Strategy, StrategyTable
 from shardwise.units import format_seconds
 
-LEAST_TOLD = 0.02
+LEAST_NAMED_SHARE = 0.02
 """Of the memory that a strategy needs, the share from which on a part is named."""
 
 
-def plan(question: Question, *, progress: Progress | None = None, clock: Clock | None = None) -> Answer:
+def plan(question: Question, *, progress: Progress | None = None, clock: SearchClock | None = None) -> Answer:
     """The best strategy of the question's space on the part of the cluster that serves its objective best,
     runners-up on that part, and the certificate.
 
@@ -50,12 +50,12 @@ def plan(question: Question, *, progress: Progress | None = None, clock: Clock |
     KeyboardInterrupt where the user did not wait for anything. A `clock` counts instead of the budget.
     """
     question.problem()
-    clock = clock or Clock(question.budget_s)
-    with clock.listening():
+    clock = clock or SearchClock(question.budget_s)
+    with clock.handling_interrupts():
         return answered(question, searched(question, clock, progress), clock, progress)
 
 
-def searched(question: Question, clock: Clock, progress: Progress | None) -> Searched:
+def searched(question: Question, clock: SearchClock, progress: Progress | None) -> Searched:
     """The search of the parts of the cluster that the question may use; not yet for runners-up where a later
     part is the best."""
     if question.uses_parts:
@@ -69,23 +69,25 @@ def _search_for(
     goal: Goal,
     degrees: Sequence[Degrees] | None,
     *,
-    clock: Clock,
+    clock: SearchClock,
     progress: Progress | None,
-) -> Outcome:
+) -> SearchResult:
     return search(question, question.problem(), goal, degrees=degrees, clock=clock, progress=progress)
 
 
-def answered(question: Question, found: Searched, clock: Clock, progress: Progress | None) -> Answer:
+def answered(question: Question, found: Searched, clock: SearchClock, progress: Progress | None) -> Answer:
     """The answer to a question whose search found something, with runners-up, what all devices would take,
     and the frontier where it is requested, as far as there is time. Raises Infeasible where nothing was
     found."""
     used, outcome = found.question, found.outcome
     if not outcome.found:
-        raise _nothing(question, found, clock)
+        raise _nothing_found(question, found, clock)
     problem = used.problem()
     if not found.is_complete:
         best = outcome.found[0].table[0]
-        outcome = search(used, problem, Fastest(used.top + 1), near=[best], clock=clock, progress=progress)
+        outcome = search(
+            used, problem, Fastest(used.top + 1), warm_start=[best], clock=clock, progress=progress
+        )
     # Priced again: a search that was ended early may remember a little more than a strategy takes.
     results = [result_of(problem, one.table[0]) for one in outcome.found]
     frontier = None
@@ -109,7 +111,7 @@ def answered(question: Question, found: Searched, clock: Clock, progress: Progre
 
 
 def all_devices_s(
-    question: Question, found: Searched, clock: Clock, progress: Progress | None
+    question: Question, found: Searched, clock: SearchClock, progress: Progress | None
 ) -> float | None:
     """Seconds per step of the fastest strategy on all devices; None where nothing fits on all of them, or
     there is no time to find it."""
@@ -128,8 +130,8 @@ def figures_of(question: Question, found: Searched) -> MixedFigures | None:
     used = found.part.pools
     return MixedFigures(
         uniform_step_time_s=outcome.found[0].time_s if outcome.found else None,
-        fastest_class_step_time_s=found.alone_s,
-        fastest_class=found.alone,
+        fastest_class_step_time_s=found.best_pool_s,
+        fastest_class=found.best_pool,
         idle=tuple(pool.name for place, pool in enumerate(pools) if place not in used),
         why_uniform=why_not_mixed(question.cluster),
     )
@@ -170,26 +172,26 @@ def search(
     problem: Problem,
     goal: Goal,
     *,
-    near: Sequence[Strategy] = (),
+    warm_start: Sequence[Strategy] = (),
     degrees: Sequence[Degrees] | None = None,
-    clock: Clock | None = None,
+    clock: SearchClock | None = None,
     progress: Progress | None = None,
-) -> Outcome:
-    """One search of the question's space for `goal`, on all of its devices; `near` and `degrees` as in
-    `Search`."""
-    return Search(
+) -> SearchResult:
+    """One search of the question's space for `goal`, on all of its devices; `warm_start` and `degrees` as in
+    `BranchAndBound`."""
+    return BranchAndBound(
         problem,
         question.candidates(),
         goal,
         exhaustive=question.exhaustive,
         workers=question.workers,
         clock=clock,
-        near=near,
+        warm_start=warm_start,
         degrees=degrees,
     ).run(progress)
 
 
-def _nothing(question: Question, found: Searched, clock: Clock) -> Infeasible:
+def _nothing_found(question: Question, found: Searched, clock: SearchClock) -> Infeasible:
     """The error of a search without an answer; an interrupt stays one."""
     outcome = found.outcome
     if clock.is_interrupted:
@@ -211,12 +213,12 @@ def _nothing(question: Question, found: Searched, clock: Clock) -> Infeasible:
             reasons={},
         )
     # Relaxations are searched for as far as the rest of a budget goes.
-    left = clock.beside(None) if question.budget_s is None else clock
+    left = clock.with_budget(None) if question.budget_s is None else clock
 
-    def whole(asked: Question, problem: Problem, goal: Goal) -> Outcome:
+    def whole(requested: Question, problem: Problem, goal: Goal) -> SearchResult:
         if left.is_over and not left.is_interrupted:
             raise OutOfTime
-        found = search(asked, problem, goal, clock=left)
+        found = search(requested, problem, goal, clock=left)
         if found.is_interrupted:
             raise KeyboardInterrupt
         return found
@@ -225,18 +227,18 @@ def _nothing(question: Question, found: Searched, clock: Clock) -> Infeasible:
 
 
 def _frontier(
-    question: Question, problem: Problem, clock: Clock, progress: Progress | None
-) -> Frontier | None:
+    question: Question, problem: Problem, clock: SearchClock, progress: Progress | None
+) -> StrategyFrontier | None:
     """Time against memory; None where nothing was found in time."""
     outcome = search(question, problem, Tradeoff(), clock=clock, progress=progress)
     if not outcome.found:
         return None
     points = frontier_points(problem, outcome)
     certificate = certificate_of(question, outcome, points[0].step_time_s)
-    return Frontier(points=points, certificate=certificate)
+    return StrategyFrontier(points=points, certificate=certificate)
 
 
-def frontier_points(problem: Problem, outcome: Outcome) -> tuple[FrontierPoint, ...]:
+def frontier_points(problem: Problem, outcome: SearchResult) -> tuple[FrontierPoint, ...]:
     """What a search for a tradeoff found, fastest first."""
     table = StrategyTable.joined([found.table for found in outcome.found])
     times_s = evaluation.step_times_s(problem, table).tolist()
@@ -246,7 +248,7 @@ def frontier_points(problem: Problem, outcome: Outcome) -> tuple[FrontierPoint, 
     )
 
 
-def certificate_of(question: Question, outcome: Outcome, best_s: float) -> Certificate:
+def certificate_of(question: Question, outcome: SearchResult, best_s: float) -> Certificate:
     """What is proven: every candidate is rejected, cut by a bound that is no lower than the best, or
     evaluated; none of those left unexplored takes less than the lower bound."""
     lower_s = min(outcome.lower_bound_s, best_s)
@@ -257,7 +259,7 @@ def certificate_of(question: Question, outcome: Outcome, best_s: float) -> Certi
         enumerated=outcome.enumerated,
         unexplored=outcome.unexplored,
         rejected=outcome.ledger.rejected,
-        cut_by_bound=outcome.ledger.cut,
+        cut_by_bound=outcome.ledger.pruned,
         simulated=outcome.ledger.simulated,
         best_s=best_s,
         lower_bound_s=lower_s,
@@ -280,7 +282,9 @@ def evaluate(model: Model, cluster: Cluster, job: Job, strategy: Strategy) -> Re
     if needed > usable:
         parts = sorted(result.memory.items(), key=lambda part: -part[1])
         largest, *others = [
-            f"{name} ({nbytes / 2**30:.2f} GiB)" for name, nbytes in parts if nbytes >= LEAST_TOLD * needed
+            f"{name} ({nbytes / 2**30:.2f} GiB)"
+            for name, nbytes in parts
+            if nbytes >= LEAST_NAMED_SHARE * needed
         ]
         raise Infeasible(
             f"rank {result.tightest_rank} needs {needed / 2**30:.2f} GiB and may use "

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cost import ACTIVATIONS, Split, Traffic, distinct_rows
-from shardwise.search.rows import Rows
+from shardwise.search.rows import SearchNodes
 from shardwise.search.space import FULL, Space
 from shardwise.search.variants import Variants
 
-CELLS_AT_A_TIME = 1 << 16
+PAIRS_PER_BATCH = 1 << 16
 """Pairs of a row and an option that are bounded together: their columns stay in the processor's cache."""
 
-FEW_CELLS = CELLS_AT_A_TIME // 8
+FEW_PAIRS = PAIRS_PER_BATCH // 8
 """So few that it does not pay to tell them apart."""
 
 SPLIT_FIELDS = ("first", "last", "between", "largest")
@@ -36,32 +36,32 @@ NO_TRAFFIC_ROWS = Traffic(*(np.zeros(0) for _ in range(5)))
 """Traffic of no row."""
 
 
-def split_at(split: Split, rows: Any) -> Split:
+def take_splits(split: Split, rows: Any) -> Split:
     """The splits of these rows."""
     return Split(*(getattr(split, name)[rows] for name in SPLIT_FIELDS))
 
 
-def splits_joined(parts: Sequence[Split]) -> Split:
+def join_splits(parts: Sequence[Split]) -> Split:
     """All splits, one part after another."""
     return Split(*(np.concatenate([getattr(part, name) for part in parts]) for name in SPLIT_FIELDS))
 
 
-def none_of(rows: Rows) -> Rows:
+def empty_like(rows: SearchNodes) -> SearchNodes:
     """No row, with every column of these."""
     return rows.take(slice(0, 0))
 
 
-def alike_rows(rows: Rows, mask: Any, options: int) -> Iterator[NDArray[np.intp]]:
+def alike_nodes(rows: SearchNodes, mask: Any, options: int) -> Iterator[NDArray[np.intp]]:
     """The rows under a mask. Many are told apart by whether they recompute in full and whether they offload
     activations: each needs a part of its bound that the others do not."""
     same = np.flatnonzero(mask)
-    if len(same) * options < FEW_CELLS:
+    if len(same) * options < FEW_PAIRS:
         if len(same):
             yield same
         return
-    is_full, moves = rows.table.recompute[same] == FULL, rows.table.offload[same] >= ACTIVATIONS
-    for full, moving in product((False, True), (False, True)):
-        few = same[(is_full == full) & (moves == moving)]
+    is_full, offloads = rows.table.recompute[same] == FULL, rows.table.offload[same] >= ACTIVATIONS
+    for full, offloading in product((False, True), (False, True)):
+        few = same[(is_full == full) & (offloads == offloading)]
         if len(few):
             yield few
 
@@ -73,14 +73,14 @@ def slices(length: int, size: int) -> Iterator[slice]:
         yield slice(start, start + size)
 
 
-def asked_once(count: Any, *columns: Any) -> NDArray[np.int64]:
+def map_distinct(count: Any, *columns: Any) -> NDArray[np.int64]:
     """`count` of every row of some columns, asked once per distinct row."""
     rows, of_row = distinct_rows(columns)
     each = [count(*(int(column[row]) for column in columns)) for row in rows]
     return np.array(each, dtype=np.int64)[of_row]
 
 
-def legal_cells(space: Space, pp: int, microbatches: Any, variants: Variants) -> Any:
+def legal_pairs(space: Space, pp: int, microbatches: Any, variants: Variants) -> Any:
     """Whether each row's microbatches (down) allow each schedule (across)."""
     each, of_each = np.unique(microbatches, return_inverse=True)
     pairs = list(zip(variants.schedule.tolist(), variants.vpp.tolist(), strict=True))

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cost import distinct_rows
-from shardwise.search.fates import DEGREES, FATE, Degrees, Ledger
+from shardwise.search.fates import DEGREES, OUTCOME_INDEX, CandidateLedger, Degrees
 from shardwise.search.space import Space
 from shardwise.search.variants import Variants
 from shardwise.strategy import GRID_RULES, SCHEDULE_RULES, TARGET_LIMIT, Limits, StrategyTable, first_broken
 
 
-class Census:
+class CandidateCounts:
     """Counts below the grids of a table of shapes, which stand for `orders` grids each. `of_shape` says which
     degrees a shape has: as many candidates lie below each grid with the same degrees."""
 
@@ -76,7 +76,7 @@ class Census:
         """Grids that each legal shape stands for."""
         return self._orders_within[self.legal]
 
-    def reject(self, ledger: Ledger) -> None:
+    def reject(self, ledger: CandidateLedger) -> None:
         """Counts what breaks a rule or is beyond a limit of the target."""
         rules = len(GRID_RULES) + 1
         is_legal = self._reason < 0
@@ -84,13 +84,13 @@ class Census:
         broken = self.of_shape * rules + self._reason + 1
         shapes = np.bincount(broken, minlength=len(self._below) * rules).reshape(-1, rules)
         for row, degrees in enumerate(self._degrees):
-            orders, below, mine = int(self._orders[row]), int(self._below[row]), ledger.of(degrees)
+            orders, below, mine = int(self._orders[row]), int(self._below[row]), ledger.entry(degrees)
             for rule, count in zip(GRID_RULES, shapes[row, 1:].tolist(), strict=True):
-                mine[FATE[rule.code]] += count * orders * below
+                mine[OUTCOME_INDEX[rule.code]] += count * orders * below
             grids, below_within = int(within[row]), int(self._below_within[row])
-            mine[FATE[TARGET_LIMIT]] += int(shapes[row, 0]) * orders * below - grids * below_within
+            mine[OUTCOME_INDEX[TARGET_LIMIT]] += int(shapes[row, 0]) * orders * below - grids * below_within
             for code, counts in self._illegal.items():
-                mine[FATE[code]] += grids * int(counts[row])
+                mine[OUTCOME_INDEX[code]] += grids * int(counts[row])
 
     @property
     def _degrees(self) -> Iterator[Degrees]:

@@ -33,9 +33,9 @@ SHARDS = ("param_shard", "grad_shard", "optim_shard")
 def changes_of(question: Question, best: Strategy, field: str) -> Iterator[Strategy]:
     """Candidates of the question whose `field` has another value than in `best`, all values of the axis that
     can be had from `best` this way; some values more than once."""
-    ways = _WAYS.get(field, _degree_changes)
+    changes_by = _CHANGES_BY_FIELD.get(field, _degree_changes)
     seen = {best}
-    for changed in ways(question, best, field):
+    for changed in changes_by(question, best, field):
         if changed not in seen and getattr(changed, field) != getattr(best, field):
             seen.add(changed)
             if is_candidate(question, changed):
@@ -75,8 +75,8 @@ def _expert_changes(question: Question, best: Strategy, field: str) -> Iterator[
     width = best.tp * best.cp * best.dp
     other = "ep" if field == "etp" else "etp"
     for value in divisors(width):
-        for beside in dict.fromkeys((getattr(best, other), 1)):
-            yield _changed(best, {field: value, other: beside})
+        for other_value in dict.fromkeys((getattr(best, other), 1)):
+            yield _changed(best, {field: value, other: other_value})
 
 
 def _shard_changes(question: Question, best: Strategy, field: str) -> Iterator[Strategy]:
@@ -98,18 +98,18 @@ def _batch_changes(question: Question, best: Strategy, field: str) -> Iterator[S
 
 def _schedule_changes(question: Question, best: Strategy, field: str) -> Iterator[Strategy]:
     """Other schedules with all their chunks per rank, or other chunks under the schedules that have them."""
-    variants = _free(question).variants(best.pp)
+    variants = _unrestricted_space(question).variants(best.pp)
     for code, vpp in zip(variants.schedule.tolist(), variants.vpp.tolist(), strict=True):
         yield _repaired(question, best, schedule=SCHEDULES[code], vpp=vpp)
 
 
 def _split_changes(question: Question, best: Strategy, field: str) -> Iterator[Strategy]:
     """Another first or last stage; with two stages the other one has the rest."""
-    splits = _free(question).splits(best.pp * best.vpp)
+    splits = _unrestricted_space(question).splits(best.pp * best.vpp)
     other = "last_stage_layers" if field == "first_stage_layers" else "first_stage_layers"
-    for value, beside in zip(splits[field].tolist(), splits[other].tolist(), strict=True):
-        if best.pp * best.vpp == 2 or beside == getattr(best, other):
-            yield _with_layers(question, _changed(best, {field: value, other: beside}))
+    for value, other_value in zip(splits[field].tolist(), splits[other].tolist(), strict=True):
+        if best.pp * best.vpp == 2 or other_value == getattr(best, other):
+            yield _with_layers(question, _changed(best, {field: value, other: other_value}))
 
 
 def _recompute_changes(question: Question, best: Strategy, field: str) -> Iterator[Strategy]:
@@ -137,7 +137,7 @@ def _recomputed_layer_changes(question: Question, best: Strategy, field: str) ->
         yield from _recompute_changes(question, best, field)
 
 
-_WAYS: dict[str, Callable[[Question, Strategy, str], Iterator[Strategy]]] = {
+_CHANGES_BY_FIELD: dict[str, Callable[[Question, Strategy, str], Iterator[Strategy]]] = {
     "ep": _expert_changes,
     "etp": _expert_changes,
     "vpp": _schedule_changes,
@@ -209,6 +209,6 @@ def _changed(s: Strategy, values: dict[str, Any]) -> Strategy:
     return replace(s, **values)
 
 
-def _free(question: Question) -> Space:
+def _unrestricted_space(question: Question) -> Space:
     """The tree without what the question fixes."""
     return replace(question, fixed={}, axes={}).candidates()

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 
-class Clock:
+class SearchClock:
     """What is left of a budget of seconds; None is no limit. An interrupt ends it too.
 
     Copies of this process, which a search starts, see the interrupt as well; processes that are no copies do
@@ -42,14 +42,14 @@ class Clock:
         """Ends it now."""
         self._shared[0] = 1
 
-    def beside(self, budget_s: float | None) -> Clock:
+    def with_budget(self, budget_s: float | None) -> SearchClock:
         """One with a budget of its own; an interrupt ends both."""
-        other = Clock(budget_s)
+        other = SearchClock(budget_s)
         other._shared = self._shared
         return other
 
     @contextmanager
-    def listening(self) -> Iterator[Clock]:
+    def handling_interrupts(self) -> Iterator[SearchClock]:
         """Takes the first interrupt from the keyboard for the end of the time; a second one is raised.
 
         Where another handler was installed, or in another thread than the main one, nothing is changed.
@@ -59,25 +59,25 @@ class Clock:
             yield self
             return
 
-        def heard(_: int, __: FrameType | None) -> None:
+        def on_interrupt(_: int, __: FrameType | None) -> None:
             if self.is_interrupted:
                 raise KeyboardInterrupt
             self.interrupt()
 
-        signal.signal(signal.SIGINT, heard)
+        signal.signal(signal.SIGINT, on_interrupt)
         try:
             yield self
         finally:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class Turns(Clock):
+class WorkLimit(SearchClock):
     """Ends a search when it has asked so many times, which it does before every part that it looks at: in one
     process always at the same place, however fast the machine is."""
 
-    def __init__(self, turns: int) -> None:
+    def __init__(self, checks: int) -> None:
         super().__init__()
-        self._left = turns
+        self._left = checks
 
     @property
     def is_over(self) -> bool:

@@ -9,7 +9,7 @@ from itertools import combinations
 
 from shardwise.cluster import Cluster, Parts, Selection, part_sizes
 from shardwise.errors import ConfigError, InternalError
-from shardwise.plan import NOTHING_IDLE, Idle
+from shardwise.plan import NO_IDLE_DEVICES, Idle
 from shardwise.search.answer import idle_in, used_ranks
 
 MOST_UNITED = 4
@@ -60,7 +60,7 @@ class PartChoice:
     def idle_of(self, part: Cluster) -> Idle:
         """What is left of the cluster where it, or one of the parts that this has yielded, is used."""
         if part == self.cluster:
-            return NOTHING_IDLE
+            return NO_IDLE_DEVICES
         for selection, cluster in self._made.items():
             if cluster == part:
                 return idle_in(self.cluster, used_ranks(self.cluster, selection))
@@ -105,7 +105,7 @@ class PartChoice:
         for node in self.cluster.nodes:
             if left <= 0:
                 break
-            nodes[next(at for at, pool in enumerate(self._parts.pools) if pool.is_of(node))] += 1
+            nodes[next(at for at, pool in enumerate(self._parts.pools) if pool.contains(node))] += 1
             left -= node.devices
         return Selection(nodes=tuple(nodes), devices=devices if left < 0 else None)
 

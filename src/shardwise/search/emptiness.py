@@ -22,28 +22,28 @@ MOST_TRIED = 64
 def why_empty(question: Question) -> str:
     """Of a question whose space is empty: the fewest of its fixed values and lists that leave nothing, what
     the space demands of such fields, and the values that the first of them may have beside the others."""
-    kept = [*question.fixed, *question.axes]
-    for name in tuple(kept):
-        rest = [other for other in kept if other != name]
+    subset = [*question.fixed, *question.axes]
+    for name in tuple(subset):
+        rest = [other for other in subset if other != name]
         if _is_empty(_with_only(question, rest)):
-            kept = rest
-    if not kept:
+            subset = rest
+    if not subset:
         return "the space is empty"
-    asked = ",".join(_text(question, name) for name in kept)
-    found = f"the space is empty: no candidate has {asked} ({_demand(question, frozenset(kept))})"
-    possible = list(_possible(_with_only(question, kept), kept[0]))
+    requested = ",".join(_text(question, name) for name in subset)
+    found = f"the space is empty: no candidate has {requested} ({_demand(question, frozenset(subset))})"
+    possible = list(_possible(_with_only(question, subset), subset[0]))
     if not possible:
         return found
-    beside = " beside the other" if len(kept) > 1 else ""
-    return f"{found}; {kept[0]} may be {', '.join(map(_shown, possible))}{beside}"
+    with_others = " beside the other" if len(subset) > 1 else ""
+    return f"{found}; {subset[0]} may be {', '.join(map(_shown, possible))}{with_others}"
 
 
 def _with_only(question: Question, names: Iterable[str]) -> Question:
-    kept = frozenset(names)
+    subset = frozenset(names)
     return replace(
         question,
-        fixed={name: value for name, value in question.fixed.items() if name in kept},
-        axes={name: values for name, values in question.axes.items() if name in kept},
+        fixed={name: value for name, value in question.fixed.items() if name in subset},
+        axes={name: values for name, values in question.axes.items() if name in subset},
     )
 
 

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cost import (
-    GridPrices,
+    GridCostTable,
     Problem,
-    Shapes,
+    ProblemShapes,
     StageTimes,
+    costs_of_all_stages,
     distinct_rows,
     host_bytes,
-    price_everywhere,
     rank_bytes,
     stage_times,
     step_end,
@@ -55,14 +55,14 @@ def durations_of(times: StageTimes, pp: int, vpp: int, rows: Any) -> Durations:
     )
 
 
-def step_times_s(problem: Problem, table: StrategyTable, grids: GridPrices | None = None) -> Floats:
+def step_times_s(problem: Problem, table: StrategyTable, grids: GridCostTable | None = None) -> Floats:
     """Seconds per step of every row; `grids` are prices that are known already."""
     return np.concatenate([_step_times_s(problem, *part) for part in _parts(table, grids)])
 
 
 def _parts(
-    table: StrategyTable, grids: GridPrices | None
-) -> Iterator[tuple[StrategyTable, GridPrices | None]]:
+    table: StrategyTable, grids: GridCostTable | None
+) -> Iterator[tuple[StrategyTable, GridCostTable | None]]:
     """The table in parts that are priced together."""
     size = max(STAGES_AT_A_TIME // int((table.pp * table.vpp).max()), 1)
     for start in range(0, len(table), size):
@@ -70,10 +70,10 @@ def _parts(
         yield table.take(rows), None if grids is None else grids.take(rows)
 
 
-def _step_times_s(problem: Problem, table: StrategyTable, grids: GridPrices | None) -> Floats:
-    price = price_everywhere(problem, table, grids)
+def _step_times_s(problem: Problem, table: StrategyTable, grids: GridCostTable | None) -> Floats:
+    price = costs_of_all_stages(problem, table, grids)
     timed = _Timed(table, microbatches_of(problem, table), stage_times(problem, table, price))
-    return np.asarray(_drained_s([timed])[0] + step_end(problem, table, price).total_s)
+    return np.asarray(_makespans_s([timed])[0] + step_end(problem, table, price).total_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,10 @@ class StepFigures:
         )
 
 
-def step_figures(problem: Problem, table: StrategyTable, grids: GridPrices | None = None) -> StepFigures:
+def step_figures(problem: Problem, table: StrategyTable, grids: GridCostTable | None = None) -> StepFigures:
     """Step times and peaks of memory of every row, from one price; `grids` are prices that are known
     already."""
-    return _evaluated([_priced(problem, table, grids)])[0]
+    return _evaluated([_estimate(problem, table, grids)])[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class _Timed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Priced:
+class _Estimate:
     """All that figures are made of but the time that pipelines take, which is told by `timed`: seconds from
     their end to that of the step, and the three peaks of memory."""
 
@@ -120,43 +120,43 @@ class _Priced:
     peaks: tuple[Floats, Floats, Floats]
 
 
-def _priced(problem: Problem, table: StrategyTable, grids: GridPrices | None) -> _Priced:
-    price = price_everywhere(problem, table, grids)
+def _estimate(problem: Problem, table: StrategyTable, grids: GridCostTable | None) -> _Estimate:
+    price = costs_of_all_stages(problem, table, grids)
     memory = rank_bytes(problem, table, price)
-    return _Priced(
+    return _Estimate(
         timed=_Timed(table, microbatches_of(problem, table), stage_times(problem, table, price)),
         end_s=step_end(problem, table, price).total_s,
         peaks=(memory.allocated.max(axis=0), memory.reserved.max(axis=0), memory.device.max(axis=0)),
     )
 
 
-def _evaluated(several: Sequence[_Priced]) -> list[StepFigures]:
-    drained_s = _drained_s([one.timed for one in several])
+def _evaluated(several: Sequence[_Estimate]) -> list[StepFigures]:
+    pipeline_makespan_s = _makespans_s([one.timed for one in several])
     return [
         StepFigures(pipelines_s + one.end_s, *one.peaks)
-        for one, pipelines_s in zip(several, drained_s, strict=True)
+        for one, pipelines_s in zip(several, pipeline_makespan_s, strict=True)
     ]
 
 
 def step_figures_of(problems: Sequence[Problem], tables: Sequence[StrategyTable]) -> list[StepFigures]:
     """The figures of each problem's table. Problems of one shape are priced together, and rows with the same
     schedule are evaluated together, of whatever problem they are."""
-    shapes = Shapes()
-    groups = _priced_together([shapes.of(problem) for problem in problems], tables)
-    priced = []
+    shapes = ProblemShapes()
+    groups = _grouped_by_shape([shapes.of(problem) for problem in problems], tables)
+    estimates = []
     for members in groups:
         together = [tables[member] for member in members]
-        problem = shapes.abreast([problems[member] for member in members], [len(one) for one in together])
-        priced.append(_priced(problem, StrategyTable.joined(together), None))
+        problem = shapes.stacked([problems[member] for member in members], [len(one) for one in together])
+        estimates.append(_estimate(problem, StrategyTable.joined(together), None))
     found: dict[int, StepFigures] = {}
-    for members, figures in zip(groups, _evaluated(priced), strict=True):
+    for members, figures in zip(groups, _evaluated(estimates), strict=True):
         ends = np.cumsum([len(tables[member]) for member in members]).tolist()
         for member, end in zip(members, ends, strict=True):
             found[member] = figures.taken(slice(end - len(tables[member]), end))
     return [found[member] for member in range(len(problems))]
 
 
-def _priced_together(shapes: Sequence[Hashable], tables: Sequence[StrategyTable]) -> list[list[int]]:
+def _grouped_by_shape(shapes: Sequence[Hashable], tables: Sequence[StrategyTable]) -> list[list[int]]:
     """The places of tables whose problems are of one shape, as many as are priced together."""
     groups: list[list[int]] = []
     begun: dict[Hashable, tuple[list[int], int, int]] = {}
@@ -172,23 +172,23 @@ def _priced_together(shapes: Sequence[Hashable], tables: Sequence[StrategyTable]
     return groups
 
 
-def drained_s(problem: Problem, table: StrategyTable, grids: GridPrices | None = None) -> Floats:
+def pipeline_makespan_s(problem: Problem, table: StrategyTable, grids: GridCostTable | None = None) -> Floats:
     """Seconds from the first forward of every row to its last backward, with nothing gathered before and
     reduced after them: no more than any strategy takes that differs in `optim_shard` alone."""
-    return np.concatenate([_drained_alone_s(problem, *part) for part in _parts(table, grids)])
+    return np.concatenate([_bare_makespan_s(problem, *part) for part in _parts(table, grids)])
 
 
-def _drained_alone_s(problem: Problem, table: StrategyTable, grids: GridPrices | None) -> Floats:
-    price = price_everywhere(problem, table, grids)
+def _bare_makespan_s(problem: Problem, table: StrategyTable, grids: GridCostTable | None) -> Floats:
+    price = costs_of_all_stages(problem, table, grids)
     times = stage_times(problem, table, price)
     nothing = 0.0 * times.gather_s
     alone = replace(times, gather_s=nothing, reduce_s=nothing)
-    return _drained_s([_Timed(table, microbatches_of(problem, table), alone)])[0]
+    return _makespans_s([_Timed(table, microbatches_of(problem, table), alone)])[0]
 
 
-def _drained_s(several: Sequence[_Timed]) -> list[Floats]:
+def _makespans_s(several: Sequence[_Timed]) -> list[Floats]:
     """Seconds of the pipelines of every row; those of one schedule table are evaluated together."""
-    drained_s = [np.empty(len(one.table)) for one in several]
+    pipeline_makespan_s = [np.empty(len(one.table)) for one in several]
     waiting: dict[tuple[int, int, int], list[tuple[int, Any]]] = {}
     for place, one in enumerate(several):
         columns = [one.table.schedule, one.table.pp, one.table.vpp]
@@ -208,14 +208,14 @@ def _drained_s(several: Sequence[_Timed]) -> list[Floats]:
         )
         ends = np.cumsum([len(rows) for _, rows in parts])[:-1]
         for (place, rows), part_s in zip(parts, np.split(evaluated_s, ends), strict=True):
-            drained_s[place][rows] = part_s
-    return drained_s
+            pipeline_makespan_s[place][rows] = part_s
+    return pipeline_makespan_s
 
 
 def step_durations(problem: Problem, strategy: Strategy) -> Durations:
     """The durations (batch of one) of one strategy's actions."""
     table = StrategyTable.of([strategy])
-    price = price_everywhere(problem, table)
+    price = costs_of_all_stages(problem, table)
     times = stage_times(problem, table, price)
     return durations_of(times, strategy.pp, strategy.vpp, np.arange(1))
 
@@ -233,7 +233,7 @@ class PipelineFigures:
 
 def pipeline_figures(problem: Problem, table: StrategyTable) -> list[PipelineFigures]:
     """The figures of every row of a table of legal strategies, priced together."""
-    price = price_everywhere(problem, table)
+    price = costs_of_all_stages(problem, table)
     times = stage_times(problem, table, price)
     device_bytes = rank_bytes(problem, table, price).device.max(axis=0)
     on_host = host_bytes(table, price)
@@ -254,20 +254,20 @@ def pipeline_figures(problem: Problem, table: StrategyTable) -> list[PipelineFig
     ]
 
 
-def microbatches_more(problem: Problem, strategy: Strategy) -> tuple[int, ...]:
+def spare_microbatches(problem: Problem, strategy: Strategy) -> tuple[int, ...]:
     """How many more microbatches than its schedule has in flight each stage of a strategy could hold in the
     memory that is left there; none of a strategy that puts activations off to the host."""
     table = StrategyTable.of([strategy])
-    price = price_everywhere(problem, table)
+    price = costs_of_all_stages(problem, table)
     if strategy.offload in ("activations", "both"):
         return (0,) * strategy.pp * strategy.vpp
     left = problem.usable_bytes - rank_bytes(problem, table, price).device[:, 0]
-    each = price.keeping.stage_bytes[:, 0] * (1.0 + problem.efficiency.fragmentation_ratio)
+    each = price.activation_costs.stage_bytes[:, 0] * (1.0 + problem.efficiency.fragmentation_ratio)
     return tuple(int(number) for number in np.maximum(left // each, 0.0))
 
 
 def stage_activation_bytes(problem: Problem, strategy: Strategy) -> tuple[float, ...]:
     """Bytes that one microbatch of a strategy keeps on each stage; on the host where activations are
     offloaded."""
-    price = price_everywhere(problem, StrategyTable.of([strategy]))
-    return tuple(float(nbytes) for nbytes in price.keeping.stage_bytes[:, 0])
+    price = costs_of_all_stages(problem, StrategyTable.of([strategy]))
+    return tuple(float(nbytes) for nbytes in price.activation_costs.stage_bytes[:, 0])

@@ -7,10 +7,19 @@ from typing import Any
 import numpy as np
 
 from shardwise.cluster import Efficiency
-from shardwise.cost import PARTS, Parts, Price, Problem, price_everywhere, rank_bytes, stage_times, step_end
+from shardwise.cost import (
+    MEMORY_PARTS,
+    PhaseTimes,
+    Problem,
+    TableCosts,
+    costs_of_all_stages,
+    rank_bytes,
+    stage_times,
+    step_end,
+)
 from shardwise.model import model_flop_per_token
 from shardwise.plan import Layout, PeakMemory, Pipeline, Result, Stage
-from shardwise.schedule import KINDS, Kind, generate
+from shardwise.schedule import KINDS, ActionKind, generate
 from shardwise.search.evaluate import microbatches_of, step_times_s
 from shardwise.strategy import (
     SCHEDULES,
@@ -36,9 +45,9 @@ def result_of(problem: Problem, strategy: Strategy, step_time_s: float | None = 
     """Everything about one legal strategy; `step_time_s` where it is known already."""
     table = StrategyTable.of([strategy])
     time_s = float(step_times_s(problem, table)[0]) if step_time_s is None else step_time_s
-    price = price_everywhere(problem, table)
+    price = costs_of_all_stages(problem, table)
     memory = rank_bytes(problem, table, price)
-    in_order = np.argsort(price.node.places.rank[:, 0], kind="stable")
+    in_order = np.argsort(price.partition.places.rank[:, 0], kind="stable")
     place = int(in_order[first_largest(memory.device[in_order, 0])])
     tokens = problem.job.global_batch_size * problem.job.seq_len
     devices = problem.cluster.devices
@@ -59,8 +68,8 @@ def result_of(problem: Problem, strategy: Strategy, step_time_s: float | None = 
             capacity=problem.capacity_bytes,
         ),
         breakdown=_breakdown(problem, table, price, time_s),
-        memory={name: float(getattr(memory, name)[place, 0]) for name in PARTS},
-        tightest_rank=_first_rank(table, int(price.node.places.rank[place, 0])),
+        memory={name: float(getattr(memory, name)[place, 0]) for name in MEMORY_PARTS},
+        tightest_rank=_first_rank(table, int(price.partition.places.rank[place, 0])),
         evaluator=EVALUATOR,
     )
 
@@ -72,19 +81,19 @@ def _utilisation(problem: Problem, tokens_per_s_per_device: float, *, is_causal:
     return flop * tokens_per_s_per_device / peak
 
 
-def _breakdown(problem: Problem, table: StrategyTable, price: Price, time_s: float) -> dict[str, float]:
+def _breakdown(problem: Problem, table: StrategyTable, price: TableCosts, time_s: float) -> dict[str, float]:
     """Seconds by what they are spent on, as the busiest pipeline rank sees the step; they sum to the step
     time."""
     m = int(microbatches_of(problem, table)[0])
-    places, grid = price.node.places, price.nodes.grid
+    places, grid = price.partition.places, price.partitions.grid
     times, end = stage_times(problem, table, price), step_end(problem, table, price)
     ranks = places.rank[:, 0]
-    is_split = bool(price.node.is_split[0])
+    is_split = bool(price.partition.is_split[0])
     backward_s = times.backward_input_s + times.backward_weight_s if is_split else times.backward_s
     per_place_s = (times.forward_s + backward_s)[:, 0]
     busiest = int(first_largest(np.bincount(ranks, weights=per_place_s)))
     mine = np.flatnonzero(ranks == busiest)
-    work = Parts()
+    work = PhaseTimes()
     for p in mine:
         blocks = [(kind, places.layers[k, p, 0]) for k, kind in enumerate(grid.kinds)]
         blocks += [(grid.embedding, places.has_embedding[p, 0]), (grid.head, places.has_head[p, 0])]
@@ -145,7 +154,7 @@ def _whole_in_table(pp: int, microbatches: int, stages: Any) -> int:
     """Backwards of these stages that are one action, counted in dualpipe_v's table."""
     schedule = generate("dualpipe_v", pp=pp, microbatches=microbatches, vpp=2)
     stage, kind = schedule.columns.stage, schedule.columns.kind
-    return int(np.count_nonzero((kind == KINDS.index(Kind.BACKWARD)) & np.isin(stage, stages)))
+    return int(np.count_nonzero((kind == KINDS.index(ActionKind.BACKWARD)) & np.isin(stage, stages)))
 
 
 def layout_of(problem: Problem, strategy: Strategy) -> Layout:
@@ -156,8 +165,8 @@ def layout_of(problem: Problem, strategy: Strategy) -> Layout:
     classes = [node.device_class for node in problem.cluster.nodes for _ in range(node.devices)]
     stages = []
     for rank in range(s.pp):
-        members = stage_ranks(table, rank)
-        held = stages_of_rank(int(table.schedule[0]), s.pp, s.vpp, rank)
+        members = ranks_of_stage(table, rank)
+        own_stages = stages_of_rank(int(table.schedule[0]), s.pp, s.vpp, rank)
         stages.append(
             Stage(
                 devices=len(members),
@@ -165,14 +174,14 @@ def layout_of(problem: Problem, strategy: Strategy) -> Layout:
                 device_class=classes[members[0]],
                 tp=s.tp,
                 dp=s.dp,
-                layers=tuple(counts[stage] for stage in held),
+                layers=tuple(counts[stage] for stage in own_stages),
                 share=1.0,
             )
         )
     return Layout(pipelines=(Pipeline(stages=tuple(stages)),))
 
 
-def stage_ranks(table: StrategyTable, rank: int) -> list[int]:
+def ranks_of_stage(table: StrategyTable, rank: int) -> list[int]:
     """Global ranks of pipeline rank `rank` of a one-row table, ascending."""
     strides = axis_strides(table)
     ranks = np.zeros(1, dtype=np.int64) + rank * np.asarray(strides["pp"]).ravel()[0]
@@ -183,7 +192,7 @@ def stage_ranks(table: StrategyTable, rank: int) -> list[int]:
 
 
 def _first_rank(table: StrategyTable, rank: int) -> int:
-    return stage_ranks(table, rank)[0]
+    return ranks_of_stage(table, rank)[0]
 
 
 def as_ranges(ranks: list[int]) -> str:

@@ -9,12 +9,12 @@ from math import isclose
 from shardwise.errors import Infeasible
 from shardwise.plan import Answer, Plan, Result, Value
 from shardwise.search.answer import goal_of, plan, search
-from shardwise.search.clock import Clock
+from shardwise.search.clock import SearchClock
 from shardwise.search.drive import Progress
 from shardwise.search.pinned import Axis, Binding, axes_of, binding_of
 from shardwise.search.question import Question
 from shardwise.search.targets import searched_limits
-from shardwise.search.tree import LedgerBlock, blocks_of, totals_of
+from shardwise.search.tree import LedgerEntry, ledger_entries, ledger_totals
 from shardwise.search.whatif import changed_question
 from shardwise.strategy import FIELDS
 
@@ -29,7 +29,7 @@ class Explanation:
     """
 
     best: Result
-    blocks: tuple[LedgerBlock, ...]
+    entries: tuple[LedgerEntry, ...]
     totals: Mapping[str, int]
     unexplored: int
     is_interrupted: bool
@@ -39,7 +39,7 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class PlanComparison:
     """Two answers side by side: the plan's, and that of another question."""
 
     before: Result
@@ -94,13 +94,13 @@ def explained(
     """The tree of the plan's candidates, and what pinned its best strategy."""
     question = question_of(of, workers=workers, budget_s=budget_s)
     problem = question.problem()
-    with Clock(budget_s).listening() as clock:
+    with SearchClock(budget_s).handling_interrupts() as clock:
         outcome = search(question, problem, goal_of(question), clock=clock, progress=progress)
     axes = axes_of(question, problem, of.best)
     return Explanation(
         best=of.best,
-        blocks=blocks_of(outcome.ledger),
-        totals=totals_of(outcome.ledger),
+        entries=ledger_entries(outcome.ledger),
+        totals=ledger_totals(outcome.ledger),
         unexplored=outcome.unexplored,
         is_interrupted=outcome.is_interrupted,
         agrees=bool(outcome.found) and isclose(outcome.found[0].time_s, of.best.step_time_s, rel_tol=1e-9),
@@ -116,12 +116,12 @@ def why_not(
     workers: int = 1,
     budget_s: float | None = None,
     progress: Progress | None = None,
-) -> Comparison:
+) -> PlanComparison:
     """The best with some fields pinned beside the plan's. What is pinned wins over what the plan's question
     fixed. Raises Infeasible, with reason counts, where nothing with these values fits."""
-    asked = question_of(of, workers=workers, budget_s=budget_s)
-    axes = {name: values for name, values in asked.axes.items() if name not in pinned}
-    return _compared(of, replace(asked, fixed={**asked.fixed, **pinned}, axes=axes, top=0), progress)
+    requested = question_of(of, workers=workers, budget_s=budget_s)
+    axes = {name: values for name, values in requested.axes.items() if name not in pinned}
+    return _compared(of, replace(requested, fixed={**requested.fixed, **pinned}, axes=axes, top=0), progress)
 
 
 def what_if(
@@ -131,16 +131,16 @@ def what_if(
     workers: int = 1,
     budget_s: float | None = None,
     progress: Progress | None = None,
-) -> Comparison:
+) -> PlanComparison:
     """The best on a changed cluster or for a changed job beside the plan's: see `changed_question`."""
-    asked = replace(question_of(of, workers=workers, budget_s=budget_s), top=0)
-    return _compared(of, changed_question(asked, changes), progress)
+    requested = replace(question_of(of, workers=workers, budget_s=budget_s), top=0)
+    return _compared(of, changed_question(requested, changes), progress)
 
 
-def _compared(of: Plan, question: Question, progress: Progress | None) -> Comparison:
+def _compared(of: Plan, question: Question, progress: Progress | None) -> PlanComparison:
     try:
         answer = plan(question, progress=progress)
     except Infeasible as error:
         raise Infeasible(error.message, reasons=error.reasons) from None
     used = question if answer.cluster is None else replace(question, cluster=answer.cluster)
-    return Comparison(before=of.best, after=answer.best, question=used, answer=answer)
+    return PlanComparison(before=of.best, after=answer.best, question=used, answer=answer)

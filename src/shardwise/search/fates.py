@@ -16,8 +16,8 @@ LEVELS = ("degrees", "micro_batch", "kept", "family", "sharded", "schedule", "sp
 """Where a block may be cut by its bound, coarsest first: named after what was chosen last."""
 
 SIMULATED = "simulated"
-FATES = (*REASONS, *(f"cut_{level}" for level in LEVELS), SIMULATED)
-FATE = {name: index for index, name in enumerate(FATES)}
+OUTCOMES = (*REASONS, *(f"cut_{level}" for level in LEVELS), SIMULATED)
+OUTCOME_INDEX = {name: index for index, name in enumerate(OUTCOMES)}
 
 Degrees = tuple[int, int, int, int]
 DEGREES = ("tp", "cp", "dp", "pp")
@@ -25,61 +25,61 @@ DEGREES = ("tp", "cp", "dp", "pp")
 
 
 @dataclass
-class Fates:
-    """Candidates per fate below each of some rows (of a table of grids); `bounded` blocks were compared with
-    what is known."""
+class OutcomeCounts:
+    """Candidates per fate below each of some rows (of a table of grids); `bounded_nodes` blocks were compared
+    with what is known."""
 
     counts: NDArray[np.int64]
-    bounded: int = 0
+    bounded_nodes: int = 0
 
     @staticmethod
-    def of(rows: int) -> Fates:
+    def of(rows: int) -> OutcomeCounts:
         """Nothing counted yet."""
-        return Fates(np.zeros((len(FATES), rows), dtype=np.int64))
+        return OutcomeCounts(np.zeros((len(OUTCOMES), rows), dtype=np.int64))
 
-    def add(self, fate: str, rows: NDArray[np.intp], candidates: NDArray[np.int64]) -> None:
+    def add(self, outcome: str, rows: NDArray[np.intp], candidates: NDArray[np.int64]) -> None:
         """Adds candidates below these rows."""
-        np.add.at(self.counts[FATE[fate]], rows, candidates)
+        np.add.at(self.counts[OUTCOME_INDEX[outcome]], rows, candidates)
 
 
 @dataclass
-class Ledger:
+class CandidateLedger:
     """Candidates per fate for each choice of (tp, cp, dp, pp), integers without limit; blocks whose bounds
     were compared with what was known."""
 
     by_degrees: dict[Degrees, list[int]] = field(default_factory=dict)
-    bounded: int = 0
+    bounded_nodes: int = 0
 
-    def of(self, degrees: Degrees) -> list[int]:
+    def entry(self, degrees: Degrees) -> list[int]:
         """The counts of these degrees, per fate, to be added to."""
-        return self.by_degrees.setdefault(degrees, [0] * len(FATES))
+        return self.by_degrees.setdefault(degrees, [0] * len(OUTCOMES))
 
-    def add(self, table: StrategyTable, fates: Fates) -> None:
+    def add(self, table: StrategyTable, outcomes: OutcomeCounts) -> None:
         """Adds the candidates below the rows of a table of grids."""
-        self.bounded += fates.bounded
+        self.bounded_nodes += outcomes.bounded_nodes
         columns = [getattr(table, name) for name in DEGREES]
-        for degrees, counts in _by_degrees(columns, fates.counts):
-            mine = self.of(degrees)
-            for fate, count in enumerate(counts):
-                mine[fate] += count
+        for degrees, counts in _by_degrees(columns, outcomes.counts):
+            mine = self.entry(degrees)
+            for outcome, count in enumerate(counts):
+                mine[outcome] += count
 
-    def add_below(self, fate: str, table: StrategyTable, rows: Any, candidates: NDArray[np.int64]) -> None:
+    def add_below(self, outcome: str, table: StrategyTable, rows: Any, candidates: NDArray[np.int64]) -> None:
         """Adds candidates below some rows of a table of grids, all of one fate."""
         columns = [getattr(table, name)[rows] for name in DEGREES]
         for degrees, (count,) in _by_degrees(columns, candidates[None]):
-            self.of(degrees)[FATE[fate]] += count
+            self.entry(degrees)[OUTCOME_INDEX[outcome]] += count
 
-    def merge(self, other: Ledger) -> None:
+    def merge(self, other: CandidateLedger) -> None:
         """Adds another ledger's candidates."""
-        self.bounded += other.bounded
+        self.bounded_nodes += other.bounded_nodes
         for degrees, counts in other.by_degrees.items():
-            mine = self.of(degrees)
-            for fate, count in enumerate(counts):
-                mine[fate] += count
+            mine = self.entry(degrees)
+            for outcome, count in enumerate(counts):
+                mine[outcome] += count
 
-    def count(self, fate: str) -> int:
+    def count(self, outcome: str) -> int:
         """Candidates of a fate."""
-        return sum(counts[FATE[fate]] for counts in self.by_degrees.values())
+        return sum(counts[OUTCOME_INDEX[outcome]] for counts in self.by_degrees.values())
 
     @property
     def rejected(self) -> dict[str, int]:
@@ -87,7 +87,7 @@ class Ledger:
         return {code: count for code in REASONS if (count := self.count(code))}
 
     @property
-    def cut(self) -> int:
+    def pruned(self) -> int:
         """Candidates cut by a bound."""
         return sum(self.count(f"cut_{level}") for level in LEVELS)
 

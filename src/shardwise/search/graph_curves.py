@@ -10,7 +10,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 from shardwise.cluster import Cluster, Mesh, tier_mesh
-from shardwise.cost import LaidOut, Training, layout_chain, price_layout
+from shardwise.cost import LayoutSpace, Training, estimate_layout, layout_chain
 from shardwise.errors import Infeasible, InternalError
 from shardwise.graph import GraphLayout, OpGraph, data_parallel, megatron
 from shardwise.plan import Idle, usd_per_step
@@ -18,8 +18,8 @@ from shardwise.search.curve_parts import PartChoice
 from shardwise.search.curves import Curve, Point, Reference
 from shardwise.search.drive import Progress
 from shardwise.search.mesh_choice import MeshChoice
-from shardwise.search.tracking import tracked
-from shardwise.search.tracking.track import Effort, Tracked
+from shardwise.search.tracking import pareto_search
+from shardwise.search.tracking.track import Effort, ParetoSearchResult
 from shardwise.units import format_bytes
 
 MOST_LABELS = 150_000
@@ -79,10 +79,10 @@ class GraphCurves:
 
     def require(self, sizes: Sequence[int] | None) -> None:
         if sizes is None:
-            wanted = self.parts(None) or (self.cluster,)
+            required = self.parts(None) or (self.cluster,)
         else:
-            wanted = tuple(part for size in sizes for part in self.parts(size) or self.choice.of(size)[:1])
-        self.meshes.require([(part, part.devices) for part in wanted])
+            required = tuple(part for size in sizes for part in self.parts(size) or self.choice.of(size)[:1])
+        self.meshes.require([(part, part.devices) for part in required])
 
     def meshes_on(self, part: Cluster) -> tuple[Mesh, ...]:
         """The meshes of all devices of a part that are searched; none where it has none of those given."""
@@ -93,7 +93,7 @@ class GraphCurves:
         used = {node.device_class for node in part.nodes}
         return min(part.classes[name].memory_bytes for name in used) * (1.0 - self._margin)
 
-    def laid_out(self, part: Cluster) -> list[LaidOut]:
+    def laid_out(self, part: Cluster) -> list[LayoutSpace]:
         """All layouts on each mesh of a part."""
         return [layout_chain(self.graph, part, self.training, mesh) for mesh in self.meshes_on(part)]
 
@@ -107,7 +107,7 @@ class GraphCurves:
         laid = self.laid_out(part)
         limit_bytes = self.limit_bytes(part)
         chains = [each.chain for each in laid]
-        found = tracked(chains, epsilon=epsilon, most_labels=MOST_LABELS, most_bytes=limit_bytes)
+        found = pareto_search(chains, epsilon=epsilon, most_labels=MOST_LABELS, most_bytes=limit_bytes)
         rows = list(range(len(found.points)))
         every = [
             Point(
@@ -138,11 +138,11 @@ class GraphCurves:
             return ()
         mesh = tier_mesh(part, part.devices)
         found = []
-        for name, customary in (("data parallel", data_parallel), ("Megatron", megatron)):
-            layout = customary(self.graph, mesh.ranks)
+        for name, reference_layout in (("data parallel", data_parallel), ("Megatron", megatron)):
+            layout = reference_layout(self.graph, mesh.ranks)
             if layout is None:
                 continue
-            price = price_layout(self.graph, part, self.training, mesh, layout)
+            price = estimate_layout(self.graph, part, self.training, mesh, layout)
             point = Point(
                 time_s=price.time_s,
                 memory_bytes=price.memory_bytes,
@@ -170,7 +170,7 @@ class GraphCurves:
         return curve.smallest if isinstance(curve, GraphCurve) else None
 
 
-def layouts_on_all(laid: Sequence[LaidOut]) -> Mapping[str, int]:
+def layouts_on_all(laid: Sequence[LayoutSpace]) -> Mapping[str, int]:
     """How many layouts each operator has on several meshes."""
     total: Counter[str] = Counter()
     for each in laid:
@@ -178,10 +178,12 @@ def layouts_on_all(laid: Sequence[LaidOut]) -> Mapping[str, int]:
     return dict(total)
 
 
-def _layouts(laid: Sequence[LaidOut], found: Tracked, rows: Sequence[int]) -> list[GraphLayout]:
+def _layouts(
+    laid: Sequence[LayoutSpace], found: ParetoSearchResult, rows: Sequence[int]
+) -> list[GraphLayout]:
     """The layouts of some points, in their order."""
-    told: dict[int, GraphLayout] = {}
+    by_row: dict[int, GraphLayout] = {}
     for mesh, own in enumerate(laid):
         ours = [row for row in rows if found.solutions[row][0] == mesh]
-        told |= zip(ours, own.layouts([found.solutions[row][1] for row in ours]), strict=True)
-    return [told[row] for row in rows]
+        by_row |= zip(ours, own.layouts([found.solutions[row][1] for row in ours]), strict=True)
+    return [by_row[row] for row in rows]

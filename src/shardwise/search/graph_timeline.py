@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from math import isclose
 
-from shardwise.cost import Charge, LayoutPrice, Training, price_layout, price_pipeline
+from shardwise.cost import Charge, LayoutEstimate, Training, estimate_layout, estimate_pipeline
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, StagedLayout, block_labels, operator_label
 from shardwise.plan import GraphPlan
@@ -47,7 +47,7 @@ class GraphTimeline:
 
     schedule: Schedule
     timeline: Timeline
-    stages: tuple[LayoutPrice, ...]
+    stages: tuple[LayoutEstimate, ...]
 
 
 def graph_timeline(plan: GraphPlan) -> GraphTimeline:
@@ -57,15 +57,15 @@ def graph_timeline(plan: GraphPlan) -> GraphTimeline:
     """
     training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
     given = (plan.graph, plan.cluster, training, plan.mesh)
-    stages: tuple[LayoutPrice, ...]
+    stages: tuple[LayoutEstimate, ...]
     hops_s: tuple[float, ...] = ()
     name = SCHEDULE
     if isinstance(plan.layout, StagedLayout):
-        pipeline = price_pipeline(*given, plan.layout)
+        pipeline = estimate_pipeline(*given, plan.layout)
         stages, hops_s, step_s = pipeline.stages, pipeline.hops_s, pipeline.time_s
         name = plan.layout.schedule
     else:
-        price = price_layout(*given, plan.layout)
+        price = estimate_layout(*given, plan.layout)
         stages, step_s = (price,), price.time_s
     if not isclose(step_s, plan.step_time_s, rel_tol=1e-9):
         raise ConfigError(
@@ -127,7 +127,7 @@ def _pass_spans(labels: Sequence[str], action: Span, charges: Iterable[Charge]) 
             block_start_s = at_s
 
 
-def _end_spans(stage: int, price: LayoutPrice, at_s: float) -> Iterator[Span]:
+def _end_spans(stage: int, price: LayoutEstimate, at_s: float) -> Iterator[Span]:
     """What is left of the step of a stage whose last action ends at `at_s`, and the gradients that are summed
     beside that."""
     if price.hidden_s > 0.0:

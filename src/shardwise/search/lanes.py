@@ -18,23 +18,23 @@ from shardwise.errors import InternalError
 from shardwise.interrupts import without_interrupts
 
 Task = TypeVar("Task")
-Answer = TypeVar("Answer")
+TaskResult = TypeVar("TaskResult")
 
 
-class Lanes(Generic[Task, Answer]):
+class SearchWorkers(Generic[Task, TaskResult]):
     """`workers` processes that answer tasks by `work`; with one, this process does it itself.
 
     Used as a context: leaving it ends the processes. `cpu_s` is the processor time they took.
     """
 
-    def __init__(self, workers: int, work: Callable[[Task], Answer]) -> None:
+    def __init__(self, workers: int, work: Callable[[Task], TaskResult]) -> None:
         self._work, self._count = work, workers
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
-        self._homes: dict[int, int] = {}
+        self._worker_of: dict[int, int] = {}
         self.cpu_s = 0.0
 
-    def __enter__(self) -> Lanes[Task, Answer]:
+    def __enter__(self) -> SearchWorkers[Task, TaskResult]:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -59,25 +59,25 @@ class Lanes(Generic[Task, Answer]):
                 self._processes.append(process)
                 self._pipes.append(ours)
 
-    def answers(self, tasks: Sequence[Task]) -> list[Answer]:
+    def results(self, tasks: Sequence[Task]) -> list[TaskResult]:
         """The answer to each task. Raises InternalError if a process dies, or what its work raised."""
         if self._count == 1 or len(tasks) == 1:
             return [self._work(task) for task in tasks]
         if not self._processes:
             self._start()
-        answers: dict[int, Answer] = {}
+        results: dict[int, TaskResult] = {}
         waiting = list(enumerate(tasks))
         busy: dict[Connection, int] = {}
         while waiting or busy:
             for pipe in self._pipes:
                 if waiting and pipe not in busy:
-                    busy[pipe] = self._hand_out(pipe, *waiting.pop(0))
+                    busy[pipe] = self._send(pipe, *waiting.pop(0))
             ready = multiprocessing.connection.wait(list(busy))
             for pipe in [pipe for pipe in busy if pipe in ready]:
-                answers[busy.pop(pipe)] = self._received(pipe)
-        return [answers[index] for index in range(len(tasks))]
+                results[busy.pop(pipe)] = self._receive(pipe)
+        return [results[index] for index in range(len(tasks))]
 
-    def answers_at(self, homes: Sequence[int], tasks: Sequence[Task]) -> list[Answer]:
+    def results_at(self, affinities: Sequence[int], tasks: Sequence[Task]) -> list[TaskResult]:
         """The same where a task needs what those before it with the same home left behind: each home is in
         one process, which begins as a copy of this one; where the system makes no copies, this process does
         all. Homes are told apart by their numbers."""
@@ -85,41 +85,41 @@ class Lanes(Generic[Task, Answer]):
             return [self._work(task) for task in tasks]
         if not self._processes:
             self._start()
-        for home in homes:
-            self._homes.setdefault(home, len(self._homes) % self._count)
-        pipes = [self._pipes[self._homes[home]] for home in homes]
-        answers: dict[int, Answer] = {}
+        for affinity in affinities:
+            self._worker_of.setdefault(affinity, len(self._worker_of) % self._count)
+        pipes = [self._pipes[self._worker_of[affinity]] for affinity in affinities]
+        results: dict[int, TaskResult] = {}
         waiting = list(range(len(tasks)))
         busy: dict[Connection, int] = {}
         while waiting or busy:
             for index in list(waiting):
                 if pipes[index] not in busy:
                     waiting.remove(index)
-                    busy[pipes[index]] = self._hand_out(pipes[index], index, tasks[index])
+                    busy[pipes[index]] = self._send(pipes[index], index, tasks[index])
             for pipe in multiprocessing.connection.wait(list(busy)):
                 if isinstance(pipe, Connection):
-                    answers[busy.pop(pipe)] = self._received(pipe)
-        return [answers[index] for index in range(len(tasks))]
+                    results[busy.pop(pipe)] = self._receive(pipe)
+        return [results[index] for index in range(len(tasks))]
 
-    def _hand_out(self, pipe: Connection, index: int, task: Task) -> int:
+    def _send(self, pipe: Connection, index: int, task: Task) -> int:
         try:
             pipe.send(task)
         except OSError:
-            raise self._died(pipe) from None
+            raise self._worker_died(pipe) from None
         return index
 
-    def _received(self, pipe: Connection) -> Answer:
+    def _receive(self, pipe: Connection) -> TaskResult:
         try:
             answer, error, cpu_s = pipe.recv()
         except (EOFError, OSError):
-            raise self._died(pipe) from None
+            raise self._worker_died(pipe) from None
         self.cpu_s += cpu_s
         if error is not None:
             raise error
-        result: Answer = answer
+        result: TaskResult = answer
         return result
 
-    def _died(self, pipe: Connection) -> InternalError:
+    def _worker_died(self, pipe: Connection) -> InternalError:
         process = self._processes[self._pipes.index(pipe)]
         process.join(timeout=1.0)
         return InternalError(

@@ -8,17 +8,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.cost import Grids, Problem, around_s, block_of, end_s, peaks_of, price_peaks
+from shardwise.cost import (
+    Grids,
+    Problem,
+    costs_of_peak_stages,
+    end_s,
+    outside_schedule_s,
+    peaks_of,
+    subproblem_of,
+)
 from shardwise.search.cells import NO_SPLIT
-from shardwise.search.evaluate import drained_s, microbatches_of, step_times_s
+from shardwise.search.evaluate import microbatches_of, pipeline_makespan_s, step_times_s
 from shardwise.search.fates import SIMULATED
 from shardwise.search.goals import Goal
-from shardwise.search.rows import Rows
-from shardwise.search.sift import LESS, Sift
+from shardwise.search.rows import SearchNodes
+from shardwise.search.sift import ROUNDING_SLACK, Pruner
 from shardwise.search.space import Space, expanded
 from shardwise.strategy import HOST_MEMORY, MEMORY, StrategyTable
 
-FIRST_ROUND, LARGEST_ROUND = 192, 1 << 14
+FIRST_NODES, MOST_NODES = 192, 1 << 14
 """Rows whose states are listed first and at most; every further round takes four times as many."""
 
 FIRST_LEAVES = 16
@@ -40,104 +48,112 @@ class Leaves:
         space: Space,
         goal: Goal,
         grids: Grids,
-        sift: Sift,
+        pruner: Pruner,
         weights: NDArray[np.int64],
         check: Callable[[], None],
     ) -> None:
-        self._problem, self._space, self._goal, self._sift = problem, space, goal, sift
+        self._problem, self._space, self._goal, self._pruner = problem, space, goal, pruner
         self._weights, self._grids, self._check = weights, grids, check
 
-    def evaluate(self, rows: Rows) -> None:
+    def evaluate(self, rows: SearchNodes) -> None:
         """Takes rows by increasing bound, a round at a time, lists their optimizer states and evaluates what
         fits and may matter."""
-        order, size = self._goal.order(rows.bound_s, rows.device_bytes), FIRST_ROUND
+        order, size = self._goal.order(rows.lower_bound_s, rows.device_bytes), FIRST_NODES
         while len(order):
             self._check()
             count = self._round_size(rows, order, size)
             self._evaluate_round(rows.take(order[:count]))
-            order, size = order[count:], min(4 * size, LARGEST_ROUND)
-            if not self._sift.is_exhaustive and len(order):
-                open_rows = self._sift.open("layers", rows.bound_s[order], rows.device_bytes[order])
-                lost = rows.take(order[~open_rows])
-                self._sift.cut("layers", lost.of_grid, lost.candidates)
-                order = order[open_rows]
+            order, size = order[count:], min(4 * size, MOST_NODES)
+            if not self._pruner.is_exhaustive and len(order):
+                may_improve_rows = self._pruner.may_improve(
+                    "layers", rows.lower_bound_s[order], rows.device_bytes[order]
+                )
+                lost = rows.take(order[~may_improve_rows])
+                self._pruner.prune("layers", lost.of_grid, lost.candidates)
+                order = order[may_improve_rows]
 
-    def _round_size(self, rows: Rows, order: Any, size: int) -> int:
+    def _round_size(self, rows: SearchNodes, order: Any, size: int) -> int:
         """Rows of the next round: `size`, or fewer where their tables are large."""
         few = rows.table.take(order[: 1 << 14])
         pairs = np.cumsum(few.pp * few.vpp * microbatches_of(self._problem, few))
         fitting = int(np.searchsorted(pairs, ACTIONS_PER_ROUND, side="right"))
-        return max(fitting if self._sift.is_exhaustive else min(size, fitting), 1)
+        return max(fitting if self._pruner.is_exhaustive else min(size, fitting), 1)
 
-    def _evaluate_round(self, rows: Rows) -> None:
+    def _evaluate_round(self, rows: SearchNodes) -> None:
         """Evaluates first what the states do not change, then the strategies that are left.
 
         Memory falls with the degree of the optimizer's states, so a row stands at its least.
         """
         problem = self._problem
-        known = self._sift.open_of_kind(rows.table, rows.bound_s, LESS * rows.device_bytes)
-        rows = self._sift.opened(rows, "layers", known)
+        known = self._pruner.may_improve_kind(
+            rows.table, rows.lower_bound_s, ROUNDING_SLACK * rows.device_bytes
+        )
+        rows = self._pruner.pruned_to(rows, "layers", known)
         if not len(rows):
             return
         grids = self._grids
-        least = peaks_of(problem, rows.table, price_peaks(problem, rows.table, grids.prices_of(rows.of_grid)))
-        hosted = self._sift.hosted(least.host_bytes)
-        fits = self._sift.fits(least.device_bytes)
-        lost = rows.take(fits & ~hosted)
-        self._sift.add(HOST_MEMORY, lost.of_grid, lost.candidates)
-        rows, device_bytes = rows.take(hosted | ~fits), least.device_bytes[hosted | ~fits]
-        rows = self._sift.sifted(rows, "layers", rows.bound_s, device_bytes)
+        least = peaks_of(
+            problem, rows.table, costs_of_peak_stages(problem, rows.table, grids.costs_of(rows.of_grid))
+        )
+        fits_host = self._pruner.fits_host(least.host_bytes)
+        fits = self._pruner.fits(least.device_bytes)
+        lost = rows.take(fits & ~fits_host)
+        self._pruner.add(HOST_MEMORY, lost.of_grid, lost.candidates)
+        rows, device_bytes = rows.take(fits_host | ~fits), least.device_bytes[fits_host | ~fits]
+        rows = self._pruner.pruned(rows, "layers", rows.lower_bound_s, device_bytes)
         if len(rows):
             self._evaluate_states(rows)
 
-    def _evaluate_states(self, rows: Rows) -> None:
+    def _evaluate_states(self, rows: SearchNodes) -> None:
         """Lists the optimizer states of rows, prices what they change, and evaluates the schedules of the
         rows that may still matter."""
         problem, space = self._problem, self._space
         keys = [rows.table.dp * rows.table.cp, rows.table.param_shard, rows.table.grad_shard]
         parent, table = expanded(rows.table, keys, space.states)
         of_grid, weights = rows.of_grid[parent], self._weights[rows.of_grid[parent]]
-        price = price_peaks(problem, table, self._grids.prices_of(of_grid))
+        price = costs_of_peak_stages(problem, table, self._grids.costs_of(of_grid))
         peaks = peaks_of(problem, table, price)
         full = peaks.device_bytes > problem.usable_bytes
         host_full = ~full & (peaks.host_bytes > problem.host_bytes_per_device)
-        self._sift.add(MEMORY, of_grid[full], weights[full])
-        self._sift.add(HOST_MEMORY, of_grid[host_full], weights[host_full])
+        self._pruner.add(MEMORY, of_grid[full], weights[full])
+        self._pruner.add(HOST_MEMORY, of_grid[host_full], weights[host_full])
         fits = np.flatnonzero(~(full | host_full))
         if not len(fits):
             return
         parent, table, device_bytes = parent[fits], table.take(fits), peaks.device_bytes[fits]
-        around = around_s(problem, table, price.rows(fits))
-        matters = self._sift.open_of_kind(table, self._drained_least_s(rows)[parent] + around, device_bytes)
-        self._sift.cut("states", of_grid[fits[~matters]], weights[fits[~matters]])
+        outside_s = outside_schedule_s(problem, table, price.rows(fits))
+        matters = self._pruner.may_improve_kind(
+            table, self._pipeline_bounds_s(rows)[parent] + outside_s, device_bytes
+        )
+        self._pruner.prune("states", of_grid[fits[~matters]], weights[fits[~matters]])
         if not matters.any():
             return
         fits, parent, table = fits[matters], parent[matters], table.take(matters)
         used, of_used = np.unique(parent, return_inverse=True)
         few = rows.take(used)
-        drained = drained_s(problem, few.table, self._grids.prices_of(few.of_grid))
-        least_s = drained[of_used] + around[matters]
+        makespans_s = pipeline_makespan_s(problem, few.table, self._grids.costs_of(few.of_grid))
+        least_s = makespans_s[of_used] + outside_s[matters]
         self._evaluate_leaves(table, of_grid[fits], least_s, device_bytes[matters])
 
-    def _drained_least_s(self, rows: Rows) -> NDArray[np.float64]:
+    def _pipeline_bounds_s(self, rows: SearchNodes) -> NDArray[np.float64]:
         """What the schedules of rows take at least, without what lies around them."""
-        block = block_of(self._problem, rows.table, NO_SPLIT)
+        block = subproblem_of(self._problem, rows.table, NO_SPLIT)
         totals = self._grids.totals_at(rows.of_grid)
-        return np.asarray(rows.bound_s - end_s(self._problem, block, totals))
+        return np.asarray(rows.lower_bound_s - end_s(self._problem, block, totals))
 
     def _evaluate_leaves(self, table: StrategyTable, of_grid: Any, least_s: Any, device_bytes: Any) -> None:
         """Evaluates strategies by increasing bound, a few at a time, until none that is left may matter."""
         order, size = self._goal.order(least_s, device_bytes), FIRST_LEAVES
         weights = self._weights[of_grid]
         while len(order):
-            matters = self._sift.open_of_kind(table.take(order), least_s[order], device_bytes[order])
+            matters = self._pruner.may_improve_kind(table.take(order), least_s[order], device_bytes[order])
             lost, order = order[~matters], order[matters]
-            self._sift.cut("states", of_grid[lost], weights[lost])
+            self._pruner.prune("states", of_grid[lost], weights[lost])
             few, order = order[:size], order[size:]
             if len(few):
                 rows = table.take(few)
-                grids = self._grids.prices_of(of_grid[few])
+                grids = self._grids.costs_of(of_grid[few])
                 self._goal.offer(rows, step_times_s(self._problem, rows, grids), device_bytes[few])
-                self._sift.add(SIMULATED, of_grid[few], np.ones(len(few), dtype=np.int64))
-                self._sift.cut("states", of_grid[few], weights[few] - 1)
-            size = 2 * size if not self._sift.is_exhaustive else len(order)
+                self._pruner.add(SIMULATED, of_grid[few], np.ones(len(few), dtype=np.int64))
+                self._pruner.prune("states", of_grid[few], weights[few] - 1)
+            size = 2 * size if not self._pruner.is_exhaustive else len(order)

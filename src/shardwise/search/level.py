@@ -9,77 +9,79 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.cost import Block, Grids, Problem, Split, block_of, known_split
-from shardwise.search.cells import BLOCK_FIELDS, asked_once, legal_cells
+from shardwise.cost import Grids, Problem, Split, Subproblem, known_split, subproblem_of
+from shardwise.search.cells import BLOCK_FIELDS, legal_pairs, map_distinct
 from shardwise.search.evaluate import microbatches_of
 from shardwise.search.goals import Goal
-from shardwise.search.narrow import Narrowing
-from shardwise.search.rows import Rows
-from shardwise.search.sift import Sift
+from shardwise.search.narrow import BoundTightening
+from shardwise.search.rows import SearchNodes
+from shardwise.search.sift import Pruner
 from shardwise.search.space import FULL, Space
 from shardwise.search.variants import Variants
 from shardwise.strategy import StrategyTable
 
 
 @dataclass(frozen=True)
-class Level:
+class Branching:
     """Some levels of the tree below some grids; `weights` says how many grids each of them stands for."""
 
     problem: Problem
     space: Space
     goal: Goal
     grids: Grids
-    sift: Sift
+    pruner: Pruner
     weights: NDArray[np.int64]
 
     @cached_property
-    def narrowing(self) -> Narrowing:
+    def tightening(self) -> BoundTightening:
         """What narrows the rows of these grids."""
-        return Narrowing(self.problem, self.space, self.grids, self.goal, self.sift)
+        return BoundTightening(self.problem, self.space, self.grids, self.goal, self.pruner)
 
-    def block(self, rows: Rows, split: Split) -> Block:
+    def block(self, nodes: SearchNodes, split: Split) -> Subproblem:
         """The blocks of rows, with these splits."""
-        return block_of(self.problem, rows.table, split)
+        return subproblem_of(self.problem, nodes.table, split)
 
     def variants(self, pp: int) -> Variants:
         """Schedules of a pipeline of so many ranks that has enough layers for them."""
         variants = self.space.variants(pp)
         return variants.take(pp * variants.vpp <= self.space.layers)
 
-    def candidates_with(self, rows: Rows, pp: int, variants: Variants) -> NDArray[np.int64]:
+    def candidates_with(self, nodes: SearchNodes, pp: int, variants: Variants) -> NDArray[np.int64]:
         """Candidates below each row (down), of all schedules, with each of some (across): none where it is
         illegal."""
-        table, m = rows.table, microbatches_of(self.problem, rows.table)
-        legal = asked_once(self.space.count_legal, table.pp, m, table.recompute)
-        return self.shared_out(rows, pp, variants, legal)
+        table, m = nodes.table, microbatches_of(self.problem, nodes.table)
+        legal = map_distinct(self.space.count_legal, table.pp, m, table.recompute)
+        return self.candidates_by_variant(nodes, pp, variants, legal)
 
-    def shared_out(self, rows: Rows, pp: int, variants: Variants, legal: Any) -> NDArray[np.int64]:
+    def candidates_by_variant(
+        self, nodes: SearchNodes, pp: int, variants: Variants, legal: Any
+    ) -> NDArray[np.int64]:
         """The same where `legal` schedules, splits and recomputed layers lie below each row."""
-        space, m = self.space, microbatches_of(self.problem, rows.table)
+        space, m = self.space, microbatches_of(self.problem, nodes.table)
         stages = (pp * variants.vpp).tolist()
         below = np.array([[space.count_splits(n, kind) for n in stages] for kind in range(FULL + 1)])
-        per_split = rows.candidates // np.maximum(legal, 1)
+        per_split = nodes.candidates // np.maximum(legal, 1)
         return np.where(
-            legal_cells(space, pp, m, variants), below[rows.table.recompute] * per_split[:, None], 0
+            legal_pairs(space, pp, m, variants), below[nodes.table.recompute] * per_split[:, None], 0
         )
 
-    def spread(self, rows: Rows, split: Split, **changes: Any) -> Block:
+    def as_column(self, nodes: SearchNodes, split: Split, **changes: Any) -> Subproblem:
         """The blocks of rows, down, to be combined with options, across."""
-        block = self.block(rows, split)
+        block = self.block(nodes, split)
         down = {name: getattr(block, name)[:, None] for name in BLOCK_FIELDS}
         return replace(block, split=split, **(down | changes))
 
-    def open_options(
-        self, rows: Rows, time_s: Any, device_bytes: Any, candidates: NDArray[np.int64], level: str
+    def improving_options(
+        self, nodes: SearchNodes, time_s: Any, device_bytes: Any, candidates: NDArray[np.int64], level: str
     ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Row and option of the combinations that may matter; the others are counted. Combinations without
         candidates are none."""
-        keep = self.sift.open(level, time_s, device_bytes)
-        self.sift.cut(level, rows.of_grid, np.where(keep, 0, candidates).sum(axis=1))
+        keep = self.pruner.may_improve(level, time_s, device_bytes)
+        self.pruner.prune(level, nodes.of_grid, np.where(keep, 0, candidates).sum(axis=1))
         row, option = np.nonzero(keep & (candidates > 0))
         return row, option
 
-    def fewest_on(self, stages: int, recompute: int) -> int:
+    def fewest_recompute_layers(self, stages: int, recompute: int) -> int:
         """Layers of a stage that are recomputed at least over so many stages, whatever the split."""
         space = self.space
         if space.is_core and recompute == FULL:

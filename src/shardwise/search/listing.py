@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from shardwise.cost import (
     Problem,
     alike_grids,
-    least_compute_of_any_micro_batch_s,
-    least_of_any_micro_batch_s,
+    any_micro_batch_compute_bound_s,
+    any_micro_batch_lower_bound_s,
 )
-from shardwise.search.census import Census
-from shardwise.search.fates import Ledger
+from shardwise.search.census import CandidateCounts
+from shardwise.search.fates import CandidateLedger
 from shardwise.search.goals import Goal
 from shardwise.search.space import Degrees, Space, expanded
 from shardwise.strategy import StrategyTable
@@ -26,39 +26,39 @@ Bound = Callable[[Problem, StrategyTable], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
+class RootNodes:
     """Legal grids, one for all that are alike, in the order of their bounds: how many are alike, and the
     candidates below them all."""
 
     table: StrategyTable
     weights: NDArray[np.int64]
-    bound_s: NDArray[np.float64]
+    lower_bound_s: NDArray[np.float64]
     candidates: NDArray[np.int64]
 
     @staticmethod
-    def joined(parts: Sequence[Listing]) -> Listing:
+    def joined(parts: Sequence[RootNodes]) -> RootNodes:
         """The grids of all parts, in the order of their bounds."""
-        bound_s = np.concatenate([part.bound_s for part in parts])
-        whole = Listing(
+        lower_bound_s = np.concatenate([part.lower_bound_s for part in parts])
+        whole = RootNodes(
             table=StrategyTable.joined([part.table for part in parts]),
             weights=np.concatenate([part.weights for part in parts]),
-            bound_s=bound_s,
+            lower_bound_s=lower_bound_s,
             candidates=np.concatenate([part.candidates for part in parts]),
         )
-        return whole.take(np.argsort(bound_s, kind="stable"))
+        return whole.take(np.argsort(lower_bound_s, kind="stable"))
 
-    def take(self, rows: Any) -> Listing:
+    def take(self, rows: Any) -> RootNodes:
         """These grids."""
-        return Listing(
+        return RootNodes(
             table=self.table.take(rows),
             weights=self.weights[rows],
-            bound_s=self.bound_s[rows],
+            lower_bound_s=self.lower_bound_s[rows],
             candidates=self.candidates[rows],
         )
 
-    def opened(self, goal: Goal, ledger: Ledger) -> Listing:
+    def pruned(self, goal: Goal, ledger: CandidateLedger) -> RootNodes:
         """The grids that may still matter; the others are cut."""
-        keep = goal.may_matter(self.bound_s)
+        keep = goal.may_improve(self.lower_bound_s)
         ledger.add_below("cut_degrees", self.table, ~keep, self.candidates[~keep])
         return self.take(keep)
 
@@ -68,59 +68,67 @@ class Listing:
         return table, self.weights[parent]
 
 
-def listed(
+def list_roots(
     problem: Problem,
     space: Space,
     degrees: Sequence[Degrees],
     goal: Goal,
     *,
-    folds: bool,
-    cuts: bool = True,
+    merges_symmetric: bool,
+    prunes: bool = True,
     most: int | None = None,
-) -> tuple[Listing, Ledger]:
-    """The legal grids with these degrees that may matter to the goal (all legal ones without `cuts`; those
+) -> tuple[RootNodes, CandidateLedger]:
+    """The legal grids with these degrees that may matter to the goal (all legal ones without `prunes`; those
     with the least bounds where no more than `most` are wanted), and what became of the others.
 
-    With `folds`, grids that cost the same are one. Candidates whose schedule is illegal are rejected here
-    too. Grids are cut by their computation first, which is soon known: few are left to be told apart.
-    """
-    shapes, ledger = space.shapes(degrees), Ledger()
-    census = Census(problem.limits, space, shapes)
-    census.reject(ledger)
-    shapes, candidates = shapes.take(census.legal), census.candidates
-    bound_s = _bound_s(problem, space, shapes, least_compute_of_any_micro_batch_s)
-    if cuts:
-        keep = goal.may_matter(bound_s)
-        ledger.add_below("cut_degrees", shapes, ~keep, (census.orders * candidates)[~keep])
-        shapes, candidates, bound_s = shapes.take(keep), candidates[keep], bound_s[keep]
+    With `merges_symmetric`, grids that cost the same are one. Candidates whose schedule is illegal are
+    rejected here too. Grids are cut by their computation first, which is soon known: few are left to be told
+    apart."""
+    shapes, ledger = space.shapes(degrees), CandidateLedger()
+    counts = CandidateCounts(problem.limits, space, shapes)
+    counts.reject(ledger)
+    shapes, candidates = shapes.take(counts.legal), counts.candidates
+    lower_bound_s = _lower_bounds_s(problem, space, shapes, any_micro_batch_compute_bound_s)
+    if prunes:
+        keep = goal.may_improve(lower_bound_s)
+        ledger.add_below("cut_degrees", shapes, ~keep, (counts.orders * candidates)[~keep])
+        shapes, candidates, lower_bound_s = shapes.take(keep), candidates[keep], lower_bound_s[keep]
     shape, table = space.with_orders(shapes)
     weights = np.ones(len(table), dtype=np.int64)
-    grids = Listing(table=table, weights=weights, bound_s=bound_s[shape], candidates=candidates[shape])
-    if folds and len(grids.table):
+    grids = RootNodes(
+        table=table, weights=weights, lower_bound_s=lower_bound_s[shape], candidates=candidates[shape]
+    )
+    if merges_symmetric and len(grids.table):
         rows, alike = alike_grids(problem, grids.table)
         weights = np.bincount(alike).astype(np.int64)
         grids = grids.take(rows)
         grids = replace(grids, weights=weights, candidates=grids.candidates * weights)
     grids = _bounded(problem, space, grids, goal, len(grids.table) if most is None else most)
-    return (grids.opened(goal, ledger) if cuts else grids), ledger
+    return (grids.pruned(goal, ledger) if prunes else grids), ledger
 
 
-def _bounded(problem: Problem, space: Space, grids: Listing, goal: Goal, most: int) -> Listing:
+def _bounded(problem: Problem, space: Space, grids: RootNodes, goal: Goal, most: int) -> RootNodes:
     """The `most` grids with the least bounds, with communication where they may matter.
 
     Bounds without communication are lower: what exceeds the `most`-th best by these alone is not among them.
     """
-    bound_s = grids.bound_s.copy()
-    matters = np.flatnonzero(goal.may_matter(bound_s))
-    first, rest = np.split(matters[np.argsort(bound_s[matters], kind="stable")], [most])
+    lower_bound_s = grids.lower_bound_s.copy()
+    matters = np.flatnonzero(goal.may_improve(lower_bound_s))
+    first, rest = np.split(matters[np.argsort(lower_bound_s[matters], kind="stable")], [most])
     for rows in (first, rest):
-        near = rows if rows is first else rows[bound_s[rows] <= bound_s[first].max(initial=0.0)]
-        bound_s[near] = _bound_s(problem, space, grids.table.take(near), least_of_any_micro_batch_s)
-    order = np.argsort(bound_s, kind="stable")[:most]
-    return replace(grids, bound_s=bound_s).take(np.sort(order))
+        contenders = (
+            rows if rows is first else rows[lower_bound_s[rows] <= lower_bound_s[first].max(initial=0.0)]
+        )
+        lower_bound_s[contenders] = _lower_bounds_s(
+            problem, space, grids.table.take(contenders), any_micro_batch_lower_bound_s
+        )
+    order = np.argsort(lower_bound_s, kind="stable")[:most]
+    return replace(grids, lower_bound_s=lower_bound_s).take(np.sort(order))
 
 
-def _bound_s(problem: Problem, space: Space, table: StrategyTable, least_s: Bound) -> NDArray[np.float64]:
+def _lower_bounds_s(
+    problem: Problem, space: Space, table: StrategyTable, least_s: Bound
+) -> NDArray[np.float64]:
     """Seconds that everything on a grid takes at least, whatever its micro-batch size."""
     dps, of_dp = np.unique(table.dp, return_inverse=True)
     most = [space.micro_batch_sizes(int(dp))["micro_batch_size"].max(initial=1) for dp in dps]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from shardwise.cluster import Cluster, Mesh, meshes_of, tier_mesh
 from shardwise.errors import ConfigError
-from shardwise.inputs import shown
+from shardwise.inputs import short_repr
 
-KEY = "--meshes"
+MESHES_OPTION = "--meshes"
 
-MOST_TOLD = 12
+MOST_SHOWN = 12
 """Meshes and device counts that an error names at most."""
 
 
@@ -34,7 +34,7 @@ class MeshChoice:
         side. ConfigError where one is named twice."""
         names = self.names
         if len(set(names)) < len(names):
-            raise ConfigError("names a mesh twice", key=KEY, found=shown(self.text))
+            raise ConfigError("names a mesh twice", key=MESHES_OPTION, found=short_repr(self.text))
         if self.text == "tiers":
             return (tier_mesh(cluster, devices),)
         if self.text == "all":
@@ -62,11 +62,12 @@ def _no_mesh(text: str, parts: Sequence[tuple[Cluster, int]]) -> ConfigError:
     """What is no mesh of any of these parts."""
     names = {mesh.name: None for cluster, devices in parts for mesh in _every(cluster, devices)}
     counts = [str(devices) for _, devices in parts]
-    some = counts if len(counts) <= MOST_TOLD else [*counts[: MOST_TOLD - 1], "...", counts[-1]]
-    told = [*names] if len(names) <= MOST_TOLD else [*[*names][:MOST_TOLD], "..."]
+    some = counts if len(counts) <= MOST_SHOWN else [*counts[: MOST_SHOWN - 1], "...", counts[-1]]
+    shown_names = [*names] if len(names) <= MOST_SHOWN else [*[*names][:MOST_SHOWN], "..."]
     return ConfigError(
-        f"is no mesh of {', '.join(some)} devices whose axes follow the tiers", key=KEY, found=shown(text),
-        allowed=", ".join(("tiers", "all", *told)),
+        f"is no mesh of {', '.join(some)} devices whose axes follow the tiers", key=MESHES_OPTION,
+        found=short_repr(text),
+        allowed=", ".join(("tiers", "all", *shown_names)),
     )  # fmt: skip
 
 

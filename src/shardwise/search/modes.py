@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from shardwise.frontier import reduce
+from shardwise.frontier import non_dominated
 from shardwise.search.curves import Curve, CurveSource, Point
 from shardwise.search.drive import Progress
 from shardwise.ties import ties_of_least
@@ -38,7 +38,7 @@ def curves_for(
     if uses_any_part(mode, sizes):
         source.require(None)
         return [source.curve(part, epsilon=epsilon, progress=progress) for part in source.parts(None)]
-    ends_early = mode == "devices" and sizes is None
+    stops_early = mode == "devices" and sizes is None
     if sizes is None:
         sizes = source.sizes if mode == "devices" else doubled(source.sizes, source.cluster.devices)
     sizes = sizes or (source.cluster.devices,)
@@ -48,7 +48,7 @@ def curves_for(
         found = [source.curve(part, epsilon=epsilon, progress=progress) for part in source.parts(devices)]
         curves += found
         points = [point for curve in found for point in curve.points]
-        if ends_early and chosen(points, mode=mode, limit_bytes=limit_bytes) is not None:
+        if stops_early and chosen(points, mode=mode, limit_bytes=limit_bytes) is not None:
             break
     return curves
 
@@ -79,8 +79,8 @@ def points_of(
     costs = [point.cost_usd if weighs_cost else 0.0 for point in points]
     counts = [0 if weighs_cost or any_part else point.devices for point in points]
     figures = [(point.time_s, point.memory_bytes, cost) for point, cost in zip(points, costs, strict=True)]
-    kept = reduce(np.array(figures), cells=np.array(counts, dtype=np.intp))
-    return tuple(points[place] for place in (kept if any_part else sorted(kept.tolist())))
+    best = non_dominated(np.array(figures), groups=np.array(counts, dtype=np.intp))
+    return tuple(points[place] for place in (best if any_part else sorted(best.tolist())))
 
 
 def chosen(points: Sequence[Point[LayoutT]], *, mode: str, limit_bytes: float) -> Point[LayoutT] | None:

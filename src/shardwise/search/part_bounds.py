@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.cost import Problem, least_compute_of_any_micro_batch_s
+from shardwise.cost import Problem, any_micro_batch_compute_bound_s
 from shardwise.search.space import Degrees, Space, divisors
 from shardwise.strategy import CP_KINDS, GRID_RULES, Limits, StrategyTable, first_broken
 
@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class DeviceWork:
     """Device-seconds of a step, at least, by tp * cp; and the host's seconds on top of their share."""
 
     by_width: Mapping[int, float]
@@ -39,7 +39,7 @@ class DegreeBounds:
     def __init__(self, space: Space, limits: Limits, most: int) -> None:
         self._space, self._limits, self._most = space, limits, most
 
-    def work(self, problem: Problem) -> Work:
+    def work(self, problem: Problem) -> DeviceWork:
         """What a step takes of the devices of `problem`.
 
         A sample takes least in the largest micro-batch: that of the whole batch on one replica. Its
@@ -47,14 +47,14 @@ class DegreeBounds:
         """
         table, host_s = self._shapes, problem.profile.host_step_s
         if not len(table):
-            return Work({}, host_s)
+            return DeviceWork({}, host_s)
         widths = np.asarray(table.tp * table.cp)
-        work = (least_compute_of_any_micro_batch_s(problem, table) - host_s) * widths
-        return Work(
+        work = (any_micro_batch_compute_bound_s(problem, table) - host_s) * widths
+        return DeviceWork(
             {width: float(work[widths == width].min()) for width in np.unique(widths).tolist()}, host_s
         )
 
-    def least_s(self, work: Work) -> Floats:
+    def least_s(self, work: DeviceWork) -> Floats:
         """Seconds of a step, at least, on as many devices as the index says; infinity where no degrees are
         legal, and at index 0."""
         found = np.full(self._most + 1, np.inf)
@@ -64,7 +64,7 @@ class DegreeBounds:
             found[counts] = np.minimum(found[counts], work.least_s(width, counts))
         return found
 
-    def degrees_below(self, work: Work, devices: int, below_s: float) -> list[Degrees]:
+    def degrees_below(self, work: DeviceWork, devices: int, below_s: float) -> list[Degrees]:
         """The legal degrees on so many devices whose bound is below `below_s`."""
         table = self._shapes
         pairs = dict.fromkeys(zip(table.tp.tolist(), table.cp.tolist(), strict=True))

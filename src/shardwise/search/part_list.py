@@ -10,11 +10,11 @@ from math import prod
 import numpy as np
 
 from shardwise.cluster import Parts, Selection
-from shardwise.search.part_bounds import DegreeBounds, Work
+from shardwise.search.part_bounds import DegreeBounds, DeviceWork
 from shardwise.search.question import Question
 from shardwise.search.space import Degrees
 
-MOST_POOLS = 8
+MOST_COMBINED_POOLS = 8
 """Pools of which every set is considered, at most: 255 sets."""
 
 MOST_COUNTS = 1 << 16
@@ -29,7 +29,7 @@ class BoundedPart:
     part: Selection
     devices: int
     usd_per_hour: float | None
-    work: Work
+    work: DeviceWork
     least_s: float
 
 
@@ -77,7 +77,7 @@ def listed_parts(question: Question, parts: Parts) -> PartList:
 
 def _sets_of_pools(pools: int) -> Iterator[tuple[int, ...]]:
     """Every set of pools, single ones first; where there are too many, single ones and all of them."""
-    sizes = range(1, pools + 1) if pools <= MOST_POOLS else (1, pools)
+    sizes = range(1, pools + 1) if pools <= MOST_COMBINED_POOLS else (1, pools)
     for size in sizes:
         yield from combinations(range(pools), size)
 

@@ -103,7 +103,7 @@ def binding_of(problem: Problem, best: Result, axes: tuple[Axis, ...]) -> Bindin
 def _axis(question: Question, problem: Problem, best: Result, field: str) -> Axis:
     found: dict[Value, Alternative] = {}
     changed = list(changes_of(question, best.strategy, field))
-    for alternative in _priced(question, problem, best, field, changed) if changed else []:
+    for alternative in _evaluated(question, problem, best, field, changed) if changed else []:
         known = found.get(alternative.value)
         if known is None or _rank(alternative) < _rank(known):
             found[alternative.value] = alternative
@@ -121,36 +121,36 @@ def _rank(alternative: Alternative) -> tuple[int, float]:
     return (2, 0.0) if alternative.slower is None else (1, alternative.lacking_bytes)
 
 
-def _priced(
+def _evaluated(
     question: Question, problem: Problem, best: Result, field: str, changed: list[Strategy]
 ) -> list[Alternative]:
     table = StrategyTable.of(changed)
     broken = first_broken(table, problem.limits, RULES)
-    beyond = np.zeros(len(table), dtype=bool)
+    excluded = np.zeros(len(table), dtype=bool)
     for limit in question.limits:
-        beyond |= limit.beyond(table)
-    priced = [
+        excluded |= limit.excluded(table)
+    evaluated = [
         Alternative(
             value=getattr(changed[row], field), strategy=changed[row],
             reason=RULES[broken[row]].code if broken[row] >= 0 else TARGET_LIMIT,
             lacking_bytes=0.0, slower=None, device_bytes=None,
         )
-        for row in np.flatnonzero((broken >= 0) | beyond).tolist()
+        for row in np.flatnonzero((broken >= 0) | excluded).tolist()
     ]  # fmt: skip
-    legal = np.flatnonzero((broken < 0) & ~beyond)
+    legal = np.flatnonzero((broken < 0) & ~excluded)
     if not len(legal):
-        return priced
+        return evaluated
     bounds, times_s = peaks_of(problem, table.take(legal)), step_times_s(problem, table.take(legal))
     for place, row in enumerate(legal.tolist()):
         device_bytes = float(bounds.device_bytes[place])
         device_lacks = device_bytes - problem.usable_bytes
         host_lacks = float(bounds.host_bytes[place]) - problem.host_bytes_per_device
         reason = MEMORY if device_lacks > 0.0 else HOST_MEMORY if host_lacks > 0.0 else None
-        priced.append(
+        evaluated.append(
             Alternative(
                 value=getattr(changed[row], field), strategy=changed[row], reason=reason,
                 lacking_bytes=max(device_lacks if reason == MEMORY else host_lacks, 0.0),
                 slower=float(times_s[place]) / best.step_time_s - 1.0, device_bytes=device_bytes,
             )
         )  # fmt: skip
-    return priced
+    return evaluated

@@ -23,13 +23,12 @@ class Question:
 
     `fixed` restricts fields (or the aliases zero_stage, dp_replicate, dp_shard) to one value, `axes` fields
     to some values. `objective` is one of OBJECTIVES; `memory`, `use_all` and `exhaustive` use all devices
-    (docs/space.md). `top` runners-up are wanted, and with `frontier` time against memory
-    too. With `exhaustive`, everything legal that fits is evaluated. `workers` processes search; `budget_s`
-    ends the search early, with the best so far. Up to `stage_dp` replicas, a power of two, share the rows of
-    a microbatch inside a stage of an uneven plan; a stage that lies on two pools splits microbatches of up to
-    `braid` rows. `fixed_by` names the options that fix a field where it is not `--fix`. Candidates beyond one
-    of `limits`, those of a target for the model, are rejected.
-    """
+    (docs/space.md). `top` runners-up are wanted, and with `frontier` time against memory too. With
+    `exhaustive`, everything legal that fits is evaluated. `workers` processes search; `budget_s` ends the
+    search early, with the best so far. Up to `stage_dp` replicas, a power of two, share the rows of a
+    microbatch inside a stage of an uneven plan; a stage that lies on two pools splits microbatches of up to
+    `mixed_stage_rows` rows. `fixed_by` names the options that fix a field where it is not `--fix`. Candidates
+    beyond one of `limits`, those of a target for the model, are rejected."""
 
     model: Model
     cluster: Cluster
@@ -45,7 +44,7 @@ class Question:
     workers: int = 1
     budget_s: float | None = None
     stage_dp: int = 1
-    braid: int = 1
+    mixed_stage_rows: int = 1
     fixed_by: Mapping[str, str] = field(default_factory=dict)
     limits: tuple[Limit, ...] = ()
 
@@ -68,8 +67,10 @@ class Question:
             raise ConfigError(
                 "is no power of two", key="stage_dp", found=str(self.stage_dp), allowed="1, 2, 4, ..."
             )
-        if self.braid < 1:
-            raise ConfigError("is too few", key="braid", found=str(self.braid), allowed="1 or more")
+        if self.mixed_stage_rows < 1:
+            raise ConfigError(
+                "is too few", key="braid", found=str(self.mixed_stage_rows), allowed="1 or more"
+            )
         for name, value in self.fixed.items():
             if name not in FIELDS and name not in ALIASES:
                 raise ConfigError("unknown field", key=f"fix.{name}", allowed=", ".join((*FIELDS, *ALIASES)))

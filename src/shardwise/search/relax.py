@@ -10,7 +10,7 @@ from shardwise.cluster import multiplied, part_of, part_sizes
 from shardwise.cost import Problem, peaks_of
 from shardwise.errors import Infeasible, InternalError
 from shardwise.plan import Result
-from shardwise.search.drive import Outcome
+from shardwise.search.drive import SearchResult
 from shardwise.search.emptiness import why_empty
 from shardwise.search.explain import result_of
 from shardwise.search.goals import Fastest, Goal, Smallest
@@ -20,9 +20,9 @@ from shardwise.ties import first_largest
 
 GIB = 2**30
 
-Searching = Callable[[Question, Problem, Goal], Outcome]
+SearchFunction = Callable[[Question, Problem, Goal], SearchResult]
 
-WANTED = 3
+MOST_RELAXATIONS = 3
 """Relaxations to name."""
 
 NEXT_SMALLER = 2
@@ -35,14 +35,16 @@ def legal_reason(problem: Problem, strategy: Strategy) -> tuple[str | None, str]
     if broken < 0:
         return None, ""
     rule = RULES[broken]
-    return rule.code, rule.broken_by(strategy, problem.limits)
+    return rule.code, rule.violation_text(strategy, problem.limits)
 
 
 class OutOfTime(Exception):
     """A search that had to be whole was ended by its budget, or not begun behind it."""
 
 
-def infeasible(question: Question, problem: Problem, outcome: Outcome, search: Searching) -> Infeasible:
+def infeasible(
+    question: Question, problem: Problem, outcome: SearchResult, search: SearchFunction
+) -> Infeasible:
     """The error that says what binds and what would help, as far as the searches for it go: `search` raises
     OutOfTime where no time is left for one."""
     rejected = outcome.ledger.rejected
@@ -54,7 +56,7 @@ def infeasible(question: Question, problem: Problem, outcome: Outcome, search: S
     return Infeasible(binding, reasons=rejected, relaxations=tuple(_relaxations(question, rejected, search)))
 
 
-def _binding(question: Question, problem: Problem, outcome: Outcome, search: Searching) -> str:
+def _binding(question: Question, problem: Problem, outcome: SearchResult, search: SearchFunction) -> str:
     rejected = outcome.ledger.rejected
     if not rejected:
         return why_empty(question)
@@ -64,7 +66,9 @@ def _binding(question: Question, problem: Problem, outcome: Outcome, search: Sea
         if most == TARGET_LIMIT:
             return f"nothing of this space is run by the target, which cannot say {share}; --target any can"
         (rule,) = (rule for rule in RULES if rule.code == most)
-        return f"no candidate is legal: {share} break {most} ({rule.text}; {rule.bounded_by(problem.limits)})"
+        return (
+            f"no candidate is legal: {share} break {most} ({rule.text}; {rule.limits_text(problem.limits)})"
+        )
     closest = _smallest(question, replace(problem, capacity_bytes=float("inf")), search)
     if closest is None:
         return _host_binding(question, problem, search)
@@ -85,7 +89,7 @@ def _missing(problem: Problem, result: Result) -> str:
     )
 
 
-def _host_binding(question: Question, problem: Problem, search: Searching) -> str:
+def _host_binding(question: Question, problem: Problem, search: SearchFunction) -> str:
     """Every candidate offloads more than a host has."""
     boundless = replace(problem, capacity_bytes=float("inf"), host_bytes_per_device=float("inf"))
     closest = _smallest(question, boundless, search)
@@ -104,7 +108,7 @@ def host_bytes_of(problem: Problem, strategy: Strategy) -> float:
     return float(peaks_of(problem, StrategyTable.of([strategy])).host_bytes[0])
 
 
-def _smallest(question: Question, problem: Problem, search: Searching) -> Strategy | None:
+def _smallest(question: Question, problem: Problem, search: SearchFunction) -> Strategy | None:
     """The candidate of the question that takes least memory in `problem`; None where nothing is legal and
     fits."""
     outcome = search(replace(question, exhaustive=False), problem, Smallest())
@@ -113,9 +117,9 @@ def _smallest(question: Question, problem: Problem, search: Searching) -> Strate
     return outcome.found[0].table[0] if outcome.found else None
 
 
-def _relaxations(question: Question, rejected: Collection[str], search: Searching) -> Iterator[str]:
-    """Changes of the question, cheapest first, that have an answer; at most `WANTED`, and of steps of one
-    kind the first. None behind a search that was ended by its budget."""
+def _relaxations(question: Question, rejected: Collection[str], search: SearchFunction) -> Iterator[str]:
+    """Changes of the question, cheapest first, that have an answer; at most `MOST_RELAXATIONS`, and of steps
+    of one kind the first. None behind a search that was ended by its budget."""
     is_illegal = bool(rejected) and MEMORY not in rejected and HOST_MEMORY not in rejected
     others = _on_fewer_devices(question) if is_illegal else _needing_less(question)
     kinds: set[str] = set()
@@ -131,48 +135,48 @@ def _relaxations(question: Question, rejected: Collection[str], search: Searchin
             best = outcome.found[0]
             strategy = shortest_text(changed.model, changed.cluster, changed.job, best.table[0])
             yield f"{text}: {best.time_s:.3f} s per step with {strategy}"
-        if len(kinds) == WANTED or outcome.unexplored:
+        if len(kinds) == MOST_RELAXATIONS or outcome.unexplored:
             return
 
 
 def _wider(question: Question) -> Iterator[tuple[str, str, Question]]:
     """Single changes, each with its kind: widen the space, lift what is fixed."""
-    asked = replace(question, exhaustive=False)
-    if asked.axes:
-        yield "space", f"with --space {asked.space}", replace(asked, axes={})
-    elif asked.space == "core":
-        yield "space", "with --space default", replace(asked, space="default")
-    for name in asked.fixed:
-        rest = {key: value for key, value in asked.fixed.items() if key != name}
-        yield name, f"without {asked.fixed_by.get(name, f'--fix {name}')}", replace(asked, fixed=rest)
+    requested = replace(question, exhaustive=False)
+    if requested.axes:
+        yield "space", f"with --space {requested.space}", replace(requested, axes={})
+    elif requested.space == "core":
+        yield "space", "with --space default", replace(requested, space="default")
+    for name in requested.fixed:
+        rest = {key: value for key, value in requested.fixed.items() if key != name}
+        yield name, f"without {requested.fixed_by.get(name, f'--fix {name}')}", replace(requested, fixed=rest)
 
 
 def _needing_less(question: Question) -> Iterator[tuple[str, str, Question]]:
     """Single changes, each with its kind, that take less of a device: of the job, then of the cluster."""
-    asked = replace(question, exhaustive=False)
-    job = asked.job
+    requested = replace(question, exhaustive=False)
+    job = requested.job
     if job.memory_margin > 0.0:
-        yield "margin", "with --memory-margin 0", replace(asked, job=replace(job, memory_margin=0.0))
+        yield "margin", "with --memory-margin 0", replace(requested, job=replace(job, memory_margin=0.0))
     if job.optimizer == "adamw":
         lighter = replace(job, optimizer="adafactor")
-        yield "optimizer", "with --optimizer adafactor", replace(asked, job=lighter)
+        yield "optimizer", "with --optimizer adafactor", replace(requested, job=lighter)
     for factor in (2, 4, 8):
         if job.seq_len % factor == 0:
             shorter = replace(job, seq_len=job.seq_len // factor)
-            yield "sequence", f"with --seq-len {shorter.seq_len}", replace(asked, job=shorter)
+            yield "sequence", f"with --seq-len {shorter.seq_len}", replace(requested, job=shorter)
     for factor in (2, 4, 8, 16):
-        cluster = multiplied(asked.cluster, factor)
+        cluster = multiplied(requested.cluster, factor)
         text = f"on {cluster.devices} devices ({factor} times as many nodes)"
-        yield "cluster", text, replace(asked, cluster=cluster)
+        yield "cluster", text, replace(requested, cluster=cluster)
 
 
 def _on_fewer_devices(question: Question) -> Iterator[tuple[str, str, Question]]:
     """Parts of the cluster, for where no candidate is legal: what is to be divided by a number of devices can
     be by a smaller one with fewer, or smaller, prime factors. The largest parts, and the largest power of
     two."""
-    asked = replace(question, exhaustive=False)
-    smaller = part_sizes(asked.cluster)[:-1]
+    requested = replace(question, exhaustive=False)
+    smaller = part_sizes(requested.cluster)[:-1]
     tried = {*smaller[-NEXT_SMALLER:], *(size for size in smaller if size.bit_count() == 1)}
     for devices in sorted(tried, reverse=True)[: NEXT_SMALLER + 1]:
-        text = f"on {devices} of the {asked.cluster.devices} devices"
-        yield "cluster", text, replace(asked, cluster=part_of(asked.cluster, devices))
+        text = f"on {devices} of the {requested.cluster.devices} devices"
+        yield "cluster", text, replace(requested, cluster=part_of(requested.cluster, devices))

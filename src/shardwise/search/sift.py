@@ -6,95 +6,101 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.cost import Problem, Room
-from shardwise.search.fates import Fates
+from shardwise.cost import LayerCapacity, Problem
+from shardwise.search.fates import OutcomeCounts
 from shardwise.search.goals import Goal
-from shardwise.search.rows import Rows
+from shardwise.search.rows import SearchNodes
 from shardwise.strategy import MEMORY, StrategyTable
 
-LESS = 1.0 - 1e-12
+ROUNDING_SLACK = 1.0 - 1e-12
 """Sums of bytes in another order differ in their last digits: blocks are given the benefit of the doubt."""
 
 
-class Sift:
-    """Decides by memory and by what the goal still wants; `fates` counts what is lost.
+class Pruner:
+    """Decides by memory and by what the goal still wants; `outcomes` counts what is lost.
 
     With `is_exhaustive` nothing is cut. `without` names what is not used: levels whose bounds are ignored
-    (see `fates.LEVELS`), "room", and "memory" (of blocks; strategies that do not fit are never evaluated).
+    (see `outcomes.LEVELS`), "room", and "memory" (of blocks; strategies that do not fit are never evaluated).
     """
 
     def __init__(
         self,
         problem: Problem,
         goal: Goal,
-        fates: Fates,
+        outcomes: OutcomeCounts,
         *,
         is_exhaustive: bool,
         without: frozenset[str] = frozenset(),
     ) -> None:
-        self._problem, self._goal, self.fates = problem, goal, fates
+        self._problem, self._goal, self.outcomes = problem, goal, outcomes
         self.is_exhaustive, self._without = is_exhaustive, without
 
-    def add(self, fate: str, of_grid: Any, candidates: Any) -> None:
+    def add(self, outcome: str, of_grid: Any, candidates: Any) -> None:
         """Counts candidates below grids."""
-        self.fates.add(fate, of_grid, candidates)
+        self.outcomes.add(outcome, of_grid, candidates)
 
-    def cut(self, level: str, of_grid: Any, candidates: Any) -> None:
+    def prune(self, level: str, of_grid: Any, candidates: Any) -> None:
         """Counts candidates that a bound cuts."""
-        self.fates.add(f"cut_{level}", of_grid, candidates)
+        self.outcomes.add(f"cut_{level}", of_grid, candidates)
 
-    def open(self, level: str, time_s: Any, device_bytes: Any) -> Any:
+    def may_improve(self, level: str, time_s: Any, device_bytes: Any) -> Any:
         """Which rows may still matter that take at least so much."""
-        self.fates.bounded += int(np.size(time_s))
+        self.outcomes.bounded_nodes += int(np.size(time_s))
         if self.is_exhaustive or level in self._without:
             return np.ones(np.shape(time_s), dtype=bool)
-        return self._goal.may_matter(time_s, LESS * device_bytes)
+        return self._goal.may_improve(time_s, ROUNDING_SLACK * device_bytes)
 
-    def open_of_kind(self, table: StrategyTable, time_s: Any, device_bytes: Any) -> Any:
+    def may_improve_kind(self, table: StrategyTable, time_s: Any, device_bytes: Any) -> Any:
         """Which rows may matter among their kind."""
         if self.is_exhaustive:
             return np.ones(len(table), dtype=bool)
-        return self._goal.may_matter_of_kind(table, time_s, device_bytes)
+        return self._goal.may_improve_kind(table, time_s, device_bytes)
 
     def fits(self, device_bytes: Any) -> Any:
         """Which rows may fit on the device."""
-        return (LESS * device_bytes <= self._problem.usable_bytes) | ("memory" in self._without)
+        return (ROUNDING_SLACK * device_bytes <= self._problem.usable_bytes) | ("memory" in self._without)
 
-    def hosted(self, host_bytes: Any) -> Any:
+    def fits_host(self, host_bytes: Any) -> Any:
         """Which rows may fit on the host; where nothing is cut, strategies are asked one by one."""
-        return (LESS * host_bytes <= self._problem.host_bytes_per_device) | (
+        return (ROUNDING_SLACK * host_bytes <= self._problem.host_bytes_per_device) | (
             self.is_exhaustive or "memory" in self._without
         )
 
-    def is_enough(self, room: Room) -> Any:
+    def has_capacity(self, capacity: LayerCapacity) -> Any:
         """Which rows have room for all layers in time."""
-        return room.is_enough | (self.is_exhaustive or "room" in self._without)
+        return capacity.is_enough | (self.is_exhaustive or "room" in self._without)
 
-    def sifted(self, rows: Rows, level: str, time_s: Any, device_bytes: Any | None = None) -> Rows:
+    def pruned(
+        self, nodes: SearchNodes, level: str, time_s: Any, device_bytes: Any | None = None
+    ) -> SearchNodes:
         """The rows that fit and may matter, with their new bounds; the others are counted."""
-        rows = rows.replaced(bound_s=time_s)
+        nodes = nodes.replaced(lower_bound_s=time_s)
         if device_bytes is None:
-            return self.opened(rows, level, self.open(level, time_s, rows.device_bytes))
-        return self._fitting(rows, level, device_bytes, self.fits(device_bytes), True)
+            return self.pruned_to(nodes, level, self.may_improve(level, time_s, nodes.device_bytes))
+        return self._pruned_by_memory(nodes, level, device_bytes, self.fits(device_bytes), True)
 
-    def with_room(self, rows: Rows, level: str, device_bytes: Any, room: Room) -> Rows:
+    def pruned_by_capacity(
+        self, nodes: SearchNodes, level: str, device_bytes: Any, capacity: LayerCapacity
+    ) -> SearchNodes:
         """The rows that fit and may matter, and whose ranks have room for all layers."""
-        fit = self.fits(np.where(room.fits, device_bytes, np.inf))
-        return self._fitting(rows, level, device_bytes, fit, self.is_enough(room))
+        fit = self.fits(np.where(capacity.fits, device_bytes, np.inf))
+        return self._pruned_by_memory(nodes, level, device_bytes, fit, self.has_capacity(capacity))
 
-    def _fitting(self, rows: Rows, level: str, device_bytes: Any, fit: Any, matters: Any) -> Rows:
+    def _pruned_by_memory(
+        self, nodes: SearchNodes, level: str, device_bytes: Any, fit: Any, matters: Any
+    ) -> SearchNodes:
         """The rows that fit and may matter, with their new bytes."""
-        rows = rows.replaced(device_bytes=np.maximum(rows.device_bytes, device_bytes))
-        keep = matters & self.open(level, rows.bound_s, rows.device_bytes)
+        nodes = nodes.replaced(device_bytes=np.maximum(nodes.device_bytes, device_bytes))
+        keep = matters & self.may_improve(level, nodes.lower_bound_s, nodes.device_bytes)
         if not np.all(fit):
-            lost = rows.take(~fit)
+            lost = nodes.take(~fit)
             self.add(MEMORY, lost.of_grid, lost.candidates)
-            rows, keep = rows.take(fit), keep[fit]
-        return self.opened(rows, level, keep)
+            nodes, keep = nodes.take(fit), keep[fit]
+        return self.pruned_to(nodes, level, keep)
 
-    def opened(self, rows: Rows, level: str, keep: Any) -> Rows:
+    def pruned_to(self, nodes: SearchNodes, level: str, keep: Any) -> SearchNodes:
         """The rows under a mask; the others are cut."""
         if np.all(keep):
-            return rows
-        self.cut(level, rows.of_grid[~keep], rows.candidates[~keep])
-        return rows.take(keep)
+            return nodes
+        self.prune(level, nodes.of_grid[~keep], nodes.candidates[~keep])
+        return nodes.take(keep)

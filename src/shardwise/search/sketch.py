@@ -22,7 +22,7 @@ FEW_MICRO_BATCHES = (1, 2, 4, 8)
 FEW_SPLITS = 3
 
 
-class Sketch(Space):
+class RestrictedSpace(Space):
     """Of each axis few values: the first axis order, sequences parallel, experts whole or split like
     the rest, small micro-batches, three schedules, splits that are
     even but for the last stage, nothing or everything sharded, quarters of the layers recomputed.
@@ -30,10 +30,10 @@ class Sketch(Space):
     An axis that would have none of these keeps all its values.
     """
 
-    def _wanted_shapes(self, columns: Mapping[str, Column]) -> Mapping[str, Column]:
+    def _restrict_shapes(self, columns: Mapping[str, Column]) -> Mapping[str, Column]:
         tp, etp = columns["tp"], columns["etp"]
         plain = ((tp == 1) | (columns["sequence_parallel"] == 1)) & ((etp == 1) | (etp == tp))
-        columns = _kept(columns, plain)
+        columns = _subset_or_all(columns, plain)
         names = ("tp", "cp", "dp", "pp", "etp", "ep", "sequence_parallel")
         rows, _ = distinct_rows([columns[name] for name in names])
         return {name: column[np.sort(rows)] for name, column in columns.items()}
@@ -43,7 +43,7 @@ class Sketch(Space):
 
     def micro_batch_sizes(self, dp: int) -> dict[str, Column]:
         sizes = super().micro_batch_sizes(dp)
-        return _kept(sizes, np.isin(sizes["micro_batch_size"], FEW_MICRO_BATCHES))
+        return _subset_or_all(sizes, np.isin(sizes["micro_batch_size"], FEW_MICRO_BATCHES))
 
     def variants(self, pp: int) -> Variants:
         variants = super().variants(pp)
@@ -56,14 +56,14 @@ class Sketch(Space):
         if not len(first):
             return options
         keep = (first == first[0]) & (last > last[0] - FEW_SPLITS)
-        return _kept(options, keep | (np.arange(len(first)) < FEW_SPLITS if stages == 2 else keep))
+        return _subset_or_all(options, keep | (np.arange(len(first)) < FEW_SPLITS if stages == 2 else keep))
 
     def _shard_options(self, ranks: int) -> dict[str, Column]:
         options = super()._shard_options(ranks)
         keep = options["optim_shard"] == options["optim_shard"].max(initial=1)
         for name in ("param_shard", "grad_shard"):
             keep &= (options[name] == 1) | (options[name] == options[name].max(initial=1))
-        return _kept(options, keep)
+        return _subset_or_all(options, keep)
 
     def recompute_layers(self, recompute: int, largest: int) -> Column:
         layers = super().recompute_layers(recompute, largest)
@@ -73,11 +73,11 @@ class Sketch(Space):
         return layers[few] if few.any() else layers
 
 
-def _kept(options: Mapping[str, Column], keep: NDArray[np.bool_]) -> dict[str, Column]:
+def _subset_or_all(options: Mapping[str, Column], keep: NDArray[np.bool_]) -> dict[str, Column]:
     """The options under a mask; all where it leaves none."""
     return {name: column[keep] if keep.any() else column for name, column in options.items()}
 
 
-def sketch_of(space: Space) -> Sketch:
+def restricted_space(space: Space) -> RestrictedSpace:
     """The sketch of a space."""
-    return Sketch(**space.declared)
+    return RestrictedSpace(**space.declared)

@@ -125,9 +125,9 @@ class Space:
         rows = [self._shapes_of(*each) for each in degrees]
         every = np.concatenate([np.zeros((0, len(_SHAPE_FIELDS)), dtype=np.int64), *rows])
         columns = self._allowed({name: every[:, i] for i, name in enumerate(_SHAPE_FIELDS)})
-        return self.plain(self._wanted_shapes(columns))
+        return self.plain(self._restrict_shapes(columns))
 
-    def _wanted_shapes(self, columns: Mapping[str, Column]) -> Mapping[str, Column]:
+    def _restrict_shapes(self, columns: Mapping[str, Column]) -> Mapping[str, Column]:
         """Those that a part of the space has."""
         return columns
 
@@ -168,7 +168,7 @@ class Space:
         """The rows beyond some limit of these levels."""
         found = np.zeros(len(table.dp), dtype=bool)
         for limit in self._limits_of(*levels):
-            found |= limit.beyond(table)
+            found |= limit.excluded(table)
         return found
 
     def _expert_grids(self, tp: int, cp: int, dp: int) -> list[tuple[int, int]]:
@@ -325,13 +325,13 @@ class Space:
             chains = dict.fromkeys(
                 (p, g, o) for o in divisors(ranks) for g in divisors(o) for p in divisors(g)
             )
-        wanted = self._aliased(ranks)
+        required = self._aliased(ranks)
         names = ("param_shard", "grad_shard", "optim_shard")
         rows = [
             chain
             for chain in chains
-            if wanted is not None
-            and all(wanted.get(name, degree) == degree for name, degree in zip(names, chain, strict=True))
+            if required is not None
+            and all(required.get(name, degree) == degree for name, degree in zip(names, chain, strict=True))
         ]
         columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
         return self._allowed(dict(zip(names, columns, strict=True)))
@@ -344,22 +344,22 @@ class Space:
             return None
 
     @cached_property
-    def _sharings(self) -> dict[int, dict[str, Column]]:
+    def _param_grad_shards(self) -> dict[int, dict[str, Column]]:
         return {}
 
-    def sharings(self, ranks: int) -> dict[str, Column]:
+    def param_grad_shards(self, ranks: int) -> dict[str, Column]:
         """Distinct degrees of parameters and gradients; beside each, a degree (`optim_shard`) that all of the
         optimizer's states divide, and how many of these there are (`states`)."""
-        if ranks not in self._sharings:
+        if ranks not in self._param_grad_shards:
             shards = self.shards(ranks)
             pairs = np.stack([shards["param_shard"], shards["grad_shard"]])
             each, of_each, times = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
             common = np.ones(each.shape[1], dtype=np.int64)
             np.lcm.at(common, of_each.ravel(), shards["optim_shard"])
-            self._sharings[ranks] = {
+            self._param_grad_shards[ranks] = {
                 "param_shard": each[0], "grad_shard": each[1], "optim_shard": common, "states": times,
             }  # fmt: skip
-        return self._sharings[ranks]
+        return self._param_grad_shards[ranks]
 
     def states(self, ranks: int, param_shard: int, grad_shard: int) -> dict[str, Column]:
         """Degrees of the optimizer's states beside those of parameters and gradients, the largest first."""
@@ -402,20 +402,20 @@ class Space:
         return pipelines * states * self.count_micro_batches(table.dp)
 
     @cached_property
-    def _kept(self) -> dict[tuple[int, int], int]:
+    def _split_counts(self) -> dict[tuple[int, int], int]:
         return {}
 
     def count_splits(self, stages: int, recompute: int) -> int:
         """Stage splits, each with its numbers of recomputed layers."""
         key = (stages, recompute)
-        if key not in self._kept:
+        if key not in self._split_counts:
             split = self.splits(stages)
             largest = largest_stage(
                 self.layers, stages, split["first_stage_layers"], split["last_stage_layers"]
             )
             each = _each(largest, lambda most: len(self.recompute_layers(recompute, most)))
-            self._kept[key] = int(each.sum())
-        return self._kept[key]
+            self._split_counts[key] = int(each.sum())
+        return self._split_counts[key]
 
     def count_variants(self, variants: Variants, pp: int, recompute: int) -> int:
         """Splits and recomputed layers below several schedules."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import Fields, read_mapping, shown
+from shardwise.inputs import Fields, read_mapping, short_repr
 from shardwise.plan import Value
-from shardwise.strategy import ALIASES, FIELDS, NAMES, is_value
+from shardwise.strategy import ALIASES, FIELD_VALUES, FIELDS, is_value
 
-SPACES = ("default", "core")
+BASES = ("default", "core")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ def read_space(path: str) -> SpaceChoice:
     values, and values that the field cannot have in any space or that are given twice.
     """
     fields = Fields(read_mapping(path), file=path)
-    base = fields.choice("base", SPACES, default="default")
+    base = fields.choice("base", BASES, default="default")
     listed = fields.mapping("axes", default={})
     for name in listed.names:
         if name in ALIASES:
@@ -52,11 +52,11 @@ def _values(fields: Fields, name: str) -> tuple[Value, ...]:
                 "is no value of this field",
                 file=fields.file,
                 key=key,
-                found=shown(value),
+                found=short_repr(value),
                 allowed=_allowed(name),
             )
         if value in found:
-            raise ConfigError("is given twice", file=fields.file, key=key, found=shown(value))
+            raise ConfigError("is given twice", file=fields.file, key=key, found=short_repr(value))
         found.append(value)
     return tuple(found)
 
@@ -64,6 +64,6 @@ def _values(fields: Fields, name: str) -> tuple[Value, ...]:
 def _allowed(name: str) -> str:
     if name == "sequence_parallel":
         return "true, false"
-    if name in NAMES:
-        return ", ".join(NAMES[name])
+    if name in FIELD_VALUES:
+        return ", ".join(FIELD_VALUES[name])
     return f"whole numbers of at least {0 if name.endswith('_layers') else 1}"

@@ -14,14 +14,14 @@ from shardwise.plan import Answer, Idle, Value, usd_per_step
 from shardwise.search.answer import certificate_of, frontier_points, search
 from shardwise.search.curve_parts import PartChoice
 from shardwise.search.curves import Curve, Point, Reference
-from shardwise.search.drive import Outcome, Progress
+from shardwise.search.drive import Progress, SearchResult
 from shardwise.search.explain import EVALUATOR, result_of
 from shardwise.search.goals import Fastest, Smallest, Tradeoff
 from shardwise.search.question import Question
 from shardwise.search.relax import infeasible
 from shardwise.strategy import Strategy
 
-CUSTOMARY: Mapping[str, Mapping[str, Value]] = {
+REFERENCE_FIELDS: Mapping[str, Mapping[str, Value]] = {
     "data parallel": {"tp": 1, "pp": 1, "zero_stage": 0},
     "Megatron": {"zero_stage": 0},
 }
@@ -37,7 +37,7 @@ class StrategyCurve(Curve[Strategy]):
     """A curve with the question it answers, on its part of the cluster, and what became of all candidates."""
 
     question: Question
-    outcome: Outcome
+    outcome: SearchResult
 
 
 class StrategyCurves:
@@ -72,16 +72,16 @@ class StrategyCurves:
         self, part: Cluster, *, epsilon: float = 0.0, progress: Progress | None = None
     ) -> StrategyCurve:
         """The whole frontier on a part, exactly, whatever `epsilon` would allow."""
-        asked = self._asked(part)
-        problem = asked.problem()
-        outcome = search(asked, problem, Tradeoff(), progress=progress)
+        question = self._question_for(part)
+        problem = question.problem()
+        outcome = search(question, problem, Tradeoff(), progress=progress)
         return StrategyCurve(
             part=part,
-            points=_points(asked, problem, outcome),
+            points=_points(question, problem, outcome),
             epsilon=0.0,
             search_s=outcome.search_s,
             search_cpu_s=outcome.search_cpu_s,
-            question=asked,
+            question=question,
             outcome=outcome,
         )
 
@@ -89,51 +89,51 @@ class StrategyCurves:
         """The fastest strategy of each custom that fits; where none does, the smallest."""
         if part.devices == 1:
             return ()
-        asked = replace(self._asked(part), space="core", axes={}, exhaustive=False)
+        question = replace(self._question_for(part), space="core", axes={}, exhaustive=False)
         return tuple(
             reference
-            for name, fixed in CUSTOMARY.items()
-            for reference in _customary(name, replace(asked, fixed=fixed))
+            for name, fixed in REFERENCE_FIELDS.items()
+            for reference in _references(name, replace(question, fixed=fixed))
         )
 
     def nothing_fits(self, curve: Curve[Any]) -> Infeasible:
-        asked = self._asked(curve.part)
-        problem = asked.problem()
-        outcome = search(asked, problem, Fastest(1))
-        return infeasible(asked, problem, outcome, search)
+        question = self._question_for(curve.part)
+        problem = question.problem()
+        outcome = search(question, problem, Fastest(1))
+        return infeasible(question, problem, outcome, search)
 
     def closest(self, curve: Curve[Any]) -> Point[Strategy] | None:
-        asked = self._asked(curve.part)
-        return next(iter(_smallest(asked, asked.problem())), None)
+        question = self._question_for(curve.part)
+        return next(iter(_smallest(question, question.problem())), None)
 
-    def _asked(self, part: Cluster) -> Question:
+    def _question_for(self, part: Cluster) -> Question:
         return replace(self._question, cluster=part)
 
 
-def _customary(name: str, asked: Question) -> Iterator[Reference[Strategy]]:
+def _references(name: str, question: Question) -> Iterator[Reference[Strategy]]:
     """The reference of a custom; none where no strategy of it is legal."""
-    problem = asked.problem()
-    outcome = search(asked, problem, Fastest(1))
+    problem = question.problem()
+    outcome = search(question, problem, Fastest(1))
     fits = bool(outcome.found)
-    points = _points(asked, problem, outcome) if fits else _smallest(asked, problem)
+    points = _points(question, problem, outcome) if fits else _smallest(question, problem)
     yield from (Reference(name=name, point=point, fits=fits) for point in points)
 
 
-def _smallest(asked: Question, problem: Problem) -> tuple[Point[Strategy], ...]:
+def _smallest(question: Question, problem: Problem) -> tuple[Point[Strategy], ...]:
     """The legal strategy of least memory, whether it fits or not; none where none is legal."""
     boundless = replace(problem, capacity_bytes=inf)
-    outcome = search(replace(asked, exhaustive=False), boundless, Smallest())
-    return _points(asked, boundless, outcome)
+    outcome = search(replace(question, exhaustive=False), boundless, Smallest())
+    return _points(question, boundless, outcome)
 
 
-def _points(asked: Question, problem: Problem, outcome: Outcome) -> tuple[Point[Strategy], ...]:
+def _points(question: Question, problem: Problem, outcome: SearchResult) -> tuple[Point[Strategy], ...]:
     """What a search found."""
     return tuple(
         Point(
             time_s=found.step_time_s,
             memory_bytes=found.device_bytes,
-            cost_usd=usd_per_step(asked.cluster, found.step_time_s),
-            part=asked.cluster,
+            cost_usd=usd_per_step(question.cluster, found.step_time_s),
+            part=question.cluster,
             layout=found.strategy,
         )
         for found in (frontier_points(problem, outcome) if outcome.found else ())

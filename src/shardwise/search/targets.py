@@ -32,10 +32,10 @@ def plan_for(
     the target lacks, Infeasible where nothing is left.
     """
     target = target.for_job(question.model, question.job)
-    return _within_limits(target, narrowed_for(target, question), partial(planner, progress=progress))
+    return _within_limits(target, restricted_to(target, question), partial(planner, progress=progress))
 
 
-def narrowed_for(target: Target, question: Question) -> Question:
+def restricted_to(target: Target, question: Question) -> Question:
     """The question about those candidates whose fields have values that `target` has, by themselves. Raises
     ConfigError where a fixed field has another value, Infeasible where nothing is left."""
     target = target.for_job(question.model, question.job)
@@ -48,10 +48,10 @@ def narrowed_for(target: Target, question: Question) -> Question:
                 allowed=f"{', '.join(map(str, target.axes[name]))}, or --target any",
             )  # fmt: skip
     named = {*question.fixed, *question.axes}
-    asked = _narrowed(question, target.axes_for(question.cluster.classes, named))
-    if asked is None:
-        raise _nothing(target)
-    return replace(asked, limits=_with_levels(target))
+    requested = _restricted(question, target.axes_for(question.cluster.classes, named))
+    if requested is None:
+        raise _target_infeasible(target)
+    return replace(requested, limits=_with_levels(target))
 
 
 def searched_limits(name: str, model: Model, job: Job) -> tuple[Limit, ...]:
@@ -69,8 +69,8 @@ def parts_within(target: Target, question: Question, strategy: Strategy) -> Iter
     limit = target.broken_limit(strategy)
     if limit is None:
         return
-    for axes in limit.parts_left(_degrees(question)):
-        part = _narrowed(question, axes)
+    for axes in limit.allowed_subspaces(_degrees(question)):
+        part = _restricted(question, axes)
         if part is not None and (part.uses_parts or any(part.candidates().degrees())):
             yield part
 
@@ -86,34 +86,34 @@ def _degrees(question: Question) -> tuple[int, ...]:
 def _within_limits(target: Target, question: Question, planner: Callable[[Question], Answer]) -> Answer:
     answer = planner(question)
     if target.broken_limit(answer.best.strategy) is None:
-        kept = (one for one in answer.runners_up if target.broken_limit(one.strategy) is None)
-        return replace(answer, runners_up=tuple(kept))
+        remaining = (one for one in answer.runners_up if target.broken_limit(one.strategy) is None)
+        return replace(answer, runners_up=tuple(remaining))
     best: Answer | None = None
     for part in parts_within(target, question, answer.best.strategy):
         try:
             found = _within_limits(target, part, planner)
         except Infeasible:
             continue  # the other parts may have an answer
-        if best is None or _worth(question, found) < _worth(question, best):
+        if best is None or _objective_value(question, found) < _objective_value(question, best):
             best = found
     if best is None:
-        raise _nothing(target)
+        raise _target_infeasible(target)
     return best
 
 
-def _narrowed(question: Question, axes: Mapping[str, tuple[Value, ...]]) -> Question | None:
+def _restricted(question: Question, axes: Mapping[str, tuple[Value, ...]]) -> Question | None:
     """The question about those candidates whose fields have only these values too; None where a field is left
     without."""
-    kept = dict(question.axes)
+    remaining = dict(question.axes)
     for name, values in axes.items():
-        kept[name] = tuple(value for value in kept.get(name, values) if value in values)
+        remaining[name] = tuple(value for value in remaining.get(name, values) if value in values)
         fixed = question.fixed.get(name)
-        if not kept[name] or (fixed is not None and fixed not in kept[name]):
+        if not remaining[name] or (fixed is not None and fixed not in remaining[name]):
             return None
-    return replace(question, axes=kept)
+    return replace(question, axes=remaining)
 
 
-def _worth(question: Question, answer: Answer) -> tuple[float, float]:
+def _objective_value(question: Question, answer: Answer) -> tuple[float, float]:
     """What is to be least, and the time that decides between equals."""
     cluster, best = answer.cluster or question.cluster, answer.best
     if question.objective == "memory":
@@ -125,7 +125,7 @@ def _worth(question: Question, answer: Answer) -> tuple[float, float]:
     return best.step_time_s, best.step_time_s
 
 
-def _nothing(target: Target) -> Infeasible:
+def _target_infeasible(target: Target) -> Infeasible:
     return Infeasible(
         f"nothing of this space is run by {target.command} and fits; --target any plans the rest", reasons={}
     )

@@ -21,7 +21,7 @@ from shardwise.search.evaluate import (
     step_figures,
 )
 from shardwise.sim import Durations, makespan_s
-from shardwise.strategy import Strategy, StrategyTable, cells
+from shardwise.strategy import Strategy, StrategyTable, node_slots
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -82,37 +82,37 @@ def step_figures_over(problems: Sequence[Problem], table: StrategyTable, nodes: 
     pipelines = [pipeline_figures(problem, table) for problem in problems]
     devices = problems[0].cluster.devices // len(nodes)
     microbatches = microbatches_of(problems[0], table)
-    laid = [
-        _laid(table[row], [kind[row].durations for kind in pipelines], nodes, devices)
+    placed = [
+        _placed_durations(table[row], [kind[row].durations for kind in pipelines], nodes, devices)
         for row in range(len(table))
     ]
     ends_s = [max(pipelines[kind][row].end_s for kind in set(nodes)) for row in range(len(table))]
-    step_time_s = _drained_s(table, laid, microbatches) + np.array(ends_s)
+    step_time_s = _slowest_pipelines_s(table, placed, microbatches) + np.array(ends_s)
     tightest = min(problems, key=lambda problem: problem.usable_bytes)
     return replace(step_figures(tightest, table), step_time_s=step_time_s)
 
 
-def _laid(
+def _placed_durations(
     strategy: Strategy, durations: Sequence[Durations], nodes: Sequence[int], devices_per_node: int
 ) -> Durations:
     """The durations of those pipelines of a strategy that are not alike."""
-    laid = np.array(nodes, dtype=np.int64)[cells(strategy, devices_per_node)]
-    rows = np.unique(laid.reshape(strategy.dp, -1), axis=0).reshape(-1, *laid.shape[1:])
+    placed = np.array(nodes, dtype=np.int64)[node_slots(strategy, devices_per_node)]
+    rows = np.unique(placed.reshape(strategy.dp, -1), axis=0).reshape(-1, *placed.shape[1:])
     return worst_durations(strategy, durations, rows)
 
 
-def _drained_s(table: StrategyTable, laid: Sequence[Durations], microbatches: Ints) -> Floats:
+def _slowest_pipelines_s(table: StrategyTable, placed: Sequence[Durations], microbatches: Ints) -> Floats:
     """Seconds of the slowest pipeline of every row; rows with the same schedule are evaluated together."""
-    drained_s = np.empty(len(table))
+    pipeline_makespan_s = np.empty(len(table))
     firsts, member = distinct_rows([table.schedule, table.pp, table.vpp])
     for group, first in enumerate(firsts):
         rows = np.flatnonzero(member == group).tolist()
-        pipelines = [laid[row].batch for row in rows]
+        pipelines = [placed[row].batch for row in rows]
         each_s = pipelines_s(
             table[int(first)],
-            Durations.joined([laid[row] for row in rows]),
+            Durations.joined([placed[row] for row in rows]),
             np.arange(sum(pipelines)),
             np.repeat(microbatches[rows], pipelines),
         )
-        drained_s[rows] = np.maximum.reduceat(each_s, np.cumsum([0, *pipelines[:-1]]))
-    return drained_s
+        pipeline_makespan_s[rows] = np.maximum.reduceat(each_s, np.cumsum([0, *pipelines[:-1]]))
+    return pipeline_makespan_s

@@ -46,16 +46,16 @@ class Variants:
         each = FAMILIES[self.schedule]
         return {family: self.take(each == family) for family in np.unique(each).tolist()}
 
-    def stand_in(self, pp: int) -> Variants:
+    def representative(self, pp: int) -> Variants:
         """One for a whole family in bounds of its time: no member has more microbatches in flight (what is
         done before a first backward is not left then), none has fewer virtual stages."""
-        held = in_flight(self.schedule, pp, MANY_PER_RANK * pp, self.vpp, 0)
-        most = int(np.argmax(held))
+        in_flight_count = in_flight(self.schedule, pp, MANY_PER_RANK * pp, self.vpp, 0)
+        most = int(np.argmax(in_flight_count))
         return Variants(self.schedule[most : most + 1], self.vpp.min(keepdims=True))
 
     def fewest_in_flight(self, pp: int, microbatches: NDArray[np.int64]) -> NDArray[np.float64]:
         """Microbatches that each rank holds at least under any of the schedules, of its layers on average;
         shape (pp, rows)."""
         rank, schedule, m = np.arange(pp)[:, None, None], self.schedule[:, None], microbatches[None]
-        held = in_flight(schedule, pp, m, self.vpp[:, None], rank) / self.vpp[:, None]
-        return np.asarray(held.min(axis=1))
+        in_flight_count = in_flight(schedule, pp, m, self.vpp[:, None], rank) / self.vpp[:, None]
+        return np.asarray(in_flight_count.min(axis=1))

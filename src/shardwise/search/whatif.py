@@ -9,7 +9,7 @@ from dataclasses import replace
 from shardwise.cluster import Cluster, Device, Node, Tier, multiplied, resized
 from shardwise.cost import find_recipe
 from shardwise.errors import ConfigError
-from shardwise.inputs import nearest, shown
+from shardwise.inputs import nearest, short_repr
 from shardwise.search.question import Question
 from shardwise.units import parse_quantity
 
@@ -30,7 +30,9 @@ def changed_question(question: Question, text: str, *, key: str = "--what-if") -
         if name not in CHANGES:
             near = nearest(name, CHANGES)
             hint = f" (did you mean {near}?)" if near else ""
-            raise ConfigError(f"is not known{hint}", key=key, found=shown(name), allowed=", ".join(CHANGES))
+            raise ConfigError(
+                f"is not known{hint}", key=key, found=short_repr(name), allowed=", ".join(CHANGES)
+            )
         where = f"{key}.{name}"
         if not equals or not value:
             raise ConfigError("needs a value", key=where, allowed="a factor such as 2x, or a quantity")
@@ -42,7 +44,7 @@ def changed_question(question: Question, text: str, *, key: str = "--what-if") -
         except ConfigError as error:
             raise ConfigError(error.message, key=where, found=error.found, allowed=error.allowed) from None
     if not names:
-        raise ConfigError("names no change", key=key, found=shown(text), allowed=", ".join(CHANGES))
+        raise ConfigError("names no change", key=key, found=short_repr(text), allowed=", ".join(CHANGES))
     return changed
 
 
@@ -58,7 +60,7 @@ def _ratio(value: str, unit: str, now: float) -> float:
     if not 1.0 / _LARGEST_FACTOR <= ratio <= _LARGEST_FACTOR:
         raise ConfigError(
             "is out of range",
-            found=shown(value),
+            found=short_repr(value),
             allowed=f"1/{_LARGEST_FACTOR:g} to {_LARGEST_FACTOR:g} times",
         )
     return ratio
@@ -70,7 +72,7 @@ def _count(value: str, now: int) -> int:
     number = float(match[1]) * now if match else float(value) if re.fullmatch(r"[0-9]{1,9}", value) else 0.0
     if not number.is_integer() or not 1 <= number <= _LARGEST_COUNT:
         allowed = f"1 to {_LARGEST_COUNT}, or a factor that gives a whole number"
-        raise ConfigError("is not a whole number in range", found=shown(value), allowed=allowed)
+        raise ConfigError("is not a whole number in range", found=short_repr(value), allowed=allowed)
     return int(number)
 
 
@@ -79,7 +81,7 @@ def _inter_node(question: Question, value: str) -> Question:
     if not any(tier.is_network for tier in cluster.tiers):
         raise ConfigError("the cluster has no network between nodes", found=cluster.name)
     ratio = _ratio(value, "B/s", cluster.nodes[0].nic_bytes_per_s)
-    return _on(question, _retiered(_with_nodes(cluster, lambda node: replace(
+    return _with_cluster(question, _retiered(_with_nodes(cluster, lambda node: replace(
         node, nic_bytes_per_s=node.nic_bytes_per_s * ratio
     )), ratio, is_network=True))  # fmt: skip
 
@@ -98,12 +100,12 @@ def _intra_node(question: Question, value: str) -> Question:
     devices = _with_devices(
         cluster, lambda device: replace(device, scale_up_bytes_per_s=device.scale_up_bytes_per_s * ratio)
     )
-    return _on(question, _retiered(_with_nodes(devices, faster), ratio, is_network=False))
+    return _with_cluster(question, _retiered(_with_nodes(devices, faster), ratio, is_network=False))
 
 
 def _memory(question: Question, value: str) -> Question:
     ratio = _ratio(value, "B", min(device.memory_bytes for device in question.cluster.classes.values()))
-    return _on(question, _with_devices(
+    return _with_cluster(question, _with_devices(
         question.cluster, lambda device: replace(device, memory_bytes=round(device.memory_bytes * ratio))
     ))  # fmt: skip
 
@@ -112,7 +114,7 @@ def _flops(question: Question, value: str) -> Question:
     dtype = find_recipe(question.job.dtype).matmul
     now = min(device.peak_flop_per_s[dtype] for device in question.cluster.classes.values())
     ratio = _ratio(value, "FLOP/s", now)
-    return _on(question, _with_devices(question.cluster, lambda device: replace(
+    return _with_cluster(question, _with_devices(question.cluster, lambda device: replace(
         device, peak_flop_per_s={name: peak * ratio for name, peak in device.peak_flop_per_s.items()}
     )))  # fmt: skip
 
@@ -120,13 +122,13 @@ def _flops(question: Question, value: str) -> Question:
 def _host_memory(question: Question, value: str) -> Question:
     cluster = question.cluster
     ratio = _ratio(value, "B", min(node.host_memory_bytes for node in cluster.nodes))
-    return _on(question, _with_nodes(
+    return _with_cluster(question, _with_nodes(
         cluster, lambda node: replace(node, host_memory_bytes=node.host_memory_bytes * ratio)
     ))  # fmt: skip
 
 
 def _devices(question: Question, value: str) -> Question:
-    return _on(question, resized(question.cluster, _count(value, question.cluster.devices)))
+    return _with_cluster(question, resized(question.cluster, _count(value, question.cluster.devices)))
 
 
 def _nodes(question: Question, value: str) -> Question:
@@ -134,10 +136,10 @@ def _nodes(question: Question, value: str) -> Question:
     count = _count(value, len(cluster.nodes))
     if count % len(cluster.nodes) == 0:
         factor = count // len(cluster.nodes)
-        return question if factor == 1 else _on(question, multiplied(cluster, factor))
-    kept = cluster.nodes[:count]
-    more = (count - len(kept)) * cluster.nodes[-1].devices
-    return _on(question, resized(cluster, sum(node.devices for node in kept) + more))
+        return question if factor == 1 else _with_cluster(question, multiplied(cluster, factor))
+    first_nodes = cluster.nodes[:count]
+    more = (count - len(first_nodes)) * cluster.nodes[-1].devices
+    return _with_cluster(question, resized(cluster, sum(node.devices for node in first_nodes) + more))
 
 
 def _seq_len(question: Question, value: str) -> Question:
@@ -165,7 +167,7 @@ peak in the job's dtype; counts; of a node's host. Where a cluster is mixed, wha
 it, and the others keep their proportion."""
 
 
-def _on(question: Question, cluster: Cluster) -> Question:
+def _with_cluster(question: Question, cluster: Cluster) -> Question:
     return replace(question, cluster=cluster)
 
 

@@ -25,7 +25,7 @@ def dependencies(schedule: Table) -> tuple[Ints, Ints]:
     if actions and (stage.max() >= stages or microbatch.max() >= microbatches):
         raise ConfigError("an action names a stage or microbatch that does not exist", key="schedule")
     rank = np.repeat(np.arange(schedule.pp), np.diff(offsets))
-    if (rank != schedule.home(stage, microbatch)).any():
+    if (rank != schedule.rank_for(stage, microbatch)).any():
         raise ConfigError("an action is on a rank that does not hold its stage", key="schedule")
     # Rows: F, B or I, W. Two spare stages, -1 and `stages`, stand for "nothing".
     place = np.full((3, stages + 2, microbatches), -1)
@@ -35,10 +35,10 @@ def dependencies(schedule: Table) -> tuple[Ints, Ints]:
         raise ConfigError("an action is in the table twice", key="schedule")
     own = place[np.maximum(role - 1, 0), stage + 1, microbatch]
     forward = role == 0
-    late = ~forward & ((own < 0) | (own >= np.arange(actions)))
-    if late.any():
+    out_of_order = ~forward & ((own < 0) | (own >= np.arange(actions)))
+    if out_of_order.any():
         raise ConfigError(
-            f"{_named(schedule, int(np.argmax(late)))} runs before what it needs", key="schedule"
+            f"{_named(schedule, int(np.argmax(out_of_order)))} runs before what it needs", key="schedule"
         )
     across = role < 2
     neighbour = np.where(forward, stage, stage + 2)
@@ -90,9 +90,9 @@ def action_finishes(
                 reached[rank], free[rank] = action, now
                 left -= action - first
         if left == before:
-            stuck = next(action for action, end in enumerate(finish) if end < 0.0)
+            deadlocked = next(action for action, end in enumerate(finish) if end < 0.0)
             raise ConfigError(
-                f"the schedule waits for itself, first at {_named(schedule, stuck)}", key="schedule"
+                f"the schedule waits for itself, first at {_named(schedule, deadlocked)}", key="schedule"
             )
     return finish
 

@@ -45,9 +45,9 @@ class Durations:
         batch, stages = self.forward_s.shape
         for field in fields(self):
             values: Floats = getattr(self, field.name)
-            wanted = (batch, stages - 1 if field.name.startswith("hop") else stages)
-            if values.shape != wanted:
-                raise InternalError(f"durations: {field.name} has shape {values.shape}, not {wanted}")
+            expected_shape = (batch, stages - 1 if field.name.startswith("hop") else stages)
+            if values.shape != expected_shape:
+                raise InternalError(f"durations: {field.name} has shape {values.shape}, not {expected_shape}")
             # Comparisons with NaN fail; `initial` stands for columns without values.
             if not (values.min(initial=0.0) >= 0.0 and values.max(initial=0.0) < np.inf):
                 raise InternalError(f"durations: {field.name} is negative or not finite")

@@ -129,8 +129,8 @@ def simulate(graph: TaskGraph, *, record_rates: bool = False) -> Timeline:
             if not waits[task]:
                 begun.append(task)
     if left:
-        stuck = next(name for name, finish in zip(graph.names, finishes, strict=True) if finish != finish)
-        raise InternalError(f"the task graph never ends: {left} tasks are left, first {stuck}")
+        unfinished = graph.names[next(task for task in range(tasks) if math.isnan(finishes[task]))]
+        raise InternalError(f"the task graph never ends: {left} tasks are left, first {unfinished}")
     return Timeline(
         graph=graph,
         start_s=np.array(starts),

@@ -34,28 +34,28 @@ def gantt(timeline: Timeline, *, width: int = 100, communication: bool = False) 
         compute = np.flatnonzero(mine & (streams == COMPUTE))
         busy = float((timeline.finish_s - timeline.start_s)[compute].sum())
         used = busy / makespan if makespan else 0.0
-        lines.append(f"rank {rank:>{label}} |{_cells(timeline, compute, width)}| {used:6.1%}")
+        lines.append(f"rank {rank:>{label}} |{_row_text(timeline, compute, width)}| {used:6.1%}")
         if communication:
-            beside = np.flatnonzero(mine & (streams == DATA_PARALLEL))
-            lines.append(f"{'':>{label + 5}} |{_cells(timeline, beside, width)}|")
+            communication_tasks = np.flatnonzero(mine & (streams == DATA_PARALLEL))
+            lines.append(f"{'':>{label + 5}} |{_row_text(timeline, communication_tasks, width)}|")
     lines.append(_legend(timeline, communication))
     return "\n".join(lines) + "\n"
 
 
-def _cells(timeline: Timeline, tasks: NDArray[np.int64], width: int) -> str:
+def _row_text(timeline: Timeline, tasks: NDArray[np.int64], width: int) -> str:
     """`width` characters: the tasks drawn over the step, in their order."""
     makespan = timeline.makespan_s
-    cells = [_IDLE] * width
+    characters = [_IDLE] * width
     scale = width / makespan if makespan else 0.0
     for task in tasks.tolist():
         # Column c is drawn when its middle, (c + 1/2) / scale, lies in the task.
         first = int(np.ceil(timeline.start_s[task] * scale - 0.5))
         stop = int(np.ceil(timeline.finish_s[task] * scale - 0.5))
-        cells[first:stop] = _drawn(timeline.graph.names[task], stop - first)
-    return "".join(cells[:width])
+        characters[first:stop] = _task_text(timeline.graph.names[task], stop - first)
+    return "".join(characters[:width])
 
 
-def _drawn(name: str, columns: int) -> str:
+def _task_text(name: str, columns: int) -> str:
     """`columns` characters for one task: letter, number if it fits with a letter after it, letter."""
     action = _ACTION.fullmatch(name)
     letter, number = (action[1], action[2]) if action else (name[0], "")

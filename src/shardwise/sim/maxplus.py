@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.errors import ConfigError, InternalError
-from shardwise.schedule import KINDS, Kind, Schedule
+from shardwise.schedule import KINDS, ActionKind, Schedule
 from shardwise.sim.dependencies import action_finishes, dependencies
 from shardwise.sim.durations import Durations
 from shardwise.sim.rows import Level, LevelRows, level_rows
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = map(KINDS.index, Kind)
+FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = map(KINDS.index, ActionKind)
 
 # Cases evaluated together: as many as amortise a call of numpy per level, while the finish times stay in a
 # cache.
@@ -59,10 +59,9 @@ class CompiledSchedule:
     """A schedule table as integer arrays, ready to be evaluated for any durations.
 
     By action, in the order of `Schedule.columns`: `source`, what it waits for over a hop (-1: nothing); `hop`
-    and `piece`, the rows of `Cases.parts` with the times of that hop and of itself. By stage: `first_forward`
-    and `last_backward`, its first F and its last B or W. By rank: `last_actions`, and the stages in the
-    orders in which they gather and reduce. Made by `compile_schedule`.
-    """
+    and `duration_row`, the rows of `FinishTimes.parts` with the times of that hop and of itself. By stage:
+    `first_forward` and `last_backward`, its first F and its last B or W. By rank: `last_actions`, and the
+    stages in the orders in which they gather and reduce. Made by `compile_schedule`."""
 
     def __init__(self, schedule: Schedule) -> None:
         stage, kind, _, offsets = schedule.columns
@@ -70,7 +69,7 @@ class CompiledSchedule:
         self.stages = schedule.stages
         self.actions = len(stage)
         self.source, self.hop = dependencies(schedule)
-        self.piece = kind * self.stages + stage + 2 * self.stages - 1
+        self.duration_row = kind * self.stages + stage + 2 * self.stages - 1
         self.first_forward, self.last_backward = _ends(schedule)
         self.last_actions = offsets[1:] - 1
         rank_of_stage = np.asarray(schedule.stage_rank)
@@ -88,7 +87,7 @@ class CompiledSchedule:
             level=np.array(finishes).astype(np.int64) - 1,
             source=self.source,
             hop=self.hop,
-            piece=self.piece,
+            duration_row=self.duration_row,
             first_forward=self.first_forward,
             offsets=self.schedule.columns.offsets,
         )
@@ -100,38 +99,38 @@ class CompiledSchedule:
         """
         self.check(durations)
         if durations.batch == 1:
-            return self._walked_s(durations)
+            return self._simulated_s(durations)
         result = np.empty(durations.batch)
         for chunk in chunks(durations.batch, self.actions):
-            cases = Cases(self, durations.rows(chunk))
+            cases = FinishTimes(self, durations.rows(chunk))
             cases.run(self.rows.levels)
             result[chunk] = cases.makespan_s()
         return result
 
-    def _walked_s(self, durations: Durations) -> Floats:
+    def _simulated_s(self, durations: Durations) -> Floats:
         """`makespan_s` of a single case, action by action: sooner done than level by level, and needs no
         levels.
         """
         parts, gathered = _parts_s(durations), _gathered_s(self, durations)
         earliest = np.zeros(self.actions)
         earliest[self.first_forward] = gathered[:, 0]
-        length, hop = parts[self.piece, 0], parts[self.hop, 0]
-        walked = action_finishes(
+        length, hop = parts[self.duration_row, 0], parts[self.hop, 0]
+        simulated = action_finishes(
             self.schedule, self.source.tolist(), length.tolist(), hop.tolist(), earliest.tolist()
         )
-        finish = np.array(walked)[:, None]
+        finish = np.array(simulated)[:, None]
         reduced = _reduced_s(self, finish[self.last_backward], durations.reduce_s.T)
         return _latest_s(finish[self.last_actions], reduced, gathered)
 
     def finish_s(self, durations: Durations) -> ActionTimes:
         """Start and finish of every action, gather and reduction, for every case."""
         self.check(durations)
-        cases = Cases(self, durations)
+        cases = FinishTimes(self, durations)
         cases.run(self.rows.levels)
         finish = cases.finish[self.rows.row_of].T
         reduced = cases.reduced_s().T
         return ActionTimes(
-            start_s=finish - cases.parts[self.piece].T,
+            start_s=finish - cases.parts[self.duration_row].T,
             finish_s=finish,
             gather_start_s=cases.gathered.T - durations.gather_s,
             gather_finish_s=cases.gathered.T.copy(),
@@ -154,7 +153,7 @@ def compile_schedule(schedule: Schedule) -> CompiledSchedule:
     return CompiledSchedule(schedule)
 
 
-class Cases:
+class FinishTimes:
     """The finish times of one compiled table for a batch of durations, computed level by level.
 
     `finish` has shape (actions + 1, batch), see `LevelRows`; `parts` holds forward hops, backward hops, a row
@@ -186,9 +185,9 @@ class Cases:
             for count in range(1, width + 1)
         }
 
-    def select(self, columns: Bools) -> Cases:
+    def select(self, columns: Bools) -> FinishTimes:
         """The cases of the batch where `columns` is true, with the finish times they have."""
-        cases = Cases.__new__(Cases)
+        cases = FinishTimes.__new__(FinishTimes)
         arrays = (self.finish, self.parts, self.gathered, self.reduce)
         cases._set(self.compiled, *(np.ascontiguousarray(array[:, columns]) for array in arrays))
         return cases
@@ -244,7 +243,7 @@ def _ends(schedule: Schedule) -> tuple[Ints, Ints]:
 
 
 def _parts_s(durations: Durations) -> Floats:
-    """The table that `hop` and `piece` refer to; shape (6 * stages - 1, batch)."""
+    """The table that `hop` and `duration_row` refer to; shape (6 * stages - 1, batch)."""
     parts = (
         durations.hop_forward_s.T,
         durations.hop_backward_s.T,

@@ -20,7 +20,7 @@ from heapq import heapify, heappop, heappush
 Route = tuple[tuple[int, int], ...]
 
 # A link counts as tight a little before it is, so that rounding in `_potential` cannot hide a tight one.
-_NEARLY = 1.0 - 1e-9
+_TIGHT_SHARE = 1.0 - 1e-9
 
 
 class Network:
@@ -33,15 +33,15 @@ class Network:
     """
 
     def __init__(self, routes: Sequence[Route], nbytes: Sequence[float], capacities: Sequence[float]) -> None:
-        lane_of_route: dict[Route, int] = {}
-        self._lane = [lane_of_route.setdefault(route, len(lane_of_route)) for route in routes]
-        self._routes = list(lane_of_route)
+        class_of_route: dict[Route, int] = {}
+        self._class_of_flow = [class_of_route.setdefault(route, len(class_of_route)) for route in routes]
+        self._routes = list(class_of_route)
         self._links_of = [tuple(link for link, _ in route) for route in self._routes]
         self._members: list[dict[int, None]] = [{} for _ in self._routes]
-        self._bound = [0.0] * len(self._routes)
+        self._solo_rate = [0.0] * len(self._routes)
         self._capacity = list(capacities)
-        self._limit = [capacity * _NEARLY for capacity in capacities]
-        self._lanes_on: list[dict[int, int]] = [{} for _ in capacities]
+        self._limit = [capacity * _TIGHT_SHARE for capacity in capacities]
+        self._classes_on: list[dict[int, int]] = [{} for _ in capacities]
         self._crossings = [0] * len(capacities)
         self._potential = [0.0] * len(capacities)
         self._is_tight = [False] * len(capacities)
@@ -55,12 +55,12 @@ class Network:
     def join(self, flow: int, now_s: float) -> None:
         """`flow` begins to move its bytes."""
         self._since[flow] = now_s
-        lane = self._lane[flow]
-        members = self._members[lane]
+        flow_class = self._class_of_flow[flow]
+        members = self._members[flow_class]
         if not members:
-            self._open(lane)
+            self._open(flow_class)
         members[flow] = None
-        for link, times in self._routes[lane]:
+        for link, times in self._routes[flow_class]:
             self._crossings[link] += times
             if self._is_tight[link]:
                 self.changed.append(link)
@@ -68,93 +68,102 @@ class Network:
     def leave(self, flow: int) -> None:
         """`flow` has moved its last byte."""
         self._left[flow] = 0.0
-        lane = self._lane[flow]
-        members = self._members[lane]
+        flow_class = self._class_of_flow[flow]
+        members = self._members[flow_class]
         del members[flow]
-        for link, times in self._routes[lane]:
+        for link, times in self._routes[flow_class]:
             self._crossings[link] -= times
             if self._is_tight[link] and self._crossings[link]:
                 self.changed.append(link)
         if not members:
-            self._close(lane)
+            self._close(flow_class)
 
-    def _open(self, lane: int) -> None:
-        bound = self._bound[lane] = self._narrowest(lane)
-        for link, times in self._routes[lane]:
-            self._lanes_on[link][lane] = times
-            self._potential[link] += bound * times
+    def _open(self, flow_class: int) -> None:
+        solo_rate = self._solo_rate[flow_class] = self._narrowest(flow_class)
+        for link, times in self._routes[flow_class]:
+            self._classes_on[link][flow_class] = times
+            self._potential[link] += solo_rate * times
             self._is_tight[link] = self._potential[link] >= self._limit[link]
 
-    def _close(self, lane: int) -> None:
-        bound = self._bound[lane]
-        for link, times in self._routes[lane]:
-            lanes = self._lanes_on[link]
-            del lanes[lane]
-            self._potential[link] = self._potential[link] - bound * times if lanes else 0.0
+    def _close(self, flow_class: int) -> None:
+        solo_rate = self._solo_rate[flow_class]
+        for link, times in self._routes[flow_class]:
+            flow_classes = self._classes_on[link]
+            del flow_classes[flow_class]
+            self._potential[link] = self._potential[link] - solo_rate * times if flow_classes else 0.0
             self._is_tight[link] = self._potential[link] >= self._limit[link]
 
-    def _narrowest(self, lane: int) -> float:
-        """The rate of a flow that has the links of `lane` for itself."""
-        return min(self._capacity[link] / times for link, times in self._routes[lane])
+    def _narrowest(self, flow_class: int) -> float:
+        """The rate of a flow that has the links of `flow_class` for itself."""
+        return min(self._capacity[link] / times for link, times in self._routes[flow_class])
 
     def set_capacity(self, link: int, bytes_per_s: float) -> None:
         """`link` carries `bytes_per_s` from now on."""
-        affected = sorted({link, *(other for lane in self._lanes_on[link] for other in self._links_of[lane])})
+        affected = sorted(
+            {link, *(other for flow_class in self._classes_on[link] for other in self._links_of[flow_class])}
+        )
         # A link beside it that turns loose with it must be looked at, too: it may have limited someone.
         self.changed += [other for other in affected if self._is_tight[other]]
         self._capacity[link] = bytes_per_s
-        self._limit[link] = bytes_per_s * _NEARLY
-        for lane in self._lanes_on[link]:
-            self._bound[lane] = self._narrowest(lane)
+        self._limit[link] = bytes_per_s * _TIGHT_SHARE
+        for flow_class in self._classes_on[link]:
+            self._solo_rate[flow_class] = self._narrowest(flow_class)
         for other in affected:
             self._potential[other] = sum(
-                self._bound[lane] * times for lane, times in self._lanes_on[other].items()
+                self._solo_rate[flow_class] * times for flow_class, times in self._classes_on[other].items()
             )
             self._is_tight[other] = self._potential[other] >= self._limit[other]
         self.changed.append(link)
 
     def reshare(self, now_s: float) -> list[tuple[int, float]]:
         """The flows whose rate is new at `now_s`, and when each will end (infinity if it stands still)."""
-        met: set[int] = set()
-        renewed: list[tuple[int, float]] = []
+        seen: set[int] = set()
+        updated: list[tuple[int, float]] = []
         members = self._members
         for link in self.changed:
-            lanes = [lane for lane in self._lanes_on[link] if lane not in met]
-            if not lanes:
+            flow_classes = [flow_class for flow_class in self._classes_on[link] if flow_class not in seen]
+            if not flow_classes:
                 continue
-            links = self._connected(lanes, met)
-            if len(lanes) == 1:
-                lane = lanes[0]
-                self._set_rate(members[lane], self._bound[lane] / len(members[lane]), now_s, renewed)
+            links = self._connected(flow_classes, seen)
+            if len(flow_classes) == 1:
+                flow_class = flow_classes[0]
+                self._set_rate(
+                    members[flow_class],
+                    self._solo_rate[flow_class] / len(members[flow_class]),
+                    now_s,
+                    updated,
+                )
             else:
-                for lane, rate in self._filled(lanes, links):
-                    self._set_rate(members[lane], rate, now_s, renewed)
+                for flow_class, rate in self._progressive_filling(flow_classes, links):
+                    self._set_rate(members[flow_class], rate, now_s, updated)
         self.changed.clear()
-        return renewed
+        return updated
 
-    def _connected(self, lanes: list[int], met: set[int]) -> dict[int, None]:
-        """Add to `lanes` (and `met`) all that are connected to them over tight links; these links."""
-        links_of, lanes_on, is_tight = self._links_of, self._lanes_on, self._is_tight
-        met.update(lanes)
+    def _connected(self, flow_classes: list[int], seen: set[int]) -> dict[int, None]:
+        """Add to `flow_classes` (and `seen`) all that are connected to them over tight links; these links."""
+        links_of, classes_on, is_tight = self._links_of, self._classes_on, self._is_tight
+        seen.update(flow_classes)
         links: dict[int, None] = {}
-        for lane in lanes:
-            for link in links_of[lane]:
+        for flow_class in flow_classes:
+            for link in links_of[flow_class]:
                 if is_tight[link] and link not in links:
                     links[link] = None
-                    for beside in lanes_on[link]:
-                        if beside not in met:
-                            met.add(beside)
-                            lanes.append(beside)
+                    for neighbour in classes_on[link]:
+                        if neighbour not in seen:
+                            seen.add(neighbour)
+                            flow_classes.append(neighbour)
         return links
 
-    def _filled(self, lanes: list[int], links: dict[int, None]) -> list[tuple[int, float]]:
-        """Rates of the flows of `lanes` by progressive filling, where only `links` can be full."""
-        capacity, lanes_on, routes, members = self._capacity, self._lanes_on, self._routes, self._members
-        room = {link: capacity[link] for link in links}
+    def _progressive_filling(
+        self, flow_classes: list[int], links: dict[int, None]
+    ) -> list[tuple[int, float]]:
+        """Rates of the flows of `flow_classes` by progressive filling, where only `links` can be full."""
+        capacity, classes_on, routes, members = self._capacity, self._classes_on, self._routes, self._members
+        residual = {link: capacity[link] for link in links}
         crossings = {link: self._crossings[link] for link in links}
-        levels = [(room[link] / crossings[link], link) for link in links]
+        levels = [(residual[link] / crossings[link], link) for link in links]
         heapify(levels)
-        unsettled = set(lanes)
+        unsettled = set(flow_classes)
         rates: list[tuple[int, float]] = []
         while unsettled:
             level, link = heappop(levels)
@@ -162,24 +171,24 @@ class Network:
             if not times:
                 continue
             # Levels only rise as slower flows settle, so an outdated one is put back with what it is now.
-            rising = room[link] / times
+            rising = residual[link] / times
             if rising > level and levels and rising > levels[0][0]:
                 heappush(levels, (rising, link))
                 continue
             rising = max(rising, level)  # rounding must not make a level fall
-            for lane in lanes_on[link]:
-                if lane in unsettled:
-                    unsettled.remove(lane)
-                    rates.append((lane, rising))
-                    flows = len(members[lane])
-                    for other, often in routes[lane]:
-                        if other in room:
-                            room[other] -= rising * often * flows
+            for flow_class in classes_on[link]:
+                if flow_class in unsettled:
+                    unsettled.remove(flow_class)
+                    rates.append((flow_class, rising))
+                    flows = len(members[flow_class])
+                    for other, often in routes[flow_class]:
+                        if other in residual:
+                            residual[other] -= rising * often * flows
                             crossings[other] -= often * flows
         return rates
 
     def _set_rate(
-        self, flows: dict[int, None], rate: float, now_s: float, renewed: list[tuple[int, float]]
+        self, flows: dict[int, None], rate: float, now_s: float, updated: list[tuple[int, float]]
     ) -> None:
         rates, lefts, since = self.rates, self._left, self._since
         for flow in flows:
@@ -198,9 +207,9 @@ class Network:
             if self.rate_log is not None:
                 self.rate_log.append((flow, now_s, rate))
             if left == 0.0:
-                renewed.append((flow, now_s))
+                updated.append((flow, now_s))
             else:
-                renewed.append((flow, now_s + left / rate if rate > 0.0 else math.inf))
+                updated.append((flow, now_s + left / rate if rate > 0.0 else math.inf))
 
 
 def max_min_rates(routes: Sequence[Route], capacities: Sequence[float]) -> list[float]:

@@ -16,10 +16,10 @@ from shardwise.cluster import (
     Slowdown,
     link_graph,
 )
-from shardwise.sim.task_graph import Link, Speed
+from shardwise.sim.task_graph import FlowLink, Speed
 
 
-def links_over_time(cluster: Cluster, trace: EventTrace) -> tuple[Link, ...]:
+def links_over_time(cluster: Cluster, trace: EventTrace) -> tuple[FlowLink, ...]:
     """All links of the cluster, each with its capacity from 0 to the end of the trace and beyond: nothing
     while the node or device that it belongs to is not there. Latencies and what lies between sites are no
     capacities of links: they are left out."""
@@ -27,7 +27,7 @@ def links_over_time(cluster: Cluster, trace: EventTrace) -> tuple[Link, ...]:
     for event in trace.events:
         if isinstance(event, LinkChange) and event.link is not None and event.bytes_per_s is not None:
             changes.setdefault(event.link, {})[event.time_s] = event.bytes_per_s
-    ranks, there = _ranks(cluster), _presence(cluster, trace)
+    ranks, present = _ranks(cluster), _presence(cluster, trace)
     of = {f"d{rank}": name for name, members in ranks.items() for rank in members} | {
         name: name for name in ranks
     }
@@ -36,8 +36,8 @@ def links_over_time(cluster: Cluster, trace: EventTrace) -> tuple[Link, ...]:
         capacity = _changed(link.capacity, changes.get(link.name, {}))
         ends = [end for end in (link.source, link.target) if end in of]
         for name in dict.fromkeys((*(of[end] for end in ends), *ends)):
-            capacity = _while_there(capacity, there.get(name, {}))
-        found.append(Link(link.name, capacity))
+            capacity = _while_present(capacity, present.get(name, {}))
+        found.append(FlowLink(link.name, capacity))
     return tuple(found)
 
 
@@ -63,15 +63,15 @@ def _presence(cluster: Cluster, trace: EventTrace) -> dict[str, dict[float, bool
     return found
 
 
-def _while_there(capacity: Capacity, there: Mapping[float, bool]) -> Capacity:
+def _while_present(capacity: Capacity, present: Mapping[float, bool]) -> Capacity:
     """The capacity while a node is there, and none while it is not."""
-    if all(there.values()):
+    if all(present.values()):
         return capacity
-    times_s = sorted({*capacity.times_s, *there})
-    rates, is_there = [], True
+    times_s = sorted({*capacity.times_s, *present})
+    rates, is_present = [], True
     for time_s in times_s:
-        is_there = there.get(time_s, is_there)
-        rates.append(capacity.at(time_s) if is_there else 0.0)
+        is_present = present.get(time_s, is_present)
+        rates.append(capacity.at(time_s) if is_present else 0.0)
     return Capacity(tuple(times_s), tuple(rates))
 
 
@@ -94,9 +94,9 @@ def speeds_over_time(cluster: Cluster, trace: EventTrace) -> dict[int, Speed]:
     node's, and 0 while its node is not there."""
     ranks = _ranks(cluster)
     shares = {f"d{rank}": 1.0 for rank in range(cluster.devices)} | dict.fromkeys(ranks, 1.0)
-    there = {name: name not in trace.absent for name in ranks}
+    present = {name: name not in trace.absent for name in ranks}
     node_of = {rank: name for name, members in ranks.items() for rank in members}
-    gone: set[int] = set()
+    lost: set[int] = set()
     profiles: dict[int, dict[float, float]] = {
         rank: {0.0: 0.0} for name in sorted(trace.absent) for rank in ranks[name]
     }
@@ -106,18 +106,18 @@ def speeds_over_time(cluster: Cluster, trace: EventTrace) -> dict[int, Speed]:
             shares[event.where] = event.speed
             touched = ranks[event.where] if event.where in ranks else (int(event.where[1:]),)
         elif isinstance(event, DeviceLost):
-            gone.add(int(event.device[1:]))
+            lost.add(int(event.device[1:]))
             touched = (int(event.device[1:]),)
         elif isinstance(event, NodeLost | NodeJoined):
-            there[event.node] = isinstance(event, NodeJoined)
+            present[event.node] = isinstance(event, NodeJoined)
             touched = ranks[event.node]
             # One that joins is as new, with all of its devices.
             shares |= dict.fromkeys((event.node, *(f"d{rank}" for rank in touched)), 1.0)
-            gone -= set(touched)
+            lost -= set(touched)
         for rank in touched:
             name = node_of[rank]
-            is_there = there[name] and rank not in gone
-            factor = shares[f"d{rank}"] * shares[name] if is_there else 0.0
+            is_present = present[name] and rank not in lost
+            factor = shares[f"d{rank}"] * shares[name] if is_present else 0.0
             profiles.setdefault(rank, {0.0: 1.0})[event.time_s] = factor
     return {
         rank: Speed(tuple(profile), tuple(profile.values())) for rank, profile in sorted(profiles.items())

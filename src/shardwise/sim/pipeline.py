@@ -22,7 +22,7 @@ from shardwise.sim.maxplus import (
     Ints,
     compile_schedule,
 )
-from shardwise.sim.task_graph import COMPUTE, DATA_PARALLEL, Link, TaskGraph, TaskGraphBuilder
+from shardwise.sim.task_graph import COMPUTE, DATA_PARALLEL, FlowLink, TaskGraph, TaskGraphBuilder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Transfers:
     times in `Durations` are then the latencies, paid before the first byte.
     """
 
-    links: tuple[Link, ...]
+    links: tuple[FlowLink, ...]
     forward_bytes: Sequence[float]
     backward_bytes: Sequence[float]
     forward_routes: Sequence[Sequence[int]]
@@ -173,7 +173,7 @@ def activation_bytes(
     amount = np.asarray(bytes_per_microbatch, np.float64)[stage]
     change = np.where(kind == FORWARD, amount, np.where(kind == BACKWARD_INPUT, 0.0, -amount))
     when = np.where(kind == FORWARD, timeline.start_s[tasks], timeline.finish_s[tasks])
-    return [_held(when[which], change[which]) for which in _rank_slices(offsets)]
+    return [_running_sums(when[which], change[which]) for which in _rank_slices(offsets)]
 
 
 def _rank_slices(offsets: Ints) -> list[slice]:
@@ -182,10 +182,10 @@ def _rank_slices(offsets: Ints) -> list[slice]:
     ]
 
 
-def _held(when: Floats, change: Floats) -> tuple[Floats, Floats]:
+def _running_sums(when: Floats, change: Floats) -> tuple[Floats, Floats]:
     """Instants in order, and the sum of changes up to and with each."""
     # What is given back at an instant is free before what is taken at the same instant.
     order = np.lexsort((change > 0, when))
-    held = np.cumsum(change[order])
+    in_flight_bytes = np.cumsum(change[order])
     last = np.append(np.flatnonzero(np.diff(when[order])), len(order) - 1)
-    return when[order][last], np.maximum(held[last], 0.0)
+    return when[order][last], np.maximum(in_flight_bytes[last], 0.0)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.schedule import KINDS, Kind, Rerouted
+from shardwise.schedule import KINDS, ActionKind, Rerouted
 from shardwise.sim.dependencies import action_finishes, dependencies
 from shardwise.sim.durations import Durations
 
 _KINDS = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
-_BACKWARDS = [KINDS.index(Kind.BACKWARD), KINDS.index(Kind.BACKWARD_INPUT)]
+_BACKWARDS = [KINDS.index(ActionKind.BACKWARD), KINDS.index(ActionKind.BACKWARD_INPUT)]
 
 
 def rerouted_s(table: Rerouted, durations: Durations, across_s: float) -> float:
@@ -22,7 +22,7 @@ def rerouted_s(table: Rerouted, durations: Durations, across_s: float) -> float:
     """
     stage, kind, _, offsets = table.columns
     rank = np.repeat(np.arange(table.pp), np.diff(offsets))
-    pipeline = np.array([one for one, _ in table.cells])[rank]
+    pipeline = np.array([one for one, _ in table.rank_stages])[rank]
     source, _ = dependencies(table)
     by_kind = np.stack([getattr(durations, name) for name in _KINDS])
     length = by_kind[kind, pipeline, stage]

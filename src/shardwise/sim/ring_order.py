@@ -1,10 +1,10 @@
 """In which order a ring goes through nodes between which links differ.
 
-A ring passes on as fast as its slowest hop lets it, so that is made as fast as can be; of such orders the
-one is taken whose hops take least in all. Nodes that are alike are one class and follow each other. Up to
-`EXACT` classes dynamic programming over sets of classes finds the best (Held and Karp 1962); beyond, an order
-is found by insertion and exchanges, and what no order can beat is told by the *assignment bound*: hops no
-slower than it lead from every class to another, to each from one, and from each class to all others.
+A ring passes on as fast as its slowest hop lets it, so that is made as fast as can be; of such orders the one
+is taken whose hops take least in all. Nodes that are alike are one class and follow each other. Up to
+`EXACT_CLASSES` classes dynamic programming over sets of classes finds the best (Held and Karp 1962); beyond,
+an order is found by insertion and exchanges, and what no order can beat is told by the *assignment bound*:
+hops no slower than it lead from every class to another, to each from one, and from each class to all others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardwise.errors import InternalError
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-EXACT: Final = 12
+EXACT_CLASSES: Final = 12
 """Classes up to which the order is the best there is."""
 
 
@@ -35,7 +35,7 @@ class RingOrder:
     bound_s: float
 
     @property
-    def is_best(self) -> bool:
+    def is_optimal(self) -> bool:
         """Whether it is proven that no order has a faster slowest hop."""
         return self.slowest_s <= self.bound_s
 
@@ -51,18 +51,18 @@ def ring_order(hop_s: Any) -> RingOrder:
         raise InternalError("a hop takes no less than nothing")
     if len(hops) == 1:
         return RingOrder((0,), 0.0, 0.0, 0.0)
-    if len(hops) <= EXACT:
-        bound_s = _least(hops, np.maximum)[0]
+    if len(hops) <= EXACT_CLASSES:
+        bound_s = _held_karp(hops, np.maximum)[0]
         within = np.where(hops <= bound_s, hops, np.inf)
-        order = _least(within, np.add)[1]
+        order = _held_karp(within, np.add)[1]
     else:
-        bound_s, order = _assignment_bound_s(hops), _improved(hops, _inserted(hops))
+        bound_s, order = _assignment_bound_s(hops), _local_search(hops, _insertion_order(hops))
     along = hops[order, [*order[1:], order[0]]]
     return RingOrder(tuple(order), float(along.max()), float(along.sum()), bound_s)
 
 
-def _least(hops: Floats, joined: Any) -> tuple[float, list[int]]:
-    """The least that a ring's hops are together, where `joined` puts two of them together, and its order.
+def _held_karp(hops: Floats, combine: Any) -> tuple[float, list[int]]:
+    """The least that a ring's hops are together, where `combine` puts two of them together, and its order.
 
     `best[visited, last]`: the least way from class 0 through the visited ones (bits of the others) to `last`.
     """
@@ -71,22 +71,22 @@ def _least(hops: Floats, joined: Any) -> tuple[float, list[int]]:
     for last in range(others):
         best[1 << last, last] = hops[0, last + 1]
     inner = hops[1:, 1:]
-    before = np.zeros(best.shape, dtype=np.int64)
+    predecessor = np.zeros(best.shape, dtype=np.int64)
     for visited in range(1, 1 << others):
         for last in range(others):
             rest = visited & ~(1 << last)
             if visited >> last & 1 and rest:
-                ways = joined(best[rest], inner[:, last])
-                before[visited, last] = way = int(ways.argmin())
-                best[visited, last] = ways[way]
+                edges = combine(best[rest], inner[:, last])
+                predecessor[visited, last] = best_edge = int(edges.argmin())
+                best[visited, last] = edges[best_edge]
     every = (1 << others) - 1
-    closed = joined(best[every], hops[1:, 0])
+    closed = combine(best[every], hops[1:, 0])
     last = int(closed.argmin())
     if np.isinf(closed[last]):
         return float("inf"), list(range(len(hops)))
     order, visited = [last + 1], every
     while visited & (visited - 1):
-        visited, last = visited & ~(1 << last), int(before[visited, last])
+        visited, last = visited & ~(1 << last), int(predecessor[visited, last])
         order.append(last + 1)
     return float(closed.min()), [0, *order[::-1]]
 
@@ -97,40 +97,40 @@ def _assignment_bound_s(hops: Floats) -> float:
     low, high = 0, len(times)
     while low < high:
         middle = (low + high) // 2
-        if _may_be_ring(hops <= times[middle]):
+        if _may_have_ring(hops <= times[middle]):
             high = middle
         else:
             low = middle + 1
     return float(times[low]) if low < len(times) else float("inf")
 
 
-def _may_be_ring(ways: Bools) -> bool:
-    return _are_connected(ways) and _are_connected(ways.T) and _have_own_next(ways)
+def _may_have_ring(edges: Bools) -> bool:
+    return _are_connected(edges) and _are_connected(edges.T) and _have_perfect_matching(edges)
 
 
-def _are_connected(ways: Bools) -> bool:
+def _are_connected(edges: Bools) -> bool:
     """Whether all are reached from class 0."""
-    reached: Bools = np.zeros(len(ways), dtype=np.bool_)
+    reached: Bools = np.zeros(len(edges), dtype=np.bool_)
     reached[0] = True
-    for _ in range(len(ways)):
-        reached = reached | ways[reached].any(axis=0)
+    for _ in range(len(edges)):
+        reached = reached | edges[reached].any(axis=0)
     return bool(reached.all())
 
 
-def _have_own_next(ways: Bools) -> bool:
+def _have_perfect_matching(edges: Bools) -> bool:
     """Whether every class can be given a next one, no two the same (augmenting paths)."""
-    previous = [-1] * len(ways)
+    previous = [-1] * len(edges)
 
-    def is_given(one: int, tried: set[int]) -> bool:
-        for other in np.flatnonzero(ways[one]).tolist():
+    def is_augmented(one: int, tried: set[int]) -> bool:
+        for other in np.flatnonzero(edges[one]).tolist():
             if other not in tried:
                 tried.add(other)
-                if previous[other] < 0 or is_given(previous[other], tried):
+                if previous[other] < 0 or is_augmented(previous[other], tried):
                     previous[other] = one
                     return True
         return False
 
-    return all(is_given(one, set()) for one in range(len(ways)))
+    return all(is_augmented(one, set()) for one in range(len(edges)))
 
 
 def _cost(hops: Floats, order: list[int]) -> tuple[float, float]:
@@ -138,7 +138,7 @@ def _cost(hops: Floats, order: list[int]) -> tuple[float, float]:
     return float(along.max()), float(along.sum())
 
 
-def _inserted(hops: Floats) -> list[int]:
+def _insertion_order(hops: Floats) -> list[int]:
     """Classes one by one where they make the ring least slow."""
     order = [0]
     for one in range(1, len(hops)):
@@ -147,27 +147,27 @@ def _inserted(hops: Floats) -> list[int]:
     return order
 
 
-def _improved(hops: Floats, order: list[int]) -> list[int]:
+def _local_search(hops: Floats, order: list[int]) -> list[int]:
     """Runs of classes are turned around, and single classes put elsewhere, while that helps."""
     cost, is_better = _cost(hops, order), True
     while is_better:
         is_better = False
-        for found in _changed(order):
+        for found in _neighbourhood(order):
             if (new := _cost(hops, found)) < cost:
                 order, cost, is_better = found, new, True
                 break
     return order
 
 
-def _changed(order: list[int]) -> list[list[int]]:
+def _neighbourhood(order: list[int]) -> list[list[int]]:
     size = len(order)
-    turned = [
+    reversals = [
         [*order[:first], *reversed(order[first:last]), *order[last:]]
         for first in range(1, size)
         for last in range(first + 2, size + 1)
     ]
-    moved = []
+    relocations = []
     for at in range(1, size):
         rest = [*order[:at], *order[at + 1 :]]
-        moved += [[*rest[:to], order[at], *rest[to:]] for to in range(1, size) if to != at]
-    return [*turned, *moved]
+        relocations += [[*rest[:to], order[at], *rest[to:]] for to in range(1, size) if to != at]
+    return [*reversals, *relocations]

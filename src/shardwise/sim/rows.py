@@ -46,7 +46,7 @@ class LevelRows:
 
 
 def level_rows(
-    *, level: Ints, source: Ints, hop: Ints, piece: Ints, first_forward: Ints, offsets: Ints
+    *, level: Ints, source: Ints, hop: Ints, duration_row: Ints, first_forward: Ints, offsets: Ints
 ) -> LevelRows:
     """Sort actions of the given levels; `offsets` are those of `Schedule.columns`, the rest is by action."""
     actions = len(level)
@@ -63,7 +63,7 @@ def level_rows(
     for stage, action in enumerate(first_forward.tolist()):
         at = int(level[action])
         gathered.setdefault(at, []).append((int(row_of[action] - starts[at]), stage))
-    rows, parts = _paired(starts, previous, sources), _paired(starts, hop[order], piece[order])
+    rows, parts = _paired(starts, previous, sources), _paired(starts, hop[order], duration_row[order])
     return LevelRows(
         row_of=row_of[:-1],
         action_of_row=np.concatenate(([-1], order)),

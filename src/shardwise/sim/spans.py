@@ -96,25 +96,27 @@ def tracks_of(trace: Trace) -> list[Track]:
         groups.setdefault((span.rank, order, span.track), []).append(place)
     tracks = []
     for (rank, _, name), places in sorted(groups.items()):
-        for number, lane in enumerate(_lanes(trace, places), start=1):
-            tracks.append(Track(rank, name if number == 1 else f"{name} {number}", tuple(lane)))
+        for number, track_row in enumerate(_non_overlapping(trace, places), start=1):
+            tracks.append(Track(rank, name if number == 1 else f"{name} {number}", tuple(track_row)))
     return tracks
 
 
-def _lanes(trace: Trace, places: Iterable[int]) -> list[list[int]]:
-    lanes: list[list[int]] = []
+def _non_overlapping(trace: Trace, places: Iterable[int]) -> list[list[int]]:
+    track_rows: list[list[int]] = []
     free_s: list[float] = []
     for place in sorted(
         places, key=lambda place: (trace.spans[place].start_s, trace.spans[place].finish_s, place)
     ):
         span = trace.spans[place]
-        number = next((lane for lane, free in enumerate(free_s) if free <= span.start_s), len(lanes))
-        if number == len(lanes):
-            lanes.append([])
+        number = next(
+            (track_row for track_row, free in enumerate(free_s) if free <= span.start_s), len(track_rows)
+        )
+        if number == len(track_rows):
+            track_rows.append([])
             free_s.append(0.0)
-        lanes[number].append(place)
+        track_rows[number].append(place)
         free_s[number] = span.finish_s
-    return lanes
+    return track_rows
 
 
 def trace_of(timeline: Timeline, *, activations: Sequence[tuple[Floats, Floats]] = ()) -> Trace:

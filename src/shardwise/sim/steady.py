@@ -31,7 +31,7 @@ import numpy as np
 
 from shardwise.schedule import Schedule, generate
 from shardwise.sim.durations import Durations
-from shardwise.sim.maxplus import Bools, Cases, CompiledSchedule, Floats, Ints, chunks, compile_schedule
+from shardwise.sim.maxplus import Bools, CompiledSchedule, FinishTimes, Floats, Ints, chunks, compile_schedule
 
 # How far from equal the components of x(k) - x(k - p) may be, relative to x(k): a few dozen roundings.
 _TOLERANCE = 1e-14
@@ -45,13 +45,13 @@ _LEVELS_BETWEEN_CHECKS = 64
 class Loop:
     """Levels `first` to `stop` of a compiled table, which repeat: see the head of this file.
 
-    `carried` and `renewed` are rows of the finish times, alike in order.
+    `carried` and `updated` are rows of the finish times, alike in order.
     """
 
     first: int
     stop: int
     carried: Ints
-    renewed: Ints
+    updated: Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,44 +68,44 @@ class SteadySchedule:
         """Seconds of a step of each case's `microbatches`: a multiple of `group` more than
         `self.microbatches`."""
         self.compiled.check(durations)
-        turns = 1 + (microbatches - self.microbatches) // self.group
+        iterations = 1 + (microbatches - self.microbatches) // self.group
         result = np.empty(durations.batch)
         for chunk in chunks(durations.batch, self.compiled.actions):
-            cases = Cases(self.compiled, durations.rows(chunk))
+            cases = FinishTimes(self.compiled, durations.rows(chunk))
             levels = self.compiled.rows.levels
             done = 0
             for loop in self.loops:
                 cases.run(levels[done : loop.first])
-                cases.finish[loop.renewed] = self._state_after(cases, loop, turns[chunk])
+                cases.finish[loop.updated] = self._state_after(cases, loop, iterations[chunk])
                 done = loop.stop
             cases.run(levels[done:])
             result[chunk] = cases.makespan_s()
         return result
 
-    def _state_after(self, cases: Cases, loop: Loop, turns: Ints) -> Floats:
+    def _state_after(self, cases: FinishTimes, loop: Loop, iterations: Ints) -> Floats:
         """The times of the renewed actions after each case's number of turns of `loop`; shape (carried,
         batch)."""
         levels = self.compiled.rows.levels[loop.first : loop.stop]
-        turns_between_checks = -(-_LEVELS_BETWEEN_CHECKS // len(levels))
+        iterations_between_checks = -(-_LEVELS_BETWEEN_CHECKS // len(levels))
         state = cases.finish[loop.carried]
         result = np.empty_like(state)
         left = np.arange(state.shape[1])
         history = [state]
-        turn = 0
+        iteration = 0
         while len(left):
             cases.run(levels)
-            state = cases.finish[loop.renewed]
+            state = cases.finish[loop.updated]
             history.append(state)
-            turn += 1
-            ended = turns[left] == turn
+            iteration += 1
+            ended = iterations[left] == iteration
             result[:, left[ended]] = state[:, ended]
-            if turn % turns_between_checks == 0:
+            if iteration % iterations_between_checks == 0:
                 history = history[-self.longest_period - 1 :]
                 periods = np.where(ended, 0, _periods(history))
-                settled = np.flatnonzero(periods)
-                if len(settled):
-                    more = turns[left[settled]] - turn
-                    result[:, left[settled]] = _extended(history, periods, settled, more)
+                periodic = np.flatnonzero(periods)
+                if len(periodic):
+                    more = iterations[left[periodic]] - iteration
+                    result[:, left[periodic]] = _extrapolated(history, periods, periodic, more)
                 ended |= periods > 0
             if ended.any():
                 cases, left = cases.select(~ended), left[~ended]
@@ -124,10 +124,10 @@ def makespan_s(name: str, *, pp: int, microbatches: Ints | int, vpp: int, durati
     """
     each = np.broadcast_to(np.asarray(microbatches, dtype=np.int64), (durations.batch,))
     result, is_left = np.empty(durations.batch), np.ones(durations.batch, dtype=bool)
-    if _stands_for(name, pp, each).any():
+    if _uses_steady(name, pp, each).any():
         steady = steady_schedule(name, pp, vpp)
         if steady is not None:
-            is_left = ~_stands_for(name, pp, each)
+            is_left = ~_uses_steady(name, pp, each)
             result[~is_left] = steady.makespan_s(each[~is_left], durations.rows(~is_left))
     for m in np.unique(each[is_left]).tolist():
         cases = is_left & (each == m)
@@ -136,7 +136,7 @@ def makespan_s(name: str, *, pp: int, microbatches: Ints | int, vpp: int, durati
     return result
 
 
-def _stands_for(name: str, pp: int, microbatches: Ints) -> Bools:
+def _uses_steady(name: str, pp: int, microbatches: Ints) -> Bools:
     """For which numbers of microbatches the steady table stands, and saves work."""
     group = _group(name, pp)
     more = microbatches - _BASE * pp
@@ -190,7 +190,7 @@ class _Phase:
 def _phases(short: Schedule, longer: Schedule, group: int) -> list[_Phase]:
     """The parts of the tables that grow: the whole rows, or forwards and backwards where these are apart."""
     parts = [[_split_rows(table, rank) for rank in range(table.pp)] for table in (short, longer)]
-    if not all(alone for table in parts for _, alone in table):
+    if not all(is_separate for table in parts for _, is_separate in table):
         return [_phase([row for row, _ in parts[0]], [row for row, _ in parts[1]], None, group)]
     return [
         _phase([row for row, _ in parts[0]], [row for row, _ in parts[1]], side, group) for side in (0, 1)
@@ -235,10 +235,10 @@ def _phase(short: list[_Row], longer: list[_Row], side: int | None, group: int) 
         long_work, long_microbatch, _ = long_row.part(side)
         size = len(work)
         more = len(long_work) - size
-        ahead = (work == long_work[:size]) & (microbatch == long_microbatch[:size])
-        behind = (work == long_work[more:]) & (microbatch + group == long_microbatch[more:])
-        high.append(begin + (size if ahead.all() else int(np.argmin(ahead))))
-        low.append(begin + (0 if behind.all() else size - int(np.argmin(behind[::-1]))))
+        prefix_equal = (work == long_work[:size]) & (microbatch == long_microbatch[:size])
+        suffix_equal = (work == long_work[more:]) & (microbatch + group == long_microbatch[more:])
+        high.append(begin + (size if prefix_equal.all() else int(np.argmin(prefix_equal))))
+        low.append(begin + (0 if suffix_equal.all() else size - int(np.argmin(suffix_equal[::-1]))))
         block.append(more)
     return _Phase(np.array(low), np.array(high), np.array(block))
 
@@ -266,7 +266,7 @@ def _loop(compiled: CompiledSchedule, counts: Ints, phase: _Phase, group: int) -
         for first in np.flatnonzero(fits.all(axis=1)).tolist():
             rows = _carried(compiled, first, first + height, group)
             if rows is not None:
-                return Loop(first=first, stop=first + height, carried=rows[0], renewed=rows[1])
+                return Loop(first=first, stop=first + height, carried=rows[0], updated=rows[1])
     return None
 
 
@@ -301,8 +301,8 @@ def _carried(compiled: CompiledSchedule, first: int, stop: int, group: int) -> t
 
 def _crossing(compiled: CompiledSchedule, start: int) -> Ints:
     """Rows before `start` that rows from `start` on wait for."""
-    wanted = np.concatenate((compiled.rows.previous[start:], compiled.rows.source[start:]))
-    return np.unique(wanted[(wanted > 0) & (wanted < start)])
+    crossing = np.concatenate((compiled.rows.previous[start:], compiled.rows.source[start:]))
+    return np.unique(crossing[(crossing > 0) & (crossing < start)])
 
 
 def _shifted_rows(compiled: CompiledSchedule, shift: int) -> Ints:
@@ -326,12 +326,12 @@ def _periods(history: list[Floats]) -> Ints:
     return np.where(repeats.any(axis=0), np.argmax(repeats, axis=0) + 1, 0)
 
 
-def _extended(history: list[Floats], periods: Ints, columns: Ints, turns: Ints) -> Floats:
+def _extrapolated(history: list[Floats], periods: Ints, columns: Ints, iterations: Ints) -> Floats:
     """The state of `columns` after so many more turns each, by their periods; shape (carried, columns)."""
     past: Floats = np.stack(history)[:, :, columns]
     period = periods[columns]
     places = np.arange(len(columns))
     gain = (past[-1] - past[-1 - period, :, places].T).max(axis=0)
-    rounds = -(-turns // period)
-    base: Floats = past[-1 + turns - rounds * period, :, places].T
+    rounds = -(-iterations // period)
+    base: Floats = past[-1 + iterations - rounds * period, :, places].T
     return np.asarray(base + rounds * gain, dtype=np.float64)

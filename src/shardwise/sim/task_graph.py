@@ -22,7 +22,7 @@ DATA_PARALLEL = "data parallel"
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class FlowLink:
     """One direction of a connection; a full-duplex connection is two of these."""
 
     name: str
@@ -74,7 +74,7 @@ class TaskGraph:
     waits: Ints
     offsets: Ints
     dependents: Ints
-    links: tuple[Link, ...]
+    links: tuple[FlowLink, ...]
     sends: Ints
 
 
@@ -95,7 +95,7 @@ class TaskGraphBuilder:
         self._speeds: list[int] = []
         self._profiles: list[Speed] = []
         self._profile_of: dict[tuple[int, str], int] = {}
-        self._links: list[Link] = []
+        self._links: list[FlowLink] = []
         self._last: dict[tuple[int, str], int] = {}
         self._before: list[int] = []
         self._after: list[int] = []
@@ -107,7 +107,7 @@ class TaskGraphBuilder:
             capacity = Capacity.constant(capacity)
         if not all(0.0 <= value < math.inf for value in capacity.bytes_per_s):
             raise InternalError(f"link {name}: a capacity is negative or not finite")
-        self._links.append(Link(name, capacity))
+        self._links.append(FlowLink(name, capacity))
         return len(self._links) - 1
 
     def set_speed(self, rank: int, stream: str, speed: Speed) -> None:

@@ -7,7 +7,7 @@ from shardwise.strategy.calibration import (
     Calibration,
     read_calibration,
 )
-from shardwise.strategy.cells import cells, rank_grid
+from shardwise.strategy.cells import node_slots, rank_grid
 from shardwise.strategy.job import Job, Optimizer
 from shardwise.strategy.profile import (
     MEGATRON_2024,
@@ -48,7 +48,7 @@ from shardwise.strategy.strategy import (
     Strategy,
 )
 from shardwise.strategy.table import (
-    NAMES,
+    FIELD_VALUES,
     ORDERS,
     Column,
     StrategyTable,
@@ -76,12 +76,12 @@ __all__ = [
     "CALIBRATION_VERSION",
     "CP_KINDS",
     "FIELDS",
+    "FIELD_VALUES",
     "GRID_RULES",
     "HOST_MEMORY",
     "IS_V",
     "MEGATRON_2024",
     "MEMORY",
-    "NAMES",
     "OFFLOADS",
     "ORDERS",
     "OWN_PROFILE",
@@ -107,7 +107,6 @@ __all__ = [
     "axis_strides",
     "brief_text",
     "canonical_orders",
-    "cells",
     "code_of",
     "complete",
     "even_ends",
@@ -116,6 +115,7 @@ __all__ = [
     "largest_stage",
     "layer_counts",
     "newest_target",
+    "node_slots",
     "numbers_of_profile",
     "parse_fields",
     "profile_from_record",

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardwise.cluster import ATTENTION_KERNELS, MEASURED, Device, device_of, find_device
 from shardwise.errors import ConfigError
-from shardwise.inputs import Fields, join_key, read_mapping, shown
+from shardwise.inputs import Fields, join_key, read_mapping, short_repr
 from shardwise.strategy.profile import OVERLAPS, PROFILES, Profile
 
 CALIBRATION_SCHEMA = "shardwise.calibration"
@@ -18,7 +18,7 @@ OWN_PROFILE = "shardwise"
 """What software that `calibrate` measured, our own runtime, is called."""
 
 _COSTS = ("pointwise_passes", "dispatch_s", "expert_dispatch_s", "host_action_s", "host_step_s")
-_WAYS = ("recompute_stops_early", "applies_dropout")
+_SWITCHES = ("recompute_stops_early", "applies_dropout")
 _NUMBERS = (*_COSTS, *(f"{kind}_overlap" for kind in OVERLAPS))
 
 
@@ -34,10 +34,10 @@ class Calibration:
     def profile_of(self, dtype: str, *, has_experts: bool) -> Profile | None:
         """The software as it trains such a model: our own sums only the gradients of dense models in fp32
         beside a backward pass."""
-        return self.profile if dtype == "fp32" and not has_experts else self.waiting_profile
+        return self.profile if dtype == "fp32" and not has_experts else self.profile_without_data_overlap
 
     @property
-    def waiting_profile(self) -> Profile | None:
+    def profile_without_data_overlap(self) -> Profile | None:
         """The software where our own waits for its sums of gradients, as under plans of operator graphs."""
         if self.profile is None or self.profile.name != OWN_PROFILE:
             return self.profile
@@ -49,7 +49,9 @@ def read_calibration(path: str) -> Calibration:
     one."""
     fields = Fields(read_mapping(path), file=path)
     if (schema := fields.any("schema", default=None)) != CALIBRATION_SCHEMA:
-        raise fields.error("schema", "is not a calibration", found=shown(schema), allowed=CALIBRATION_SCHEMA)
+        raise fields.error(
+            "schema", "is not a calibration", found=short_repr(schema), allowed=CALIBRATION_SCHEMA
+        )
     version = fields.integer("version", low=1, high=10**9)
     if version > CALIBRATION_VERSION:
         raise fields.error(
@@ -76,7 +78,7 @@ def _known(part: Fields, name: str) -> Device:
     except ConfigError as error:
         raise part.error("device", error.message, found=error.found, allowed=error.allowed) from None
     if known.name != name:
-        raise part.error("device", "is not what the class is called", found=shown(text), allowed=name)
+        raise part.error("device", "is not what the class is called", found=short_repr(text), allowed=name)
     return known
 
 
@@ -98,7 +100,7 @@ def _profile(part: Fields, source: str) -> Profile:
             key=join_key(part.key, "attention"),
         )
         values["attention"] = tuple(listed.choice(place, ATTENTION_KERNELS) for place in listed.names)
-    values |= {name: part.boolean(name) for name in _WAYS if part.has(name)}
+    values |= {name: part.boolean(name) for name in _SWITCHES if part.has(name)}
     profile = replace(
         PROFILES[like],
         name=part.text("name", default=like),

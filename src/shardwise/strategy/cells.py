@@ -27,7 +27,7 @@ def rank_grid(strategy: Strategy) -> Ints:
 
 
 @lru_cache(maxsize=4096)
-def cells(strategy: Strategy, devices_per_node: int) -> Ints:
+def node_slots(strategy: Strategy, devices_per_node: int) -> Ints:
     """Slots of every pipeline and pipeline rank: shape (dp, pp, slots that one such cell lies on)."""
     slots = rank_grid(strategy).reshape(strategy.dp, strategy.pp, -1) // devices_per_node
     # Neighbours on one slot are one: a cell of 8 devices on a node is one slot, not eight.

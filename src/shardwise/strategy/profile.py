@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.inputs import Fields, join_key
-from shardwise.numbers import Number, chosen, numbers_of
+from shardwise.numbers import Number, most_specific, numbers_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ def profile_of(name: str, numbers: Iterable[Number]) -> Profile:
         words |= _data()["software"][ancestor]
     words.pop("like", None)
     overlaps = words.pop("overlaps")
-    found = chosen(numbers, lineage)
+    found = most_specific(numbers, lineage)
     bands = _data()["bands"]
     words |= {f"{kind}_band": tuple(float(end) for end in bands[kind]) for kind in ("warm", "cold")}
     values: dict[str, Any] = {f"{kind}_overlap": 1.0 if kind in overlaps else 0.0 for kind in OVERLAPS}
@@ -118,7 +118,7 @@ def profile_of(name: str, numbers: Iterable[Number]) -> Profile:
 
 def numbers_of_profile(name: str, numbers: Iterable[Number]) -> tuple[Number, ...]:
     """Those of `numbers` that hold for the software called `name`."""
-    return tuple(chosen(numbers, _lineage(name)).values())
+    return tuple(most_specific(numbers, _lineage(name)).values())
 
 
 def _lineage(name: str) -> list[str]:
@@ -129,7 +129,7 @@ def _lineage(name: str) -> list[str]:
     return lineage
 
 
-_LATER = ("state_overlap", "applies_dropout")
+_OPTIONAL_FIELDS = ("state_overlap", "applies_dropout")
 """Fields that a Profile did not have at first."""
 
 
@@ -139,7 +139,7 @@ def profile_from_record(fields: Fields) -> Profile:
     values = {
         each.name: _value(fields, each.name, str(each.type))
         for each in dataclass_fields(Profile)
-        if each.name not in _LATER or fields.has(each.name)
+        if each.name not in _OPTIONAL_FIELDS or fields.has(each.name)
     }
     values.setdefault("state_overlap", values["data_overlap"])
     values.setdefault("applies_dropout", True)

@@ -58,24 +58,24 @@ class Rule:
     limits: tuple[str, ...]
     is_broken: Callable[[Any, Limits], Any]
 
-    def broken_by(self, strategy: Strategy, limits: Limits) -> str:
+    def violation_text(self, strategy: Strategy, limits: Limits) -> str:
         """What is demanded and what was found instead: `tp divides the attention heads; found tp 5, 12
         attention heads`."""
         found = ", ".join(f"{name} {getattr(strategy, name)}" for name in self.fields)
-        return f"{self.text}; found {found}, {self.bounded_by(limits)}"
+        return f"{self.text}; found {found}, {self.limits_text(limits)}"
 
-    def bounded_by(self, limits: Limits) -> str:
+    def limits_text(self, limits: Limits) -> str:
         """What the limits are, in words: `12 attention heads`."""
         return ", ".join(f"{getattr(limits, name):,} {_LIMITS[name]}" for name in self.limits)
 
 
 def _is_illegal(table: Any, limits: Limits, *names: str) -> Any:
     """Rows of these schedules that the schedule itself cannot have."""
-    asked = np.logical_or.reduce([table.schedule == SCHEDULES.index(name) for name in names])
-    if not asked.any():
-        return asked  # most tables, and the rest of a rule takes long for a small one
+    selected = np.logical_or.reduce([table.schedule == SCHEDULES.index(name) for name in names])
+    if not selected.any():
+        return selected  # most tables, and the rest of a rule takes long for a small one
     microbatches = limits.global_batch_size // (table.dp * table.micro_batch_size)
-    return asked & ~legal_mask(table.schedule, table.pp, microbatches, table.vpp)
+    return selected & ~legal_mask(table.schedule, table.pp, microbatches, table.vpp)
 
 
 GRID_RULES: tuple[Rule, ...] = (

@@ -30,7 +30,7 @@ Column = NDArray[np.int64]
 ORDERS: tuple[str, ...] = tuple("-".join(order) for order in permutations(AXES))
 """Every axis order, fastest axis first; ORDERS[0] is the default."""
 
-NAMES: Mapping[str, tuple[str, ...]] = {
+FIELD_VALUES: Mapping[str, tuple[str, ...]] = {
     "cp_kind": CP_KINDS,
     "schedule": SCHEDULES,
     "recompute": RECOMPUTES,
@@ -39,7 +39,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }
 """The values of the fields that have names."""
 
-_CODES = {field: {name: code for code, name in enumerate(names)} for field, names in NAMES.items()}
+_CODES = {field: {name: code for code, name in enumerate(names)} for field, names in FIELD_VALUES.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,15 +117,15 @@ class StrategyTable:
 def code_of(field: str, value: object) -> int:
     """The integer that stands for `value` in column `field`. ValueError for a name the field does not
     have."""
-    if field in NAMES:
-        return NAMES[field].index(cast(str, value))
+    if field in FIELD_VALUES:
+        return FIELD_VALUES[field].index(cast(str, value))
     return int(cast(int, value))
 
 
 def value_of(field: str, code: int) -> int | str | bool:
     """What the integer of column `field` stands for."""
-    if field in NAMES:
-        return NAMES[field][code]
+    if field in FIELD_VALUES:
+        return FIELD_VALUES[field][code]
     return bool(code) if field == "sequence_parallel" else code
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.model import Model, scores_are_plain
+from shardwise.model import Model, has_plain_causal_attention
 from shardwise.strategy.job import Job
 from shardwise.strategy.profile import Profile
 from shardwise.strategy.strategy import Strategy
-from shardwise.strategy.table import NAMES, StrategyTable, code_of
+from shardwise.strategy.table import FIELD_VALUES, StrategyTable, code_of
 
 Value = int | str | bool
 Axes = Mapping[str, tuple[Value, ...]]
@@ -39,7 +39,7 @@ class Product:
         """The product in every row of a table."""
         return prod((getattr(table, name) for name in self.fields), start=np.int64(self.times))
 
-    def bound(self, sizes: Mapping[str, int]) -> Product:
+    def with_sizes(self, sizes: Mapping[str, int]) -> Product:
         """The same with the sizes of a model instead of their names."""
         times = prod((sizes[name] for name in self.fields if name in sizes), start=self.times)
         return Product(fields=tuple(name for name in self.fields if name not in sizes), times=times)
@@ -68,10 +68,10 @@ class Condition:
         rights = (self.below, self.other_than, self.not_dividing, self.not_multiple_of)
         return frozenset(chain(self.left.fields, *(right.fields for right in rights if right is not None)))
 
-    def bound(self, sizes: Mapping[str, int]) -> Condition:
+    def with_sizes(self, sizes: Mapping[str, int]) -> Condition:
         """The same with the sizes of a model instead of their names."""
         products = {
-            name: value.bound(sizes)
+            name: value.with_sizes(sizes)
             for name in ("left", "below", "other_than", "not_dividing", "not_multiple_of")
             if (value := getattr(self, name)) is not None
         }
@@ -80,21 +80,21 @@ class Condition:
     def holds(self, table: Any) -> Any:
         """Rows of a table that it holds for."""
         found = self.left.of(table)
-        held = np.ones(np.shape(found), dtype=bool)
+        satisfied = np.ones(np.shape(found), dtype=bool)
         if self.values:
             (name,) = self.left.fields
-            held = held & np.isin(found, [code_of(name, value) for value in self.values])
+            satisfied = satisfied & np.isin(found, [code_of(name, value) for value in self.values])
         if self.above is not None:
-            held = held & (found > self.above)
+            satisfied = satisfied & (found > self.above)
         if self.below is not None:
-            held = held & (found < self.below.of(table))
+            satisfied = satisfied & (found < self.below.of(table))
         if self.other_than is not None:
-            held = held & (found != self.other_than.of(table))
+            satisfied = satisfied & (found != self.other_than.of(table))
         if self.not_dividing is not None:
-            held = held & (self.not_dividing.of(table) % found != 0)
+            satisfied = satisfied & (self.not_dividing.of(table) % found != 0)
         if self.not_multiple_of is not None:
-            held = held & (found % self.not_multiple_of.of(table) != 0)
-        return held
+            satisfied = satisfied & (found % self.not_multiple_of.of(table) != 0)
+        return satisfied
 
     def inside(self, degrees: tuple[int, ...]) -> Axes:
         """Where it may hold, among these `degrees`."""
@@ -111,7 +111,9 @@ class Condition:
             return
         (name,) = self.left.fields
         if self.values:
-            yield {name: tuple(value for value in NAMES.get(name, degrees) if value not in self.values)}
+            yield {
+                name: tuple(value for value in FIELD_VALUES.get(name, degrees) if value not in self.values)
+            }
             return
         if self.above is not None:
             yield {name: tuple(degree for degree in degrees if degree <= self.above)}
@@ -152,7 +154,7 @@ class Limit:
     @property
     def level(self) -> str | None:
         """The level of the search that rejects what is beyond it: `grid`, `order` (of the axes) or `shards`;
-        None where no single level knows all of its fields: then `parts_left` are searched."""
+        None where no single level knows all of its fields: then `allowed_subspaces` are searched."""
         if self.fields <= GRID:
             return "grid"
         if self.fields <= DEGREES | {"axis_order"}:
@@ -166,28 +168,28 @@ class Limit:
         )
         return "shards" if is_known and is_compared else None
 
-    def beyond(self, table: Any) -> Any:
+    def excluded(self, table: Any) -> Any:
         """Rows of a table that are beyond it."""
         return np.logical_and.reduce([condition.holds(table) for condition in self.where])
 
-    def is_beyond(self, strategy: Strategy) -> bool:
-        return bool(self.beyond(StrategyTable.of([strategy]))[0])
+    def excludes(self, strategy: Strategy) -> bool:
+        return bool(self.excluded(StrategyTable.of([strategy]))[0])
 
-    def bound(self, sizes: Mapping[str, int]) -> Limit:
+    def with_sizes(self, sizes: Mapping[str, int]) -> Limit:
         """The same with the sizes of a model instead of their names."""
-        return replace(self, where=tuple(condition.bound(sizes) for condition in self.where))
+        return replace(self, where=tuple(condition.with_sizes(sizes) for condition in self.where))
 
-    def parts_left(self, degrees: tuple[int, ...]) -> Iterator[Axes]:
+    def allowed_subspaces(self, degrees: tuple[int, ...]) -> Iterator[Axes]:
         """Disjoint parts of the space that together are all that is not beyond the limit. A condition on a
         product of fields, which no part holds to, can only be the last."""
-        held: Axes = {}
+        satisfied: Axes = {}
         *first, last = self.where
         for condition in first:
             for part in condition.outside(degrees):
-                yield {**held, **part}
-            held = {**held, **condition.inside(degrees)}
+                yield {**satisfied, **part}
+            satisfied = {**satisfied, **condition.inside(degrees)}
         for part in last.outside(degrees):
-            yield {**held, **part}
+            yield {**satisfied, **part}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,15 +210,13 @@ class Target:
 
     `axes` are fields of which it does some values only, `windowed_axes` those of models whose attention looks
     through windows of the sequence, caps its scores or has sinks, `unfused_axes` those on devices without a
-    fused attention kernel, `limits` what it does not do together. Of
-    the fields of `unasked_axes` plans for clusters of `devices` have these values, where no others are asked
-    for. `devices`, `dtypes`, `optimizers` and model `families` are all that it knows, `lacks` parts of models
-    (`Model.special_parts`) that it does not; on devices of the vendors of
-    `accelerators` it runs too, but is not what a plan for them is made for unless it is asked for. `command`
-    carries out a plan. Uneven plans it carries out in `uneven_dtypes`, in none where that is empty;
-    `runs_braids`: also those with stages on two pools. `software` are fields of a Profile that are so here,
-    whatever software the numbers of a plan are from.
-    """
+    fused attention kernel, `limits` what it does not do together. Of the fields of `default_axes` plans for
+    clusters of `devices` have these values, where no others are asked for. `devices`, `dtypes`, `optimizers`
+    and model `families` are all that it knows, `lacks` parts of models (`Model.special_parts`) that it does
+    not; on devices of the vendors of `accelerators` it runs too, but is not what a plan for them is made for
+    unless it is asked for. `command` carries out a plan. Uneven plans it carries out in `uneven_dtypes`, in
+    none where that is empty; `runs_mixed_pool_stages`: also those with stages on two pools. `software` are
+    fields of a Profile that are so here, whatever software the numbers of a plan are from."""
 
     name: str
     version: int
@@ -230,10 +230,10 @@ class Target:
     software: Mapping[str, bool] = field(hash=False)
     accelerators: tuple[str, ...] = ()
     uneven_dtypes: tuple[str, ...] = ()
-    runs_braids: bool = False
+    runs_mixed_pool_stages: bool = False
     windowed_axes: Axes = field(default_factory=dict, hash=False)
     unfused_axes: Axes = field(default_factory=dict, hash=False)
-    unasked_axes: Axes = field(default_factory=dict, hash=False)
+    default_axes: Axes = field(default_factory=dict, hash=False)
     lacks: tuple[str, ...] = ()
 
     def for_job(self, model: Model, job: Job) -> Target:
@@ -241,18 +241,22 @@ class Target:
         scores, and with the limits that are about such models and optimizers."""
         kinds = ("all", "dense" if model.experts is None else "experts")
         limits = tuple(
-            limit.bound(sizes_of(model, job))
+            limit.with_sizes(sizes_of(model, job))
             for limit in self.limits
             if limit.models in kinds and job.optimizer in (limit.optimizers or (job.optimizer,))
         )
-        axes = self.axes if scores_are_plain(model, job.seq_len) else {**self.axes, **self.windowed_axes}
+        axes = (
+            self.axes
+            if has_plain_causal_attention(model, job.seq_len)
+            else {**self.axes, **self.windowed_axes}
+        )
         return replace(self, axes=axes, limits=limits)
 
-    def axes_for(self, classes: Iterable[str], asked: Container[str] = ()) -> Axes:
+    def axes_for(self, classes: Iterable[str], requested: Container[str] = ()) -> Axes:
         """Values of fields among which a plan for a cluster of these classes of devices is looked for, where
-        the fields `asked` for are up to the question."""
-        own = self.unasked_axes if self.knows_devices(classes) else {}
-        return {**{name: values for name, values in own.items() if name not in asked}, **self.axes}
+        the fields `requested` for are up to the question."""
+        own = self.default_axes if self.knows_devices(classes) else {}
+        return {**{name: values for name, values in own.items() if name not in requested}, **self.axes}
 
     def knows_devices(self, classes: Iterable[str]) -> bool:
         """Whether it runs on clusters of these classes of devices."""
@@ -281,13 +285,13 @@ class Target:
             if found not in values:
                 yield Refusal(key=name, found=str(found), allowed=", ".join(map(str, values)))
         for limit in self.limits:
-            if limit.is_beyond(strategy):
+            if limit.excludes(strategy):
                 found = getattr(strategy, limit.field)
                 yield Refusal(key=limit.field, found=str(found), allowed=limit.allowed)
 
     def broken_limit(self, strategy: Strategy) -> Limit | None:
         """The first limit that `strategy` is beyond."""
-        return next((limit for limit in self.limits if limit.is_beyond(strategy)), None)
+        return next((limit for limit in self.limits if limit.excludes(strategy)), None)
 
 
 def target_names() -> tuple[str, ...]:
@@ -327,28 +331,28 @@ def target_from_record(record: Mapping[str, Any]) -> Target:
                 allowed=limit["allowed"],
                 models=limit.get("models", "all"),
                 optimizers=tuple(limit.get("optimizers", ())),
-                where=tuple(_condition(name, said) for name, said in limit["where"].items()),
+                where=tuple(_condition(name, spec) for name, spec in limit["where"].items()),
             )
             for limit in record["limits"]
         ),
         software=record["software"],
         accelerators=tuple(record.get("accelerators", ())),
         uneven_dtypes=tuple(record.get("uneven", {}).get("dtypes", ())),
-        runs_braids=record.get("uneven", {}).get("braids", False),
+        runs_mixed_pool_stages=record.get("uneven", {}).get("mixed_pool_stages", False),
         windowed_axes={name: tuple(values) for name, values in record.get("windowed_axes", {}).items()},
         unfused_axes={name: tuple(values) for name, values in record.get("unfused_axes", {}).items()},
-        unasked_axes={name: tuple(values) for name, values in record.get("unasked_axes", {}).items()},
+        default_axes={name: tuple(values) for name, values in record.get("default_axes", {}).items()},
         lacks=tuple(record.get("lacks", ())),
         **{name: tuple(record[name]) for name in known},
     )
 
 
-def _condition(name: str, said: Any) -> Condition:
+def _condition(name: str, spec: Any) -> Condition:
     left = _product(name)
-    if isinstance(said, list):
-        return Condition(left=left, values=tuple(said))
-    products: dict[str, Any] = {key: _product(text) for key, text in said.items() if key != "above"}
-    return Condition(left=left, above=said.get("above"), **products)
+    if isinstance(spec, list):
+        return Condition(left=left, values=tuple(spec))
+    products: dict[str, Any] = {key: _product(text) for key, text in spec.items() if key != "above"}
+    return Condition(left=left, above=spec.get("above"), **products)
 
 
 def _product(text: str) -> Product:

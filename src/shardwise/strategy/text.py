@@ -11,7 +11,7 @@ from typing import Any
 from shardwise.errors import ConfigError
 from shardwise.strategy.stages import even_ends, largest_stage
 from shardwise.strategy.strategy import AXES, FIELDS, Strategy
-from shardwise.strategy.table import NAMES, ORDERS
+from shardwise.strategy.table import FIELD_VALUES, ORDERS
 
 ALIASES = ("zero_stage", "dp_replicate", "dp_shard")
 """Input words that stand for sharding degrees."""
@@ -28,7 +28,7 @@ def parse_fields(text: str, *, key: str = "strategy") -> dict[str, int | str | b
     """
     fields: dict[str, int | str | bool] = {}
     for pair in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, value = (piece.strip() for piece in pair.partition("="))
+        name, equals, value = (word.strip() for word in pair.partition("="))
         if not equals or not value:
             raise ConfigError("a field needs a value", key=key, found=repr(pair), allowed="name=value,...")
         if name not in FIELDS and name not in ALIASES:
@@ -51,9 +51,11 @@ def _parsed_value(name: str, value: str, key: str) -> int | str | bool:
         return _FLAGS[value.lower()]
     if name == "axis_order":
         return _full_order(value, where)
-    if name in NAMES:
-        if value not in NAMES[name]:
-            raise ConfigError("unknown value", key=where, found=repr(value), allowed=", ".join(NAMES[name]))
+    if name in FIELD_VALUES:
+        if value not in FIELD_VALUES[name]:
+            raise ConfigError(
+                "unknown value", key=where, found=repr(value), allowed=", ".join(FIELD_VALUES[name])
+            )
         return value
     if not (value.isascii() and value.isdigit()) or len(value) > 8 or int(value) > _LARGEST:
         raise ConfigError(
@@ -72,8 +74,8 @@ def is_value(name: str, value: object) -> bool:
     """Whether the field or alias `name` may have `value` in some space: of its type, and in its range."""
     if name == "sequence_parallel":
         return isinstance(value, bool)
-    if name in NAMES:
-        return value in NAMES[name]
+    if name in FIELD_VALUES:
+        return value in FIELD_VALUES[name]
     if not isinstance(value, int) or isinstance(value, bool):
         return False
     smallest = 0 if name.endswith("_layers") or name == "zero_stage" else 1

@@ -61,8 +61,10 @@ def check_strategy(plan: Plan, model: MegatronModel) -> None:
     target = target_of(TARGET).for_job(plan.model, job)
     if not target.runs_on(plan.cluster.vendors):
         raise refusal("cluster", ", ".join(plan.cluster.classes), target.known_devices)
-    for beyond in target.refusals(strategy):
-        raise refusal(f"best.strategy.{beyond.key}", getattr(strategy, beyond.key), beyond.allowed)
+    for unsupported in target.refusals(strategy):
+        raise refusal(
+            f"best.strategy.{unsupported.key}", getattr(strategy, unsupported.key), unsupported.allowed
+        )
     for field, allowed in (*_stage_refusals(plan), *_rank_refusals(strategy, model)):
         raise refusal(f"best.strategy.{field}", getattr(strategy, field), allowed)
     devices = strategy.tp * strategy.cp * strategy.dp * strategy.pp

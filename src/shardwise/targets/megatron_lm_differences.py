@@ -97,12 +97,12 @@ def _of_reading(plan: Plan, reading: Reading) -> dict[str, object]:
     strategy = _strategy(plan.best.strategy, reading)
     optimizers = {name: ours for ours, name in OPTIMIZERS.items()}
     dtype = _DTYPES.get(read["params_dtype"], read["params_dtype"])
-    eight = read["fp8"] or read["fp4"]
+    low_precision = read["fp8"] or read["fp4"]
     return {
         **_values("model", _model(reading, plan.job.seq_len)),
         "job.seq_len": read["seq_length"],
         "job.global_batch_size": read["global_batch_size"],
-        "job.dtype": f"{dtype} with {eight}" if eight else dtype,
+        "job.dtype": f"{dtype} with {low_precision}" if low_precision else dtype,
         "job.optimizer": optimizers.get(read["optimizer"], read["optimizer"]),
         "job.profile.reduce_in_fp32": dtype == "fp32" or bool(read["accumulate_allreduce_grads_in_fp32"]),
         "fused attention": read["attention_backend"] in ("auto", "flash", "fused"),
@@ -132,7 +132,7 @@ def _strategy(planned: Strategy, reading: Reading) -> dict[str, object]:
     granularity = read["recompute_granularity"]
     has_experts = read["num_experts"] is not None
     order = MAPPED_ORDER if read["use_tp_pp_dp_mapping"] else OWN_ORDER
-    is_alike = effective_order(planned, order) == effective_order(planned, planned.axis_order)
+    is_same_order = effective_order(planned, order) == effective_order(planned, planned.axis_order)
     kinds = {name: kind for kind, name in CP_COMM_TYPES.items()}
     comm_type = reading.config["cp_comm_type"]
     return {
@@ -151,7 +151,7 @@ def _strategy(planned: Strategy, reading: Reading) -> dict[str, object]:
         "recompute": granularity or "none",
         "recompute_layers": _recomputed(read),
         "offload": _offload(read),
-        "axis_order": planned.axis_order if is_alike else order,
+        "axis_order": planned.axis_order if is_same_order else order,
         "first_stage_layers": reading.layers[0][0],
         "last_stage_layers": reading.layers[-1][-1],
     }

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import shown
-from shardwise.model import Decoder, GroupedQuery, LayerShape, Mlp, Model, RoutedMlp, decoder_of
+from shardwise.inputs import short_repr
+from shardwise.model import Decoder, GroupedQueryAttentionShape, LayerShape, Mlp, Model, RoutedMlp, decoder_of
 
 Found = TypeVar("Found")
 
@@ -137,7 +137,9 @@ def megatron_model(model: Model, *, seq_len: int) -> MegatronModel:
 
 def refusal(key: str, found: object, allowed: str) -> ConfigError:
     """The error of a value that cannot be exported, by its key in the plan file."""
-    return ConfigError("cannot be exported to Megatron-LM 0.19", key=key, found=shown(found), allowed=allowed)
+    return ConfigError(
+        "cannot be exported to Megatron-LM 0.19", key=key, found=short_repr(found), allowed=allowed
+    )
 
 
 def _one(found: set[Found], what: str) -> Found | None:
@@ -146,15 +148,17 @@ def _one(found: set[Found], what: str) -> Found | None:
     return next(iter(found), None)
 
 
-def _attention(decoder: Decoder) -> GroupedQuery:
+def _attention(decoder: Decoder) -> GroupedQueryAttentionShape:
     """The sizes of the attention that all layers have, windows apart."""
     shape = decoder.layers[0].attention
-    if not isinstance(shape, GroupedQuery) or shape.sinks or shape.softcap:
+    if not isinstance(shape, GroupedQueryAttentionShape) or shape.sinks or shape.softcap:
         raise refusal("model.config", "latent, capped or sink attention", "grouped-query attention")
     return shape
 
 
-def _biases(attention: GroupedQuery, dense: Mlp | None, routed: RoutedMlp | None) -> tuple[bool, bool]:
+def _biases(
+    attention: GroupedQueryAttentionShape, dense: Mlp | None, routed: RoutedMlp | None
+) -> tuple[bool, bool]:
     """Whether all linear layers have a bias, and whether queries, keys and values have one."""
     mlps = [mlp for mlp in (dense, *((routed.expert, routed.shared) if routed else ())) if mlp is not None]
     rest = {attention.out_bias, *(mlp.bias for mlp in mlps)}
@@ -171,7 +175,9 @@ def _biases(attention: GroupedQuery, dense: Mlp | None, routed: RoutedMlp | None
 
 def _window(layers: tuple[LayerShape, ...], seq_len: int) -> tuple[int | None, tuple[int, ...] | None]:
     """The window that is below the sequence length, and the layers that have it."""
-    windows = [shape.attention.window for shape in layers if isinstance(shape.attention, GroupedQuery)]
+    windows = [
+        shape.attention.window for shape in layers if isinstance(shape.attention, GroupedQueryAttentionShape)
+    ]
     limited = [window is not None and window < seq_len for window in windows]
     window = _one(
         {width for width, is_limited in zip(windows, limited, strict=True) if is_limited}, "windows"

@@ -63,13 +63,13 @@ def _own_output() -> TextIO:
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with _silence(said), _command_line(request):
+        with _silence(output), _command_line(request):
             return _read()
     except SystemExit:
         # argparse prints the usage, and then one line with its reason.
-        lines = said.getvalue().strip().splitlines() or ["Megatron-LM ended while it read the flags"]
+        lines = output.getvalue().strip().splitlines() or ["Megatron-LM ended while it read the flags"]
         return {"error": lines[-1]}
     except _FAILURES as error:
         return {"error": _line_of(error)}
@@ -143,10 +143,10 @@ def _command_line(request: Mapping[str, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _silence(said: io.StringIO | None = None) -> Iterator[None]:
+def _silence(output: io.StringIO | None = None) -> Iterator[None]:
     """Keep what Python code prints (Megatron-LM prints all arguments) from the terminal."""
-    kept = said or io.StringIO()
-    with redirect_stdout(kept), redirect_stderr(kept):
+    captured = output or io.StringIO()
+    with redirect_stdout(captured), redirect_stderr(captured):
         yield
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shardwise.accuracy import SHIPPED, Row, Validation, read_rows, validate
 from shardwise.accuracy.case import Case, cases_of
-from shardwise.accuracy.fit import Numbers, Run, chosen_strategy, predicted_log_s
+from shardwise.accuracy.fit import MeasuredRun, Numbers, chosen_strategy, predicted_log_s
 from shardwise.accuracy.measured import measured_of
 from shardwise.numbers import Number
 
@@ -53,10 +53,10 @@ def some(count: int, *groups: str, where: Callable[[Row], bool] = lambda row: Tr
     return [cases[place] for place in np.linspace(0, len(cases) - 1, count).astype(int)]
 
 
-def measured_runs(cases: Sequence[Case], numbers: Numbers) -> tuple[Run, ...]:
+def measured_runs(cases: Sequence[Case], numbers: Numbers) -> tuple[MeasuredRun, ...]:
     """Cases as runs that took what was measured."""
     return tuple(
-        Run(
+        MeasuredRun(
             case=case,
             strategy=chosen_strategy(case, numbers),
             measured_s=measured_of(case.row, case.problem).step_time_s or np.nan,
@@ -67,5 +67,5 @@ def measured_runs(cases: Sequence[Case], numbers: Numbers) -> tuple[Run, ...]:
 
 def times_under(cases: Sequence[Case], numbers: Numbers) -> Floats:
     """What cases would take if these numbers were true."""
-    runs = [Run(case=case, strategy=chosen_strategy(case, numbers), measured_s=1.0) for case in cases]
+    runs = [MeasuredRun(case=case, strategy=chosen_strategy(case, numbers), measured_s=1.0) for case in cases]
     return np.exp(predicted_log_s(runs, numbers))

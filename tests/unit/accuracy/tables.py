@@ -6,7 +6,7 @@ import csv
 import io
 from pathlib import Path
 
-from shardwise.accuracy.case import Case, Cases
+from shardwise.accuracy.case import Case, CaseBuilder
 from shardwise.accuracy.rows import Row, parse_rows
 
 PLAIN = {
@@ -79,7 +79,7 @@ def row_of(**changes: str) -> Row:
 
 def case_of(**changes: str) -> Case:
     """The case of one plain row with these cells changed."""
-    return Cases().of(row_of(**changes))
+    return CaseBuilder().of(row_of(**changes))
 
 
 def file_of(folder: Path, text: str) -> str:

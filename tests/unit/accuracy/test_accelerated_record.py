@@ -13,7 +13,7 @@ PEAK_WITHIN = 0.05
 
 
 def mean_off(found: list[Compared]) -> float:
-    return fmean(abs(one.off) for one in found)
+    return fmean(abs(one.error) for one in found)
 
 
 @pytest.mark.parametrize(
@@ -22,20 +22,20 @@ def mean_off(found: list[Compared]) -> float:
 def test_steps_take_what_is_planned(record: Record, near: int, mean: float, worst: float) -> None:
     found = steps(record)
     assert len(found) == 26
-    assert sum(abs(one.off) <= STEP_WITHIN for one in found) >= near >= SHAPES_WITHIN
-    assert mean_off(found) < mean and max(abs(one.off) for one in found) < worst
+    assert sum(abs(one.error) <= STEP_WITHIN for one in found) >= near >= SHAPES_WITHIN
+    assert mean_off(found) < mean and max(abs(one.error) for one in found) < worst
 
 
 @pytest.mark.parametrize(("record", "shapes"), [(H200, 26 + 16), (H100, 26)])
 def test_peaks_are_what_is_planned(record: Record, shapes: int) -> None:
     found = peaks(record)
     assert len(found) == shapes
-    assert max(abs(one.off) for one in found) <= PEAK_WITHIN
+    assert max(abs(one.error) for one in found) <= PEAK_WITHIN
     assert mean_off(found) < 0.01
 
 
-def test_twins_whose_software_copies_nothing_are_caught() -> None:
+def test_mutants_whose_software_copies_nothing_are_caught() -> None:
     with patch("shardwise.cost.sync.copies_s", lambda problem, table, owned, held: 0.0 * owned):
         assert min(mean_off(steps(H200)), mean_off(steps(H100))) > 0.04
     with patch("shardwise.cost.temporaries.LOGITS_NUMBER_BYTES", 0.0):
-        assert max(abs(one.off) for one in peaks(H200)) > PEAK_WITHIN
+        assert max(abs(one.error) for one in peaks(H200)) > PEAK_WITHIN

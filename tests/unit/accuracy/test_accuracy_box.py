@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardwise.accuracy.box import least_in_box
+from shardwise.accuracy.box import bounded_least_squares
 
 Floats = NDArray[np.float64]
 
@@ -37,17 +37,17 @@ def test_within_wide_ranges_it_is_the_solution() -> None:
     matrix, right = np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([1.0, 2.0])
     far = np.full(2, 10.0)
     # 2 x + y = 1, x + 3 y = 2: x = 0.2, y = 0.6.
-    assert least_in_box(matrix, right, -far, far).tolist() == pytest.approx([0.2, 0.6])
+    assert bounded_least_squares(matrix, right, -far, far).tolist() == pytest.approx([0.2, 0.6])
 
 
-def test_others_do_not_count_on_what_is_held() -> None:
+def test_free_numbers_are_solved_around_active_bounds() -> None:
     matrix, right = np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([1.0, 2.0])
     low, high = np.full(2, -10.0), np.array([10.0, 0.3])
     # y stays at 0.3, so 2 x + 0.3 = 1: x = 0.35. Clipped after solving, x would be 0.2.
-    assert least_in_box(matrix, right, low, high).tolist() == pytest.approx([0.35, 0.3])
+    assert bounded_least_squares(matrix, right, low, high).tolist() == pytest.approx([0.35, 0.3])
 
 
-def test_what_was_held_on_the_way_is_let_go() -> None:
+def test_a_bound_active_on_the_way_is_released() -> None:
     # From 0 towards (1.4, -0.2, ...) the first bound met is not one that holds at the end.
     rng = np.random.default_rng(3)
     let_go = 0
@@ -56,7 +56,7 @@ def test_what_was_held_on_the_way_is_let_go() -> None:
         matrix, right = factor @ factor.T + 0.01 * np.eye(4), rng.normal(size=4)
         low, high = -rng.uniform(0.0, 1.0, 4), rng.uniform(0.0, 1.0, 4)
         low[rng.random(4) < 0.2] = high[rng.random(4) < 0.2] = 0.0
-        found = least_in_box(matrix, right, low, high)
+        found = bounded_least_squares(matrix, right, low, high)
         assert (found >= low).all() and (found <= high).all()
         least = least_of_all_sets(matrix, right, low, high)
         assert value(matrix, right, found) == pytest.approx(least, abs=1e-10)
@@ -67,5 +67,5 @@ def test_what_was_held_on_the_way_is_let_go() -> None:
 
 def test_nothing_to_choose() -> None:
     here = np.array([0.0, 0.0])
-    assert least_in_box(np.eye(2), np.ones(2), here, here).tolist() == [0.0, 0.0]
-    assert least_in_box(np.empty((0, 0)), np.empty(0), np.empty(0), np.empty(0)).tolist() == []
+    assert bounded_least_squares(np.eye(2), np.ones(2), here, here).tolist() == [0.0, 0.0]
+    assert bounded_least_squares(np.empty((0, 0)), np.empty(0), np.empty(0), np.empty(0)).tolist() == []

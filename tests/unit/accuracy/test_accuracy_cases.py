@@ -9,16 +9,16 @@ import pytest
 from tests.unit.accuracy.tables import case_of, row_of, rows_of
 
 from shardwise.accuracy import SHIPPED, read_rows
-from shardwise.accuracy.case import Case, Cases, cases_of
+from shardwise.accuracy.case import Case, CaseBuilder, cases_of
 from shardwise.accuracy.predict import Prediction, chosen_row, predicted, predictions_of
 from shardwise.accuracy.sizes import model_of
-from shardwise.cost import Shapes
+from shardwise.cost import ProblemShapes
 from shardwise.errors import ConfigError
 from shardwise.model import parameters
 from shardwise.search import step_figures, step_time_s
 
 
-def test_a_row_that_says_everything_assumes_nothing_but_its_customs() -> None:
+def test_a_complete_row_needs_no_assumptions_but_defaults() -> None:
     case = case_of(notes="no sequence parallelism")
     (strategy,) = case.strategies
     assert (strategy.tp, strategy.pp, strategy.dp, strategy.micro_batch_size) == (2, 2, 4, 4)
@@ -34,14 +34,14 @@ def test_the_prediction_is_the_planners_own() -> None:
     problem = case.problem
     (strategy,) = case.strategies
     alone = step_time_s(problem.model, problem.cluster, problem.job, strategy)
-    told = predicted(case)
-    assert told.strategy == strategy
+    prediction = predicted(case)
+    assert prediction.strategy == strategy
     # The profile is another than the planner's default: alike in kind, not in value.
-    assert told.step_time_s == pytest.approx(alone, rel=0.5)
-    assert 0 < told.allocated_bytes < told.reserved_bytes < told.device_bytes
+    assert prediction.step_time_s == pytest.approx(alone, rel=0.5)
+    assert 0 < prediction.allocated_bytes < prediction.reserved_bytes < prediction.device_bytes
 
 
-def assert_priced_as_alone(cases: Sequence[Case]) -> list[Prediction]:
+def assert_predicted_as_alone(cases: Sequence[Case]) -> list[Prediction]:
     together = predictions_of(cases)
     for one, case in zip(together, cases, strict=True):
         alone = step_figures(case.problem, case.strategies)
@@ -53,17 +53,19 @@ def assert_priced_as_alone(cases: Sequence[Case]) -> list[Prediction]:
     return together
 
 
-def test_published_rows_of_every_shape_are_priced_as_alone() -> None:
+def test_published_rows_of_every_shape_are_predicted_as_alone() -> None:
     cases = [case for case in cases_of(read_rows(str(SHIPPED))[0])[0] if case.mixed is None]
-    shapes = Shapes()
+    shapes = ProblemShapes()
     of_shape: dict[Hashable, list[Case]] = {}
     for case in cases:
         of_shape.setdefault(shapes.of(case.problem), []).append(case)
     assert len(of_shape) < 100  # of 874 rows: else they are not priced together
-    assert_priced_as_alone([case for alike in of_shape.values() for case in (alike[0], alike[-1])])
+    assert_predicted_as_alone(
+        [case for same_shape in of_shape.values() for case in (same_shape[0], same_shape[-1])]
+    )
 
 
-def test_cases_priced_together_are_priced_as_alone() -> None:
+def test_cases_predicted_together_are_predicted_as_alone() -> None:
     """Rows of other batches, clusters, links and strategies are priced as one problem."""
     cases, faults = cases_of(
         rows_of(
@@ -74,15 +76,15 @@ def test_cases_priced_together_are_priced_as_alone() -> None:
         )
     )  # fmt: skip
     assert faults == []
-    together = assert_priced_as_alone(cases)
+    together = assert_predicted_as_alone(cases)
     # The customary network is the one that was stated; without overlap, and on less power, it takes longer.
     assert together[0].step_time_s == together[4].step_time_s
     assert len({one.step_time_s for one in together}) == 11
     assert min(together[10].step_time_s, together[11].step_time_s) > together[0].step_time_s
 
 
-def test_rows_alike_share_one_problem() -> None:
-    ready = Cases()
+def test_equal_rows_share_one_problem() -> None:
+    ready = CaseBuilder()
     first, second, third = (
         ready.of(row) for row in rows_of({}, {"tp": "4", "dp": "2"}, {"global_batch": "128"})
     )
@@ -110,7 +112,7 @@ def test_rows_alike_share_one_problem() -> None:
         ({"framework": "Megatron-LM", "year": "2024"}, "sequence_parallel: on, as is customary"),
     ],
 )  # fmt: skip
-def test_what_is_blank_is_filled_and_told(change: dict[str, str], assumed: str) -> None:
+def test_blank_fields_are_filled_and_listed_as_assumptions(change: dict[str, str], assumed: str) -> None:
     assert assumed in case_of(**change).assumed
 
 
@@ -119,22 +121,22 @@ def test_an_unstated_choice_is_the_fastest_that_fits() -> None:
     # Micro-batches 1, 2, 4, 8, 16 divide 64 / 4; so many layers or another kind of recomputation for each.
     assert {strategy.micro_batch_size for strategy in case.strategies} == {1, 2, 4, 8, 16}
     assert {strategy.recompute for strategy in case.strategies} == {"none", "selective", "full"}
-    told = predicted(case)
-    assert told.device_bytes <= case.problem.usable_bytes
+    prediction = predicted(case)
+    assert prediction.device_bytes <= case.problem.usable_bytes
     every = [
         predicted(replace(case, strategies=case.strategies.take([row])))
         for row in range(len(case.strategies))
     ]
     fitting = [one.step_time_s for one in every if one.device_bytes <= case.problem.usable_bytes]
     assert 0 < len(fitting) < len(every)  # some do not fit
-    assert told.step_time_s == pytest.approx(min(fitting), rel=1e-12)
+    assert prediction.step_time_s == pytest.approx(min(fitting), rel=1e-12)
 
 
 def test_where_nothing_fits_it_is_the_smallest() -> None:
     case = case_of(recompute="", gpu="A100-10GB")
-    told = predicted(case)
-    assert told.device_bytes > case.problem.usable_bytes
-    assert told.strategy.recompute == "full"
+    prediction = predicted(case)
+    assert prediction.device_bytes > case.problem.usable_bytes
+    assert prediction.strategy.recompute == "full"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +187,7 @@ def test_what_cannot_be_is_a_reason_to_skip_the_row_alone(change: dict[str, str]
     assert words in fault.reason
 
 
-def test_the_same_fault_is_told_of_every_row() -> None:
+def test_the_same_fault_is_listed_for_every_row() -> None:
     _, faults = cases_of(rows_of({"gpu": "Quantum9"}, {"gpu": "Quantum9"}))
     assert [(fault.line, fault.found) for fault in faults] == [(2, "'Quantum9'"), (3, "'Quantum9'")]
 
@@ -195,7 +197,7 @@ def test_stage_layers_are_the_boundaries_stated() -> None:
     assert (strategy.first_stage_layers, strategy.last_stage_layers) == (10, 14)
 
 
-def test_units_around_the_layers_lie_at_the_ends() -> None:
+def test_units_around_the_layers_are_in_the_first_and_last_stage() -> None:
     # 30 units of 24 layers: two before them, four behind. 8, 14, 20: layers 6, 12, 18.
     case = case_of(stage_layers="8/6/6/10", pp="4", dp="2")
     (strategy,) = case.strategies
@@ -248,9 +250,9 @@ def test_a_mixture_of_experts_is_its_public_config_with_the_rows_depth() -> None
     whole, _ = model_of(row_of(model_name="DeepSeek V3 671B", arch="moe", layers="61", hidden="7168",
                                heads="128", experts="256", topk="8", vocab="129280"))  # fmt: skip
     assert parameters(whole) == pytest.approx(671e9, rel=1e-3)
-    cut, assumed = model_of(row_of(model_name="deepseekv3 (4 layers)", arch="moe", layers="4", hidden="7168",
-                                   heads="128", vocab="129280"))  # fmt: skip
-    assert (cut.layers, cut.head_layers) == (4, 0)
+    four_layers = {"layers": "4", "hidden": "7168", "heads": "128", "vocab": "129280"}
+    truncated, assumed = model_of(row_of(model_name="deepseekv3 (4 layers)", arch="moe", **four_layers))
+    assert (truncated.layers, truncated.head_layers) == (4, 0)
     assert any("truncated" in line for line in assumed)
 
 
@@ -281,10 +283,10 @@ def test_optimizers(text: str, name: str) -> None:
 
 def test_a_config_error_of_the_model_is_a_fault_too() -> None:
     with pytest.raises(ConfigError):
-        Cases().of(row_of(heads="23"))
+        CaseBuilder().of(row_of(heads="23"))
 
 
-def test_a_case_may_be_priced_on_another_problem() -> None:
+def test_a_case_may_be_predicted_on_another_problem() -> None:
     case = case_of()
     slower = replace(case.problem, matmul_flop_per_s=case.problem.matmul_flop_per_s / 2)
     assert predicted(case, slower).step_time_s > 1.2 * predicted(case).step_time_s
@@ -298,7 +300,7 @@ UNEQUAL = {
 }  # fmt: skip
 
 
-def test_unequal_devices_are_priced_kind_by_kind() -> None:
+def test_unequal_devices_are_predicted_kind_by_kind() -> None:
     """Three nodes of V100, then one of T4, all at the pace of the worst connected: no faster than V100 alone,
     no slower than T4 alone."""
     case = case_of(**UNEQUAL)
@@ -316,12 +318,12 @@ def test_unequal_devices_are_priced_kind_by_kind() -> None:
     fast, slow = (predicted(case_of(**{**UNEQUAL, **network, "gpu": gpu})) for gpu in ("V100", "T4"))
     assert fast.step_time_s < predicted(case).step_time_s < slow.step_time_s
     # In the other order of nodes the first stage is the slow one.
-    turned = case_of(**{**UNEQUAL, "gpu": "T4(4)+V100(12)"})
-    assert turned.mixed is not None and turned.mixed.nodes == (0, 1, 1, 1)
-    assert fast.step_time_s < predicted(turned).step_time_s < slow.step_time_s
+    reordered = case_of(**{**UNEQUAL, "gpu": "T4(4)+V100(12)"})
+    assert reordered.mixed is not None and reordered.mixed.nodes == (0, 1, 1, 1)
+    assert fast.step_time_s < predicted(reordered).step_time_s < slow.step_time_s
 
 
-def test_runs_on_unequal_devices_are_predicted_beside_others() -> None:
+def test_runs_on_unequal_devices_are_predicted_together_with_others() -> None:
     cases, faults = cases_of(rows_of({}, UNEQUAL, {}))
     assert not faults
     together = predictions_of(cases)

@@ -53,27 +53,27 @@ def test_a_known_spelling_is_the_device_itself(text: str, name: str) -> None:
     ],
 )
 def test_a_variant_is_its_part(text: str, name: str, assumed: tuple[str, ...] | None) -> None:
-    device, told = device_named(text)
+    device, notes = device_named(text)
     assert device == find_device(name)
-    assert assumed is None or told == assumed
+    assert assumed is None or notes == assumed
 
 
 def test_another_memory_is_applied() -> None:
-    device, told = device_named("H100-64GB")
+    device, notes = device_named("H100-64GB")
     # A driver reports 0.985 GiB of a nominal gigabyte: 64 * 0.985 = 63.04.
     assert device.memory_bytes == pytest.approx(63.04 * GIB)
     assert device.peak_flop_per_s == find_device("H100-SXM").peak_flop_per_s
-    assert told[1] == "gpu: memory of 64 GB instead of the part's own"
+    assert notes[1] == "gpu: memory of 64 GB instead of the part's own"
 
 
 def test_a_power_limit_lowers_the_peaks() -> None:
-    device, told = device_named("H100-SXM 500W")
+    device, notes = device_named("H100-SXM 500W")
     whole = find_device("H100-SXM")
     # The cube root of 500 / 700 is 0.8939.
     for dtype, peak in whole.peak_flop_per_s.items():
         assert device.peak_flop_per_s[dtype] == pytest.approx(0.8939 * peak, rel=1e-4)
     assert device.memory_bytes_per_s == whole.memory_bytes_per_s
-    assert told == ("gpu: peaks times 0.894, the cube root of 500 W of 700 W",)
+    assert notes == ("gpu: peaks times 0.894, the cube root of 500 W of 700 W",)
 
 
 def test_a_limit_that_does_not_limit_changes_nothing() -> None:
@@ -81,10 +81,10 @@ def test_a_limit_that_does_not_limit_changes_nothing() -> None:
     assert device_named("H100-SXM (900 W)")[0] == find_device("H100-SXM")
 
 
-def test_a_limit_of_a_device_without_a_known_power_is_told() -> None:
-    device, told = device_named("TPU-v5p 200W")
+def test_a_power_limit_of_an_unknown_board_is_listed_as_assumption() -> None:
+    device, notes = device_named("TPU-v5p 200W")
     assert device == find_device("TPU-v5p")
-    assert told == ("gpu: a power limit of 200 W is not modelled for TPU-v5p",)
+    assert notes == ("gpu: a power limit of 200 W is not modelled for TPU-v5p",)
     assert set(BOARD_POWER_W) <= set(devices())
 
 

@@ -22,31 +22,31 @@ from tests.unit.accuracy.tables import rows_of
 
 from shardwise.accuracy.case import Case, cases_of
 from shardwise.accuracy.fit import (
-    CUSTOMARY,
-    LARGEST_MOVE,
-    PULL,
+    DERIVATIVE_STEP,
+    INITIAL_VALUES,
+    MAX_LOG_CHANGE,
     RANGES,
+    SHRINKAGE,
     SMALLEST_RESIDUAL,
-    STEP,
-    TRUST,
+    SOURCE_WEIGHTS,
     Linear,
+    MeasuredRun,
     Numbers,
-    Run,
     chosen_strategy,
-    customary,
+    clip_to_range,
     field_of,
     fitted,
-    kinds_of,
+    gauss_newton_step,
+    initial_value,
     linearised,
-    moved,
     names_of,
+    platforms_of,
     predicted_log_s,
     problem_with,
-    pull_of,
     range_of,
+    shrinkage_of,
     source_weights,
-    step_of,
-    within,
+    with_log_changes,
 )
 
 HOST = "software * host_step_s"
@@ -61,18 +61,18 @@ def step(
 ) -> list[float]:
     """The step of numbers whose predictions are at 0 now."""
     linear = Linear(tuple(numbers.fitted()), np.zeros(len(target)), np.array(slopes, float))
-    found = step_of(linear, np.array(target), np.array(weights or np.ones(len(target))), numbers)
-    return [float(move) for move in found]
+    found = gauss_newton_step(linear, np.array(target), np.array(weights or np.ones(len(target))), numbers)
+    return [float(log_change) for log_change in found]
 
 
-def test_an_outlier_does_not_pull() -> None:
+def test_an_outlier_does_not_dominate() -> None:
     numbers = numbers_by_hand(software_all__host_step_s=5e-3)
     # Four runs ask for 0.1, one for 3. Its residual weighs as its size alone, so it pulls with 0.01 however
     # far it is: 4 (0.1 - m) + 0.01 - 0.0015 m = 0.
-    assert SMALLEST_RESIDUAL == 0.01 and PULL == 0.003
+    assert SMALLEST_RESIDUAL == 0.01 and SHRINKAGE == 0.003
     for outlier in (0.2, 3.0, 30.0):
-        (move,) = step(numbers, [[1.0]] * 5, [0.1] * 4 + [outlier])
-        assert move == pytest.approx(0.41 / 4.0015, rel=1e-6)
+        (log_change,) = step(numbers, [[1.0]] * 5, [0.1] * 4 + [outlier])
+        assert log_change == pytest.approx(0.41 / 4.0015, rel=1e-6)
     # Least squares would have gone to (0.4 + 0.2) / 5 and further.
 
 
@@ -91,13 +91,13 @@ def test_the_heavier_run_decides() -> None:
     ]
 
 
-def test_slopes_turn_a_distance_into_a_move() -> None:
+def test_slopes_turn_a_distance_into_a_log_change() -> None:
     numbers = numbers_by_hand(software_all__host_step_s=5e-3)
     # Time follows the number with slope -0.5: 0.5 (0.1 + 0.5 m) + 0.0015 m = 0.
     assert step(numbers, [[-0.5]], [0.1]) == [pytest.approx(-0.05 / 0.2515)]
 
 
-def test_no_number_counts_on_a_move_that_another_cannot_make() -> None:
+def test_no_number_relies_on_a_change_beyond_the_bounds_of_another() -> None:
     numbers = numbers_by_hand(
         ampere__matmul_of_peak_fraction=RANGES["fraction"][1], software_all__host_step_s=5e-3
     )
@@ -111,10 +111,10 @@ def test_no_number_counts_on_a_move_that_another_cannot_make() -> None:
     assert peak == pytest.approx(-0.2, rel=0.1) and host == pytest.approx(0.0, abs=1e-3)
 
 
-def test_no_number_moves_further_than_the_derivatives_hold() -> None:
+def test_no_number_changes_beyond_the_trust_region() -> None:
     numbers = numbers_by_hand(software_all__host_step_s=5e-3)
-    assert step(numbers, [[1.0]], [3.0]) == [LARGEST_MOVE]
-    assert step(numbers, [[1.0]], [-3.0]) == [-LARGEST_MOVE]
+    assert step(numbers, [[1.0]], [3.0]) == [MAX_LOG_CHANGE]
+    assert step(numbers, [[1.0]], [-3.0]) == [-MAX_LOG_CHANGE]
 
 
 def test_where_no_run_says_anything_relatives_decide() -> None:
@@ -128,10 +128,10 @@ def test_where_no_run_says_anything_relatives_decide() -> None:
         # customary 0.65, wherever it began. Given that, Ampere is pulled up by half of its distance to 0.65:
         # -m - 0.003 (m + ln 0.5 / 0.65) / 2 = 0. The host cost becomes the customary one.
         ampere, volta, host = step(numbers, [[1.0, 0.0, 0.0]], [0.0])
-        assert ampere == pytest.approx(PULL / 2 * math.log(0.65 / 0.5) / (1 + PULL / 2))
+        assert ampere == pytest.approx(SHRINKAGE / 2 * math.log(0.65 / 0.5) / (1 + SHRINKAGE / 2))
         mean = (math.log(0.5) + ampere + math.log(0.65)) / 2
         assert math.log(began) + volta == pytest.approx(mean)
-        assert host == -LARGEST_MOVE > math.log(5.0 / 8.0)
+        assert host == -MAX_LOG_CHANGE > math.log(5.0 / 8.0)
 
 
 def test_a_run_outweighs_the_relatives() -> None:
@@ -139,26 +139,26 @@ def test_a_run_outweighs_the_relatives() -> None:
     ampere, volta = step(numbers, [[1.0, 0.0], [0.0, 1.0]], [0.0, -0.1])
     # Volta's run asks for -0.1; the mean of Ampere, Volta and the customary 0.65 pulls it up.
     mean = (math.log(0.5) + ampere + math.log(0.6) + volta + math.log(0.65)) / 3
-    assert volta == pytest.approx(-0.1 - PULL * (math.log(0.6) + volta - mean))
+    assert volta == pytest.approx(-0.1 - SHRINKAGE * (math.log(0.6) + volta - mean))
     assert 0.0 < volta + 0.1 < 1e-3
 
 
-def test_relatives_pull_towards_the_mean_of_them_and_the_customary() -> None:
+def test_relatives_shrink_towards_their_mean_and_the_initial_value() -> None:
     numbers = numbers_by_hand(
         ampere__matmul_of_peak_fraction=0.4, volta__matmul_of_peak_fraction=0.5,
         all__launch_s=1e-5, software_all__dispatch_s=7e-5, software_fsdp__dispatch_s=14e-5,
     )  # fmt: skip
     names = list(numbers.fitted())
-    curves, slopes = pull_of(numbers, names)
+    curves, slopes = shrinkage_of(numbers, names)
     # Of 0.4, 0.5 and 0.65 each from their mean, twice the customary 5 us from theirs, and the customary 70 us
     # counted twice beside its double.
     mean = math.log(0.4 * 0.5 * 0.65) / 3
     two = math.log(2.0)
     expected = [math.log(0.4) - mean, math.log(0.5) - mean, two / 2, -two / 3, 2 * two / 3]
     assert slopes.tolist() == pytest.approx(expected, abs=1e-12)
-    assert pull_of(numbers, names[::-1])[1].tolist() == pytest.approx(expected[::-1], abs=1e-12)
+    assert shrinkage_of(numbers, names[::-1])[1].tolist() == pytest.approx(expected[::-1], abs=1e-12)
 
-    def pull(logs: Floats) -> float:
+    def shrinkage(logs: Floats) -> float:
         """Half the squared distances of relatives from their mean, written out."""
         families = (
             [*logs[:2], math.log(0.65)],
@@ -168,22 +168,22 @@ def test_relatives_pull_towards_the_mean_of_them_and_the_customary() -> None:
         return sum(float(np.var(family)) * len(family) / 2 for family in families)
 
     logs = np.log(list(numbers.fitted().values()))
-    moves = np.array([0.1, -0.2, 0.3, 0.05, -0.1])
-    change = pull(logs + moves) - pull(logs)
-    assert change == pytest.approx(moves @ slopes + moves @ curves @ moves / 2, abs=1e-12)
+    log_changes = np.array([0.1, -0.2, 0.3, 0.05, -0.1])
+    change = shrinkage(logs + log_changes) - shrinkage(logs)
+    assert change == pytest.approx(log_changes @ slopes + log_changes @ curves @ log_changes / 2, abs=1e-12)
 
 
 def test_numbers_that_are_not_fitted_are_nobodys_relatives() -> None:
     numbers = numbers_by_hand(ampere__matmul_of_peak_fraction=0.4, volta__matmul_of_peak_fraction=0.8)
     assumed = replace(numbers.devices[1], source="assumed: a guess")
     alone = Numbers((numbers.devices[0], assumed), ())
-    assert pull_of(alone, list(alone.fitted()))[1].tolist() == pytest.approx([math.log(0.4 / 0.65) / 2])
-    both = pull_of(numbers, list(numbers.fitted()))[1]
+    assert shrinkage_of(alone, list(alone.fitted()))[1].tolist() == pytest.approx([math.log(0.4 / 0.65) / 2])
+    both = shrinkage_of(numbers, list(numbers.fitted()))[1]
     assert both[0] == pytest.approx(math.log(0.4) - math.log(0.4 * 0.8 * 0.65) / 3)
 
 
 @pytest.mark.parametrize(
-    ("name", "asked", "kept"),
+    ("name", "raw", "clipped"),
     [
         ("devices ampere,ada matmul.peak_fraction", 1.4, 0.98),
         ("devices ampere,ada matmul.peak_fraction", 0.01, 0.05),
@@ -201,28 +201,28 @@ def test_numbers_that_are_not_fitted_are_nobodys_relatives() -> None:
         ("devices * launch_s", 1e-7, 1e-7),
     ],
 )
-def test_numbers_keep_to_what_is_possible(name: str, asked: float, kept: float) -> None:
-    assert within(name, asked) == kept
+def test_numbers_are_clipped_to_their_ranges(name: str, raw: float, clipped: float) -> None:
+    assert clip_to_range(name, raw) == clipped
 
 
-def test_moves_are_factors_kept_within_ranges() -> None:
+def test_log_changes_are_factors_clipped_to_ranges() -> None:
     numbers = numbers_by_hand(ampere__matmul_of_peak_fraction=0.9, all__launch_s=1e-5)
     names = tuple(numbers.fitted())
-    assert moved(numbers, names, np.log([0.5, 3.0])).fitted() == {
+    assert with_log_changes(numbers, names, np.log([0.5, 3.0])).fitted() == {
         names[0]: pytest.approx(0.45),
         names[1]: pytest.approx(3e-5),
     }
-    assert moved(numbers, names[:1], np.log([2.0])).fitted() == {names[0]: 0.98, names[1]: 1e-5}
+    assert with_log_changes(numbers, names[:1], np.log([2.0])).fitted() == {names[0]: 0.98, names[1]: 1e-5}
 
 
-def test_every_fitted_number_starts_at_a_customary_value_within_its_range() -> None:
+def test_every_fitted_number_starts_at_an_initial_value_within_its_range() -> None:
     names = list(Numbers.shipped().fitted())
     for name in names:
         low, high = range_of(name)
-        assert low <= customary(name) <= high, name
+        assert low <= initial_value(name) <= high, name
         assert low <= Numbers.shipped().fitted()[name] <= high, name
-    used = {end for name in names for end in CUSTOMARY if field_of(name).endswith(end)}
-    assert used == set(CUSTOMARY)
+    used = {end for name in names for end in INITIAL_VALUES if field_of(name).endswith(end)}
+    assert used == set(INITIAL_VALUES)
     scratch = Numbers.shipped().from_scratch().fitted()
     assert (
         scratch["devices turing matmul.peak_fraction"] == scratch["devices tpu matmul.peak_fraction"] == 0.65
@@ -230,16 +230,18 @@ def test_every_fitted_number_starts_at_a_customary_value_within_its_range() -> N
     assert scratch["software fsdp shard_overlap"] == 0.5 and scratch["devices * overlap_slowdown"] == 1.15
     assert scratch["software * dispatch_s"] == 7e-5 and scratch["software * expert_dispatch_s"] == 2e-3
     # What is assumed stays.
-    kept = [number for number in Numbers.shipped().all if not number.is_fitted]
-    assert kept == [number for number in Numbers.shipped().from_scratch().all if not number.is_fitted]
+    fixed_numbers = [number for number in Numbers.shipped().all if not number.is_fitted]
+    assert fixed_numbers == [
+        number for number in Numbers.shipped().from_scratch().all if not number.is_fitted
+    ]
 
 
 def test_a_source_counts_as_the_root_of_its_rows() -> None:
     groups = ["korthi"] * 4 + ["mine"] + ["vtrain-mn"] * 9 + ["vtrain-sn"] * 16
     cases, _ = cases_of(rows_of(*({"id": f"{group}-{n:03}"} for n, group in enumerate(groups))))
-    weights = source_weights([Run(case=case, strategy=0, measured_s=1.0) for case in cases])
+    weights = source_weights([MeasuredRun(case=case, strategy=0, measured_s=1.0) for case in cases])
     # 1 / sqrt 4, 1, 3 / sqrt 9, 0.4 / sqrt 16.
-    assert dict(TRUST) == {"vtrain-mn": 3.0, "vtrain-sn": 0.4}
+    assert dict(SOURCE_WEIGHTS) == {"vtrain-mn": 3.0, "vtrain-sn": 0.4}
     assert weights.tolist() == pytest.approx([0.5] * 4 + [1.0] + [1.0] * 9 + [0.1] * 16)
     by_source = [weights[[g == group for g in groups]].sum() for group in dict.fromkeys(groups)]
     assert by_source == pytest.approx([2.0, 1.0, 9.0, 1.6])
@@ -269,21 +271,21 @@ def test_slopes_are_those_of_predictions_one_number_at_a_time() -> None:
     assert linear.names == tuple(numbers.fitted())
     assert linear.log_s == pytest.approx(base, abs=1e-12)
     for place, name in enumerate(linear.names):
-        changed = numbers.with_values({name: numbers.fitted()[name] * math.exp(STEP)})
-        slopes = (predicted_log_s(runs, changed) - base) / STEP
+        changed = numbers.with_values({name: numbers.fitted()[name] * math.exp(DERIVATIVE_STEP)})
+        slopes = (predicted_log_s(runs, changed) - base) / DERIVATIVE_STEP
         assert linear.slopes[:, place] == pytest.approx(slopes, abs=1e-9), name
     # Every kind rests on numbers of its own, and on few that are not.
-    moves = {case.row.group: {linear.names[i] for i in np.flatnonzero(row)}
+    log_changes = {case.row.group: {linear.names[i] for i in np.flatnonzero(row)}
              for case, row in zip(cases, linear.slopes, strict=True)}  # fmt: skip
-    assert "devices * grouped_matmul.fraction" in moves["mbridge"]
-    assert "software fsdp shard_overlap" in moves["foundry"]
-    assert "devices volta matmul.peak_fraction" in moves["dlperf-gpt"]
-    assert "devices turing scale_up.fraction" in moves["amp-hom"]
-    assert "devices ampere,ada matmul.peak_fraction" in moves["vtrain-mn"]
-    assert all(len(names) < len(linear.names) / 2 for names in moves.values())
-    assert not any("flash" in name for name in moves["vtrain-mn"] | moves["dlperf-gpt"])
-    own = set(names_of(kinds_of(cases[:1])[0][0], numbers))
-    assert moves["vtrain-mn"] < own
+    assert "devices * grouped_matmul.fraction" in log_changes["mbridge"]
+    assert "software fsdp shard_overlap" in log_changes["foundry"]
+    assert "devices volta matmul.peak_fraction" in log_changes["dlperf-gpt"]
+    assert "devices turing scale_up.fraction" in log_changes["amp-hom"]
+    assert "devices ampere,ada matmul.peak_fraction" in log_changes["vtrain-mn"]
+    assert all(len(names) < len(linear.names) / 2 for names in log_changes.values())
+    assert not any("flash" in name for name in log_changes["vtrain-mn"] | log_changes["dlperf-gpt"])
+    own = set(names_of(platforms_of(cases[:1])[0][0], numbers))
+    assert log_changes["vtrain-mn"] < own
 
 
 def test_a_slope_of_a_faster_device_is_negative_and_at_most_one() -> None:
@@ -296,14 +298,14 @@ def test_a_slope_of_a_faster_device_is_negative_and_at_most_one() -> None:
 def test_predictions_are_those_of_validate() -> None:
     """For rows with one strategy, by the shipped numbers put in anew; and for those with a choice, the same
     choice."""
-    told = {one.row.id: one for one in validated().judged}
+    by_id = {one.row.id: one for one in validated().judged}
     numbers = Numbers.shipped()
     cases = [*kinds(), *published("korthi"), *some(4, "nemo")]
     runs = measured_runs(cases, numbers)
     seconds = np.exp(predicted_log_s(runs, numbers))
     several = 0
     for run, time_s in zip(runs, seconds, strict=True):
-        expected = told[run.case.row.id]
+        expected = by_id[run.case.row.id]
         assert time_s == pytest.approx(expected.predicted_s, rel=1e-12)
         assert run.measured_s == expected.measured_s
         assert run.case.strategies[run.strategy] == expected.strategy
@@ -341,7 +343,7 @@ TRUE = {
 """Numbers unlike those that a fit starts from."""
 
 
-def test_times_made_from_known_numbers_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_numbers_are_recovered_from_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """From scratch, with two runs that nothing explains; of two sources and kinds of devices."""
     scratch = Numbers.shipped().from_scratch()
     true = scratch.with_values(TRUE)
@@ -359,7 +361,7 @@ def test_times_made_from_known_numbers_are_found_again(monkeypatch: pytest.Monke
     for name in list(TRUE)[:2]:
         assert values[name] == pytest.approx(TRUE[name], rel=0.03), name
     # Neither source says anything about experts, nor do their relatives: that is where it was.
-    assert values["software * expert_dispatch_s"] == pytest.approx(customary("expert_dispatch_s"))
+    assert values["software * expert_dispatch_s"] == pytest.approx(initial_value("expert_dispatch_s"))
     # Squares alone would give way to the two.
     monkeypatch.setattr("shardwise.accuracy.fit.SMALLEST_RESIDUAL", 100.0)
     squares = fitted(cases, measured_s.tolist(), scratch, rounds=1)
@@ -379,7 +381,7 @@ def test_the_last_step_counts() -> None:
     assert error(1) < 0.5 * error(0)
 
 
-def test_a_step_that_makes_it_worse_is_not_kept() -> None:
+def test_a_step_that_makes_it_worse_is_rejected() -> None:
     """Every fit is at least as good as its start, also with derivatives that hold nowhere near."""
     scratch = Numbers.shipped().from_scratch()
     cases = published("tpu")[:6]

@@ -106,7 +106,7 @@ def test_networks(text: str, rate: float | None) -> None:
     assert inter_node_bytes_per_s(text) == (None if rate is None else pytest.approx(rate))
 
 
-def test_rates_of_nodes_are_told_by_their_devices() -> None:
+def test_rates_of_nodes_are_matched_by_their_devices() -> None:
     text = "10 Gb/s (V100 nodes), 50 Gb/s (T4 node) inter; NVLink 170 Gb/s intra"
     assert bytes_per_s_of_nodes(text, ["V100", "T4"]) == pytest.approx((1.25e9, 6.25e9))
     assert bytes_per_s_of_nodes(text, ["T4", "A100"]) == pytest.approx((6.25e9, 1.25e9))

@@ -14,7 +14,7 @@ from tests.unit.accuracy.runs import Floats, measured_runs, some
 from tests.unit.accuracy.tables import rows_of
 
 from shardwise.accuracy.case import cases_of
-from shardwise.accuracy.fit import Fit, Numbers, Run, linearised, source_weights
+from shardwise.accuracy.fit import Fit, MeasuredRun, Numbers, linearised, source_weights
 from shardwise.accuracy.leave_out import (
     CENTRAL,
     Spread,
@@ -46,7 +46,7 @@ def with_times(of: Fit, source: str, factor: float) -> Fit:
     return replace(of, runs=runs)
 
 
-def logs(runs: Sequence[Run]) -> Floats:
+def logs(runs: Sequence[MeasuredRun]) -> Floats:
     return np.log([run.measured_s for run in runs])
 
 
@@ -62,8 +62,8 @@ def test_what_a_source_measured_does_not_shape_its_prediction(source: str) -> No
     predicted = one.log_error + measured
     assert np.abs(predicted - plain.linear.log_s[one.rows]).max() > 1e-3
     # Another source's times do shape it.
-    moved = left_out(with_times(plain, "vtrain-mn", 1.3), source)
-    assert np.abs(moved.log_error - one.log_error).max() > 1e-3
+    shifted = left_out(with_times(plain, "vtrain-mn", 1.3), source)
+    assert np.abs(shifted.log_error - one.log_error).max() > 1e-3
 
 
 def test_linear_errors_without_sources() -> None:
@@ -76,8 +76,8 @@ def test_linear_errors_without_sources() -> None:
         own = names == source
         assert changed[own] + math.log(3.0) == pytest.approx(without[own], abs=1e-12)
         assert changed[~own] == pytest.approx(without[~own], abs=1e-12)
-    kept = linear_errors(with_times(plain, "vtrain-mn", 1.3), out)
-    assert np.abs(kept - without)[names == "vtrain-sn"].max() > 1e-3
+    other_errors = linear_errors(with_times(plain, "vtrain-mn", 1.3), out)
+    assert np.abs(other_errors - without)[names == "vtrain-sn"].max() > 1e-3
     # With nothing left out, runs are explained better than by the fit that has just begun.
     weights, begun = source_weights(plain.runs), plain.linear.log_s - logs(plain.runs)
     assert weights @ np.abs(linear_errors(plain, ())) < weights @ np.abs(begun)
@@ -93,7 +93,7 @@ def test_a_source_is_warm_where_others_have_its_device_and_its_software() -> Non
         ("e", {"gpu": "A100-40GB"}),
     )
     rows = rows_of(*({"id": f"{name}-{n:03}", **change} for n, (name, change) in enumerate(kinds)))
-    runs = [Run(case=case, strategy=0, measured_s=1.0) for case in cases_of(rows)[0]]
+    runs = [MeasuredRun(case=case, strategy=0, measured_s=1.0) for case in cases_of(rows)[0]]
     assert len(runs) == len(kinds)
 
     def warm(*excluded: str) -> str:
@@ -131,11 +131,11 @@ def test_sources_weigh_the_same_whatever_their_size() -> None:
     assert spread.middle == pytest.approx(0.01)
     assert spread.half == pytest.approx(0.49)
     # Were every run to weigh the same, the small one would not be seen.
-    pooled = spread_of({"one": np.concatenate([large, small])})
-    assert pooled.half < 0.01
+    concatenated = spread_of({"one": np.concatenate([large, small])})
+    assert concatenated.half < 0.01
     # The same errors twice over change nothing.
-    again = spread_of({"large": np.repeat(large, 3), "small": small})
-    assert again.middle == pytest.approx(spread.middle) and again.half == pytest.approx(spread.half)
+    repeated = spread_of({"large": np.repeat(large, 3), "small": small})
+    assert repeated.middle == pytest.approx(spread.middle) and repeated.half == pytest.approx(spread.half)
 
 
 def test_a_spread_covers_the_central_share() -> None:
@@ -157,16 +157,16 @@ def test_a_spread_covers_the_central_share() -> None:
 
 def test_nested_bands_know_nothing_of_the_source() -> None:
     plain = fit()
-    told = nested_spreads(plain, "korthi")
-    assert nested_spreads(with_times(plain, "korthi", 3.0), "korthi") == told
+    spreads = nested_spreads(plain, "korthi")
+    assert nested_spreads(with_times(plain, "korthi", 3.0), "korthi") == spreads
     # The two of one software on one device are warm through each other; V100 is cold.
-    assert set(told) == {True, False}
+    assert set(spreads) == {True, False}
     changed = nested_spreads(with_times(plain, "vtrain-sn", 1.3), "korthi")
-    assert changed != told
+    assert changed != spreads
     # The cold spread is that of the one cold source, with both left out.
     errors = linear_errors(plain, {"korthi", "dlperf-gpt"})[sources_of(plain.runs) == "dlperf-gpt"]
-    assert told[False] == spread_of({"dlperf-gpt": errors})
-    assert told[False].half > 0 and isinstance(told[True], Spread)
+    assert spreads[False] == spread_of({"dlperf-gpt": errors})
+    assert spreads[False].half > 0 and isinstance(spreads[True], Spread)
 
 
 def test_nested_bands_where_all_are_cold() -> None:

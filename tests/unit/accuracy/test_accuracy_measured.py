@@ -27,7 +27,7 @@ def flop_per_token(*, attention: float) -> float:
     return 6 * active_matmul_parameters(model) + attention * 12 * 24 * 2304 * 2048
 
 
-def test_a_given_time_is_taken() -> None:
+def test_a_given_time_is_used() -> None:
     assert time_s(step_time_s="2.5", tokens_per_s_per_gpu="1") == 2.5
 
 
@@ -52,19 +52,19 @@ def test_utilisation_is_of_the_dense_peak() -> None:
     assert time_s(mfu_pct="40") == pytest.approx(TOKENS * flop_per_token(attention=1.0) / (0.4 * 312e12))
 
 
-def test_a_hardware_rate_counts_what_is_computed_again() -> None:
+def test_a_hardware_rate_counts_recomputation() -> None:
     model = case_of().problem.model
     layers = active_matmul_parameters(model) - 51200 * 2304
     square = 4 * 24 * 2304 * 2048  # forward: two products of 2 h s per layer
     whole = flop_per_token(attention=1.0)
-    for recompute, again in (("none", 0.0), ("selective", square), ("full", 2 * layers + square)):
-        expected = TOKENS * (whole + again) / 100e12
+    for recompute, recomputed in (("none", 0.0), ("selective", square), ("full", 2 * layers + square)):
+        expected = TOKENS * (whole + recomputed) / 100e12
         given = {"tflops_per_gpu": "100", "tflops_convention": "hardware", "recompute": recompute}
         assert time_s(**given) == pytest.approx(expected), recompute
         assert time_s(hfu_pct="50", recompute=recompute) == pytest.approx(expected * 100 / 156), recompute
 
 
-def test_what_was_computed_is_told() -> None:
+def test_computed_times_are_listed_as_assumptions() -> None:
     case = case_of(step_time_s="", mfu_pct="40")
     assert measured_of(case.row, case.problem).assumed == (
         "measured time: from mfu_pct, attention counted in full",
@@ -103,10 +103,10 @@ def test_memory_alone_is_enough() -> None:
         ({"framework": "torchtitan"}, "reserved", False),
     ],
 )
-def test_which_memory_was_measured(change: dict[str, str], kind: str, is_assumed: bool) -> None:
+def test_the_kind_of_measured_memory(change: dict[str, str], kind: str, is_assumed: bool) -> None:
     case = case_of(**{**change, "peak_mem_gib": "20"})
     measured = measured_of(case.row, case.problem)
     assert measured.memory_kind == kind
     assert (measured.assumed == ("peak_mem_gib: bytes in tensors",)) == is_assumed
-    told = predicted(case)
-    assert predicted_bytes(told, kind) == getattr(told, f"{kind}_bytes")
+    prediction = predicted(case)
+    assert predicted_bytes(prediction, kind) == getattr(prediction, f"{kind}_bytes")

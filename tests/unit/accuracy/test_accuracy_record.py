@@ -13,9 +13,9 @@ from tests.unit.accuracy.runs import measured_runs, numbers_by_hand, published, 
 from tests.unit.accuracy.tables import rows_of
 
 from shardwise.accuracy import SHIPPED, bands_of, fit_document, fit_rows, read_rows
-from shardwise.accuracy.fit import Fit, Numbers, customary, linearised, predicted_log_s
+from shardwise.accuracy.fit import Fit, Numbers, initial_value, linearised, predicted_log_s
 from shardwise.accuracy.leave_out import Spread, is_warm, linear_errors, sources_of, spread_of
-from shardwise.accuracy.record import DIGITS, LEAST_RUNS, Fitted, factors, rounded
+from shardwise.accuracy.record import DIGITS, LEAST_RUNS, FitResult, factors, rounded
 from shardwise.errors import ConfigError
 from shardwise.numbers import numbers_of
 from shardwise.strategy import PROFILES
@@ -27,12 +27,12 @@ DATA = {
 }
 
 
-def data(room: str) -> Any:
-    return json.loads(DATA[room].read_text("utf-8"))
+def data(section: str) -> Any:
+    return json.loads(DATA[section].read_text("utf-8"))
 
 
 def shipped_records() -> list[dict[str, Any]]:
-    return [number for room in DATA for number in data(room)["numbers"]]
+    return [number for section in DATA for number in data(section)["numbers"]]
 
 
 def plain_rows(count: int, **change: str) -> list[dict[str, str]]:
@@ -111,7 +111,7 @@ def test_fitted_numbers_have_the_digits_of_a_fit() -> None:
     # Nobody's number is the one that a fit starts from.
     fitted = [number for number in shipped_records() if number["source"] == "fitted"]
     assert len(fitted) == len(shipped.fitted())
-    started = [number for number in fitted if number["value"] == customary(number["field"])]
+    started = [number for number in fitted if number["value"] == initial_value(number["field"])]
     assert len(started) < len(fitted) / 10
 
 
@@ -124,8 +124,8 @@ def test_a_number_is_for_more_than_one_model_or_row() -> None:
             "devices"
         ].values()
     }
-    for room, known in (("devices", architectures), ("software", set(PROFILES))):
-        for number in data(room)["numbers"]:
+    for section, known in (("devices", architectures), ("software", set(PROFILES))):
+        for number in data(section)["numbers"]:
             if number["source"] == "fitted":
                 assert set(number["of"]) <= known | {"*"}, number
                 assert not set(number["of"]) & models
@@ -163,7 +163,7 @@ def test_one_source_alone_has_the_band_of_a_cold_one() -> None:
 
 def test_the_document_counts_and_compares() -> None:
     fit = begun()
-    document: Any = fit_document(Fitted(fit=fit, faults=()))
+    document: Any = fit_document(FitResult(fit=fit, faults=()))
     assert (document["schema"], document["version"]) == ("shardwise.fit", 1)
     assert document["runs"] == len(fit.runs) == 22
     assert document["free_numbers"] == len(shipped_records()) + 4
@@ -182,7 +182,7 @@ def test_the_document_counts_and_compares() -> None:
     assert json.loads(json.dumps(document, allow_nan=False)) == document
 
 
-def test_rows_that_cannot_be_fitted_are_told() -> None:
+def test_rows_that_cannot_be_fitted_are_listed() -> None:
     rows = rows_of(
         *plain_rows(LEAST_RUNS),
         {"gpu": "Quantum9"},
@@ -191,11 +191,11 @@ def test_rows_that_cannot_be_fitted_are_told() -> None:
     )
     found = fit_rows(rows, rounds=1, steps=1)
     assert len(found.fit.runs) == LEAST_RUNS
-    told = {fault.line: fault.text for fault in found.faults}
-    assert set(told) == {22, 23, 24}
-    assert told[22] == "line 22: gpu: is not a known device; found 'Quantum9'"
-    assert told[23] == "line 23: gives no step time"
-    assert all(text.count("line ") == 1 for text in told.values())
+    texts = {fault.line: fault.text for fault in found.faults}
+    assert set(texts) == {22, 23, 24}
+    assert texts[22] == "line 22: gpu: is not a known device; found 'Quantum9'"
+    assert texts[23] == "line 23: gives no step time"
+    assert all(text.count("line ") == 1 for text in texts.values())
     # Numbers are written as they are counted: with their digits.
     assert rounded(found.fit.numbers) == found.fit.numbers != Numbers.shipped()
 
@@ -221,12 +221,14 @@ def test_a_fit_from_scratch_gives_what_is_shipped(full: bool) -> None:
         for name, band in data("software")["bands"].items():
             assert document["bands"][name] == pytest.approx(band, rel=0.02)
         return
-    told = {one.row.id: one.predicted_s for one in validated().judged}
-    made = [replace(row, step_time_s=told[row.id]) for row in rows if row.group in ("korthi", "tpu")]
+    predicted_by_id = {one.row.id: one.predicted_s for one in validated().judged}
+    made = [
+        replace(row, step_time_s=predicted_by_id[row.id]) for row in rows if row.group in ("korthi", "tpu")
+    ]
     found = fit_rows(made, rounds=1)
     assert len(found.fit.runs) == len(made) == 23 and found.faults == ()
-    again = np.exp(predicted_log_s(found.fit.runs, found.fit.numbers))
-    errors = np.abs(again / np.array([row.step_time_s for row in made]) - 1)
+    refitted = np.exp(predicted_log_s(found.fit.runs, found.fit.numbers))
+    errors = np.abs(refitted / np.array([row.step_time_s for row in made]) - 1)
     assert errors.mean() < 0.01 and errors.max() < 0.05
     begun = np.exp(predicted_log_s(found.fit.runs, shipped.from_scratch()))
-    assert np.abs(begun / again - 1).mean() > 0.05
+    assert np.abs(begun / refitted - 1).mean() > 0.05

@@ -38,7 +38,7 @@ def test_a_row_is_what_its_cells_say() -> None:
     assert row.kv_heads is None and row.optimizer == ""
 
 
-def test_notes_are_kept_whole() -> None:
+def test_notes_are_read_in_full() -> None:
     """What they say is looked for in all of them."""
     assert row_of(notes="x" * 500 + " overlap off").notes.endswith("overlap off")
 

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.accuracy.tables import file_of, rows_of, text_of
 
 from shardwise.accuracy import SHIPPED, validate
-from shardwise.accuracy.judge import Judged, judged
+from shardwise.accuracy.judge import JudgedRow, judged
 from shardwise.accuracy.metrics import kendall_tau
 from shardwise.accuracy.rows import Fault
 from shardwise.accuracy.skipped import skipped_by_reason
@@ -22,7 +22,7 @@ FIVE = [{"step_time_s": str(time_s), "tp": tp, "dp": dp} for time_s, tp, dp in (
 """Five plans of one workload; the first and the last are the same."""
 
 
-def used(*changes: dict[str, str]) -> list[Judged]:
+def used(*changes: dict[str, str]) -> list[JudgedRow]:
     """The rows with these changes beside their predictions."""
     found, faults = judged(rows_of(*changes))
     assert faults == []
@@ -48,7 +48,7 @@ def test_memory_alone_has_no_time_to_compare() -> None:
 
 def test_a_workload_is_the_same_work_in_five_ways() -> None:
     measured, predicted = [2.0, 2.2, 2.1, 3.0, 2.5], [1.5, 1.4, 1.6, 1.8, 1.4]
-    rows = [replace(one, predicted_s=told) for one, told in zip(used(*FIVE), predicted, strict=True)]
+    rows = [replace(one, predicted_s=seconds) for one, seconds in zip(used(*FIVE), predicted, strict=True)]
     (workload,) = workloads_of(rows)
     # The second and the last are predicted best, the last of them is the slower: 2.5 against 2.0.
     assert workload.regret == pytest.approx(0.25)
@@ -85,8 +85,10 @@ def test_groups_have_their_rows_and_the_skipped_ones(tmp_path: Path) -> None:
     )  # fmt: skip
     path = file_of(tmp_path, text)
     found = validate(path, by="source")
-    told = [(group.name, 0 if group.time is None else group.time.n, group.skipped) for group in found.groups]
-    assert told == [("a", 1, 2), ("b", 1, 0), ("c", 0, 1)]
+    summary = [
+        (group.name, 0 if group.time is None else group.time.n, group.skipped) for group in found.groups
+    ]
+    assert summary == [("a", 1, 2), ("b", 1, 0), ("c", 0, 1)]
     assert found.overall.time is not None and found.overall.memory is not None
     assert (found.overall.time.n, found.overall.memory.n, found.overall.skipped) == (2, 1, 3)
     assert [fault.line for fault in found.faults] == [4, 5, 6]
@@ -124,16 +126,16 @@ def test_reasons_are_gathered() -> None:
         Fault(line=line, id="x", reason=reason, found=f"{line}")
         for line, reason in ((2, "a"), (3, "b"), (5, "b"), (4, "c"))
     ]
-    told = [(one.reason, one.lines, one.found) for one in skipped_by_reason(faults)]
-    assert told == [("b", (3, 5), "3"), ("a", (2,), "2"), ("c", (4,), "4")]
+    summary = [(one.reason, one.lines, one.found) for one in skipped_by_reason(faults)]
+    assert summary == [("b", (3, 5), "3"), ("a", (2,), "2"), ("c", (4,), "4")]
 
 
 @pytest.fixture(scope="module")
-def published() -> list[Judged]:
+def published() -> list[JudgedRow]:
     return list(validate(str(SHIPPED)).judged)
 
 
-def test_all_published_rows_are_used_but_lora(published: list[Judged]) -> None:
+def test_all_published_rows_are_used_but_lora(published: list[JudgedRow]) -> None:
     found = validate(str(SHIPPED))
     reasons = {one.reason: len(one.lines) for one in skipped_by_reason(found.faults)}
     assert reasons == {
@@ -143,7 +145,7 @@ def test_all_published_rows_are_used_but_lora(published: list[Judged]) -> None:
     assert len(found.groups) == 13 and len(found.workloads) == 8
 
 
-def test_complete_rows_assume_nothing_about_the_strategy(published: list[Judged]) -> None:
+def test_complete_rows_assume_nothing_about_the_strategy(published: list[JudgedRow]) -> None:
     choices = ("micro_batch:", "recompute:")
     for one in published:
         if one.row.is_complete:

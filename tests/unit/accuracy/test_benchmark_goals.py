@@ -13,9 +13,9 @@ def test_every_goal_is_of_a_benchmark_that_is_run() -> None:
     assert set(GOALS) <= set(bench.BENCHMARKS)
 
 
-def test_what_is_missed_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missed_goals_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """6 CPU s at most and 0.1 % proven at most: one holds here, one does not. No goal binds the points."""
-    missed = bench.told("graph vgg16_16", {"points": 3.0, "search_cpu_s": 6.0, "proven": 0.002})
+    missed = bench.report("graph vgg16_16", {"points": 3.0, "search_cpu_s": 6.0, "proven": 0.002})
     assert missed == ["graph vgg16_16: proven 0.002, goal at most 0.001"]
     points, seconds, proven = capsys.readouterr().err.splitlines()
     assert "goal" not in points
@@ -23,12 +23,12 @@ def test_what_is_missed_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_share_has_to_be_reached() -> None:
-    assert bench.told("workers deepseek_v3_2048", {"speedup": 1.7}) == []
-    assert bench.told("workers deepseek_v3_2048", {"speedup": 1.69}) != []
+    assert bench.report("workers deepseek_v3_2048", {"speedup": 1.7}) == []
+    assert bench.report("workers deepseek_v3_2048", {"speedup": 1.69}) != []
 
 
 def test_a_candidate_better_than_the_best_is_a_miss_of_any_search() -> None:
-    assert bench.told("search llama8b_8", {"drawn_better": 1.0, "counted_apart": 0.0}) == [
+    assert bench.report("search llama8b_8", {"drawn_better": 1.0, "counted_apart": 0.0}) == [
         "search llama8b_8: drawn_better 1, goal at most 0"
     ]
 
@@ -43,7 +43,7 @@ def test_one_miss_ends_the_run_with_exit_code_1(
 ) -> None:
     found = {"cold start": {"wall_s": 0.5}, "fit": {"cpu_s": 301.0}}
     monkeypatch.setattr(bench, "BENCHMARKS", {name: dict for name in found})
-    monkeypatch.setattr(bench, "measured_apart", found.__getitem__)
+    monkeypatch.setattr(bench, "measured_in_process", found.__getitem__)
     assert bench.main([]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == "NOT met: fit: cpu_s 301, goal at most 300"
     found["fit"] = {"cpu_s": 300.0}
@@ -53,7 +53,7 @@ def test_one_miss_ends_the_run_with_exit_code_1(
 @pytest.mark.parametrize(
     ("error", "why"),
     [
-        (subprocess.TimeoutExpired("benchmarks", bench.MOST_S), "ended after 600 s without figures"),
+        (subprocess.TimeoutExpired("benchmarks", bench.TIMEOUT_S), "ended after 600 s without figures"),
         (subprocess.CalledProcessError(3, "benchmarks"), "ended with exit code 3"),
     ],
 )
@@ -66,8 +66,8 @@ def test_a_benchmark_without_figures_is_a_miss_and_the_next_is_run(
         raise error
 
     monkeypatch.setattr(bench, "BENCHMARKS", {"cold start": dict, "fit": dict})
-    monkeypatch.setattr(bench, "measured_apart", measured)
+    monkeypatch.setattr(bench, "measured_in_process", measured)
     assert bench.main([]) == 1
-    told = capsys.readouterr()
-    assert told.err.splitlines()[-1] == f"NOT met: cold start: {why}"
-    assert '"fit"' in told.out and '"cold start"' not in told.out
+    captured = capsys.readouterr()
+    assert captured.err.splitlines()[-1] == f"NOT met: cold start: {why}"
+    assert '"fit"' in captured.out and '"cold start"' not in captured.out

@@ -12,13 +12,13 @@ from shardwise.accuracy.calibration import (
     COLLECTIVES,
     UNSHARDED,
     AttentionSample,
-    BesideSample,
     Collective,
     KernelCurves,
     LinkCurve,
     LinkSample,
     MatmulSample,
     MemorySample,
+    OverlapSample,
     Tiles,
     attention_curve,
     collective_s,
@@ -27,11 +27,11 @@ from shardwise.accuracy.calibration import (
     link_curve,
     links,
     mean_error,
-    with_exchanges,
+    with_bidirectional,
 )
 from shardwise.accuracy.calibration.solve import coefficients
 from shardwise.cluster import AttentionCurve, load_cluster
-from shardwise.cost.fabric import fabric_of
+from shardwise.cost.fabric import collective_model_of
 from shardwise.cost.problem import machine_of
 from shardwise.errors import ConfigError
 from shardwise.strategy import PROFILES
@@ -167,28 +167,28 @@ def test_a_known_curve_of_a_link_is_recovered(kinds: Sequence[Collective]) -> No
     assert max(found.errors(link_samples(LINK, kinds)).values()) < 1e-6
 
 
-def test_exchanges_have_a_share_of_their_own() -> None:
+def test_bidirectional_collectives_have_a_share_of_their_own() -> None:
     true = replace(LINK, exchange_fraction=0.6)
     samples = link_samples(true)
     unsharded = link_curve([sample for sample in samples if sample.kind in UNSHARDED])
     assert max(unsharded.errors(samples).values()) > 0.2  # a twin that knows no exchanges
-    found = with_exchanges(unsharded, samples)
+    found = with_bidirectional(unsharded, samples)
     assert found.exchange_fraction == pytest.approx(0.6, rel=1e-6)
     assert max(found.errors(samples).values()) < 1e-6
     # Faster than their bytes allow is an error of the clock; without any nothing is known.
     fast = [replace(sample, seconds=sample.seconds / 2) for sample in link_samples(LINK)]
-    assert with_exchanges(unsharded, fast).exchange_fraction == 1.0
-    assert with_exchanges(unsharded, link_samples(true, UNSHARDED)) == unsharded
+    assert with_bidirectional(unsharded, fast).exchange_fraction == 1.0
+    assert with_bidirectional(unsharded, link_samples(true, UNSHARDED)) == unsharded
 
 
-def test_small_exchanges_tell_nothing_of_the_share() -> None:
+def test_small_bidirectional_collectives_do_not_determine_the_share() -> None:
     """Half of 4 KiB pass in 20 us at 100 MB/s; that its hop took 2.1 ms, not 1 ms, is no share of 2 %."""
     link = LinkCurve(latency_s=1e-3, startup_s=0.0, bytes_per_s=1e8)
     small = LinkSample(kind="all_to_all", ranks=2, nbytes=4096.0, seconds=2.1e-3)
     # Half of 2 MB take 10 ms at the whole pace; 20 ms behind the hop are half of it.
     large = LinkSample(kind="all_to_all", ranks=2, nbytes=2e6, seconds=21e-3)
-    assert with_exchanges(link, [small, large]).exchange_fraction == pytest.approx(0.5)
-    assert with_exchanges(link, [small]).exchange_fraction == 1.0
+    assert with_bidirectional(link, [small, large]).exchange_fraction == pytest.approx(0.5)
+    assert with_bidirectional(link, [small]).exchange_fraction == 1.0
 
 
 def test_small_collectives_that_come_late_hardly_move_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,9 +212,9 @@ def test_small_collectives_that_come_late_hardly_move_large_ones(monkeypatch: py
     assert weighted < error_of_largest() / 2.0
 
 
-def test_what_passes_beside_computation_is_a_share_of_the_shorter() -> None:
-    def sample(both_s: float, communication_s: float = 2.0) -> BesideSample:
-        return BesideSample(communication_s=communication_s, computation_s=1.0, both_s=both_s)
+def test_overlap_is_a_share_of_the_shorter() -> None:
+    def sample(both_s: float, communication_s: float = 2.0) -> OverlapSample:
+        return OverlapSample(communication_s=communication_s, computation_s=1.0, both_s=both_s)
 
     # 2 + 1 - 2.25 = 0.75 of the second of computation; of 0.5 s of communication, 0.5 + 1 - 1.25 are half.
     assert hidden_share([sample(2.25)]) == pytest.approx(0.75)
@@ -225,7 +225,7 @@ def test_what_passes_beside_computation_is_a_share_of_the_shorter() -> None:
     assert hidden_share([sample(2.25), sample(3.5), sample(2.5)]) == pytest.approx(0.5)  # the median
 
 
-def test_a_twin_that_takes_a_shard_for_the_whole_tensor_is_caught() -> None:
+def test_a_mutant_that_takes_a_shard_for_the_whole_tensor_is_caught() -> None:
     """Bytes of an all-gather are its output: a factor of the number of ranks otherwise."""
     wrong = [
         replace(s, nbytes=s.nbytes / s.ranks) if s.kind == "all_gather" else s for s in link_samples(LINK)
@@ -237,9 +237,7 @@ def test_a_twin_that_takes_a_shard_for_the_whole_tensor_is_caught() -> None:
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("nbytes", [16.0, 1e6])
 @pytest.mark.parametrize("exchange_fraction", [1.0, 0.5])
-def test_a_collective_takes_what_the_cost_model_says(
-    ranks: int, nbytes: float, exchange_fraction: float
-) -> None:
+def test_a_collective_takes_the_predicted_time(ranks: int, nbytes: float, exchange_fraction: float) -> None:
     """The same collectives, priced by the fabric of a cluster that has these figures."""
     plain = load_cluster(f"1x{ranks}xcpu")
     of = plain.classes["cpu"].efficiency
@@ -252,18 +250,18 @@ def test_a_collective_takes_what_the_cost_model_says(
         bytes_per_s=curve.fraction * tier.bytes_per_s,
         exchange_fraction=exchange_fraction,
     )
-    fabric = fabric_of(machine_of(cluster, "fp32", "adamw", PROFILES["fsdp2"]))
+    fabric = collective_model_of(machine_of(cluster, "fp32", "adamw", PROFILES["fsdp2"]))
     sizes = tuple(map(np.array, (ranks,)))
-    priced = {
+    expected_s = {
         "all_reduce": fabric.all_reduce_s(nbytes, sizes),
-        "all_gather": fabric.pass_s(nbytes, sizes),
-        "reduce_scatter": fabric.pass_s(nbytes, sizes),
+        "all_gather": fabric.all_gather_s(nbytes, sizes),
+        "reduce_scatter": fabric.all_gather_s(nbytes, sizes),
         "all_to_all": fabric.all_to_all_s(nbytes, sizes),
-        "message": fabric.neighbour_s(nbytes, np.array(0)),
+        "message": fabric.send_s(nbytes, np.array(0)),
     }
     for kind in COLLECTIVES:
         sample = LinkSample(kind=kind, ranks=ranks, nbytes=nbytes, seconds=1.0)
-        assert collective_s(link, sample) == pytest.approx(float(priced[kind]), rel=1e-12), kind
+        assert collective_s(link, sample) == pytest.approx(float(expected_s[kind]), rel=1e-12), kind
 
 
 def test_links_that_settle_nothing_are_refused() -> None:

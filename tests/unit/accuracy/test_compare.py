@@ -10,8 +10,8 @@ from tests.runtime.plans import make_plan
 from tests.runtime.uneven_plans import make_uneven
 
 from shardwise import search
-from shardwise.accuracy import StageTimes, compare
-from shardwise.accuracy.stage_times import stage_times
+from shardwise.accuracy import StageBreakdown, compare
+from shardwise.accuracy.stage_times import stage_breakdown
 from shardwise.errors import ConfigError
 from shardwise.plan import Plan, UnevenFile, plan_hash
 from shardwise.schedule import generate
@@ -24,35 +24,35 @@ def compute(name: str, start_s: float, finish_s: float) -> Span:
     return Span(0, COMPUTE, name, start_s, finish_s)
 
 
-def beside(name: str, start_s: float, finish_s: float) -> Span:
+def communicate(name: str, start_s: float, finish_s: float) -> Span:
     return Span(0, COMMUNICATION, name, start_s, finish_s)
 
 
 STEP = (
-    beside("1RECV_F0", 1.0, 1.1),
-    beside("recv", 1.05, 3.0),
+    communicate("1RECV_F0", 1.0, 1.1),
+    communicate("recv", 1.05, 3.0),
     compute("1F0", 1.2, 5.0),  # waits to 3.0, works for 2.0
-    beside("1RECV_F1", 5.0, 5.1),
-    beside("recv", 5.05, 9.5),
-    beside("all_reduce", 5.5, 6.5),
-    beside("all_gather", 6.0, 7.0),
+    communicate("1RECV_F1", 5.0, 5.1),
+    communicate("recv", 5.05, 9.5),
+    communicate("all_reduce", 5.5, 6.5),
+    communicate("all_gather", 6.0, 7.0),
     compute("1B0", 5.2, 9.0),  # its input is here: works for 3.8, whatever is on its way
     compute("1F1", 9.0, 11.0),  # waits to 9.5, works for 1.5
     compute("1I1", 11.0, 12.0),
     compute("1W1", 12.0, 12.5),
-    beside("1SEND_B1", 12.0, 12.1),
-    beside("send", 12.0, 40.0),
-    beside("to host", 4.0, 4.5),
-    beside("to host", 4.4, 4.7),
-    beside("from host", 7.0, 7.2),
+    communicate("1SEND_B1", 12.0, 12.1),
+    communicate("send", 12.0, 40.0),
+    communicate("to host", 4.0, 4.5),
+    communicate("to host", 4.4, 4.7),
+    communicate("from host", 7.0, 7.2),
     compute("optimizer", 13.0, 13.25),
-    beside("to host", 13.0, 13.1),
+    communicate("to host", 13.0, 13.1),
 )
 """One rank of the last stage, in a step from 0.5 to 14."""
 
 
 def test_the_parts_of_a_step_by_hand() -> None:
-    times = stage_times(STEP, start_s=0.5, finish_s=14.0)
+    times = stage_breakdown(STEP, start_s=0.5, finish_s=14.0)
     assert times.forward_s == pytest.approx(3.5)  # 2.0 + 1.5
     assert times.backward_s == pytest.approx(5.3)  # 3.8 + 1.0 + 0.5
     assert times.waiting_s == pytest.approx(3.2)  # 12.5 - 0.5 - 3.5 - 5.3
@@ -63,10 +63,10 @@ def test_the_parts_of_a_step_by_hand() -> None:
     assert times.step_s == pytest.approx(13.5)
 
 
-def test_a_transfer_beside_an_action_that_does_not_need_it_is_no_waiting() -> None:
+def test_a_transfer_during_an_action_that_does_not_need_it_is_no_waiting() -> None:
     """A twin that takes every transfer for waiting would give the backward pass nothing of its 3.8 s."""
     later = [replace(s, name="1RECV_F7") if s.name == "1RECV_F1" else s for s in STEP]
-    times = stage_times(later, start_s=0.5, finish_s=14.0)
+    times = stage_breakdown(later, start_s=0.5, finish_s=14.0)
     assert times.backward_s == pytest.approx(5.3)
     assert times.forward_s == pytest.approx(4.0)  # 1F1 no longer waits
 
@@ -88,13 +88,13 @@ def measured_like(plan: Plan, *, slower: float = 1.0) -> Trace:
     return Trace(spans=tuple(spans), plan_hash=plan_hash(plan))
 
 
-def sums(times: Sequence[StageTimes]) -> list[float]:
+def sums(times: Sequence[StageBreakdown]) -> list[float]:
     return [each.step_s for each in times]
 
 
 def measured_unevenly(plan: UnevenFile, *, slower: float = 1.0) -> Trace:
     """As `measured_like`, of all pipelines of an uneven plan."""
-    found = search.priced_again(plan.model, plan.cluster, plan.job, plan.best)
+    found = search.predict_record(plan.model, plan.cluster, plan.job, plan.best)
     spans: list[Span] = []
     for pipeline, count, times in zip(
         plan.best.layout.pipelines, plan.best.microbatches, found.pipelines, strict=True
@@ -120,11 +120,11 @@ def test_an_uneven_step_that_goes_as_planned_is_what_was_predicted() -> None:
     found = compare(plan, measured_unevenly(plan, slower=2.0))
     assert found.places == ((0, 0), (0, 1), (1, 0))
     assert found.error == pytest.approx(-0.5)
-    assert found.disorder is None
+    assert found.order_violation is None
     assert sums(found.predicted) == pytest.approx([plan.best.step_time_s] * 3)
-    for told, seen in zip(found.predicted, found.measured, strict=True):
+    for expected, seen in zip(found.predicted, found.measured, strict=True):
         for part in ("forward_s", "backward_s", "waiting_s", "after_s"):
-            assert getattr(seen, part) == pytest.approx(2.0 * getattr(told, part), abs=1e-9)
+            assert getattr(seen, part) == pytest.approx(2.0 * getattr(expected, part), abs=1e-9)
     # Five microbatches on one pipeline, three on the other, which has all the layers.
     assert found.predicted[2].forward_s > found.predicted[0].forward_s
     assert [found.both.name_of(rank) for rank in found.both.ranks] == [
@@ -133,7 +133,7 @@ def test_an_uneven_step_that_goes_as_planned_is_what_was_predicted() -> None:
         "predicted: pipeline 1, stage 0", "measured: rank 3",
     ]  # fmt: skip
     swapped = renamed(measured_unevenly(plan), 2, {"1B0": "1F1", "1F1": "1B0"})
-    assert compare(plan, swapped).disorder == "rank 2 ran 1F1 as action 2, where the plan has 1B0"
+    assert compare(plan, swapped).order_violation == "rank 2 ran 1F1 as action 2, where the plan has 1B0"
     with pytest.raises(ConfigError, match="other ranks"):
         compare(plan, Trace(spans=tuple(s for s in measured_unevenly(plan).spans if s.rank < 3)))
 
@@ -146,15 +146,15 @@ def test_a_step_that_goes_as_planned_is_what_was_predicted(slower: float) -> Non
     assert found.error == pytest.approx(1 / slower - 1)
     assert sums(found.predicted) == pytest.approx([plan.best.step_time_s] * 2)
     assert sums(found.measured) == pytest.approx([slower * plan.best.step_time_s] * 2)
-    for told, seen in zip(found.predicted, found.measured, strict=True):
+    for expected, seen in zip(found.predicted, found.measured, strict=True):
         for part in ("forward_s", "backward_s", "waiting_s", "after_s"):
-            assert getattr(seen, part) == pytest.approx(slower * getattr(told, part), abs=1e-12)
-    assert found.disorder is None
+            assert getattr(seen, part) == pytest.approx(slower * getattr(expected, part), abs=1e-12)
+    assert found.order_violation is None
 
 
-def test_what_is_offloaded_is_held_against_what_the_plan_says_of_it() -> None:
+def test_measured_offload_is_compared_with_the_prediction() -> None:
     plan = make_plan("tp=2,pp=2,micro_batch_size=4,offload=activations")
-    copied = [replace(beside("to host", 7.0, 7.5), rank=rank) for rank in range(4)]
+    copied = [replace(communicate("to host", 7.0, 7.5), rank=rank) for rank in range(4)]
     trace = measured_like(plan)
     found = compare(plan, replace(trace, spans=(*trace.spans, *copied)))
     assert found.predicted_copies_s == plan.best.breakdown["offload"] and found.predicted_copies_s > 0.0
@@ -180,11 +180,11 @@ def renamed(trace: Trace, rank: int, names: dict[str, str]) -> Trace:
     return replace(trace, spans=tuple(spans))
 
 
-def test_a_rank_that_leaves_the_order_is_told() -> None:
+def test_a_rank_that_leaves_the_order_is_reported() -> None:
     plan = make_plan(PIPELINE)
     swapped = renamed(measured_like(plan), 3, {"1B0": "1F1", "1F1": "1B0"})
     found = compare(plan, swapped)
-    assert found.disorder == "rank 3 ran 1F1 as action 2, where the plan has 1B0"
+    assert found.order_violation == "rank 3 ran 1F1 as action 2, where the plan has 1B0"
 
 
 @pytest.mark.parametrize(
@@ -209,13 +209,13 @@ def test_the_trace_of_a_plan_with_the_same_actions_is_refused() -> None:
     trace = measured_like(other)
     with pytest.raises(ConfigError, match=f"plan_hash: is not of this plan.*found {plan_hash(other)}"):
         compare(plan, trace)
-    assert compare(plan, replace(trace, plan_hash=None)).disorder is None
+    assert compare(plan, replace(trace, plan_hash=None)).order_violation is None
 
 
 def test_an_idle_rank_has_no_actions() -> None:
     plan = make_uneven("5 tp2l1 l3 + 3 l4", devices=6)
     trace = measured_unevenly(plan)
-    waits = replace(beside("all_reduce", 0.0, 2.0 * plan.best.step_time_s), rank=4)
+    waits = replace(communicate("all_reduce", 0.0, 2.0 * plan.best.step_time_s), rank=4)
     found = compare(plan, replace(trace, spans=(*trace.spans, waits)))
     assert found.measured_s == pytest.approx(plan.best.step_time_s)
     assert found.places == ((0, 0), (0, 1), (1, 0))

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from tests.property.layout_instances import chain
-from tests.runtime.graph_plans import drawn, drawn_in_stages, priced
-from tests.runtime.test_runtime_graph_obeyed import nothing_again
+from tests.runtime.graph_plans import estimated, sampled, sampled_in_stages
+from tests.runtime.test_runtime_graph_obeyed import without_recomputation
 from tests.unit.search.test_search_graph_timeline import with_overlap
 
 from shardwise.accuracy import PARTS, compare_graph
@@ -65,16 +65,16 @@ def test_the_parts_of_a_step_by_hand() -> None:
     assert tuple(parts) == PARTS
 
 
-def test_an_input_on_its_way_is_no_computing() -> None:
+def test_waiting_for_an_input_is_no_computation() -> None:
     """It is there at 2.5: 1.5 s of the first pass are waiting, and 3.25 - 1.5 computing."""
     late = (span(COMMUNICATION, "0RECV_F0", 0.5, 0.75), span(COMMUNICATION, "recv", 0.6, 2.5))
-    moved = [replace(each, start_s=2.5, finish_s=2.75) if each == STEP[2] else each for each in STEP]
-    parts = measured_parts([*moved, *late], start_s=0.0, finish_s=16.0)
+    shifted = [replace(each, start_s=2.5, finish_s=2.75) if each == STEP[2] else each for each in STEP]
+    parts = measured_parts([*shifted, *late], start_s=0.0, finish_s=16.0)
     assert parts["forward"] == pytest.approx(1.75) and parts["rest"] == pytest.approx(4.0)
     assert sum(parts.values()) == pytest.approx(16.0)
 
 
-def test_what_is_computed_again_is_its_own_operators() -> None:
+def test_recomputed_operators_count_as_their_own() -> None:
     """A twin that leaves it with the pass in which it lies would give the loss what is another's."""
     other = [replace(each, name="R0 b/loss") if each.name == "R0 a/up" else each for each in STEP]
     assert measured_passes(STEP) == pytest.approx({
@@ -87,11 +87,11 @@ def test_what_is_computed_again_is_its_own_operators() -> None:
 
 def measured_like(plan: GraphPlan, *, slower: float = 1.0) -> Trace:
     """A trace that all ranks of the plan would leave if it went as predicted, `slower` times as long."""
-    told = graph_trace(plan.graph, graph_timeline(plan))
+    timeline = graph_trace(plan.graph, graph_timeline(plan))
     devices = plan.mesh.devices
     spans = [
         replace(one, rank=rank, start_s=7.0 + slower * one.start_s, finish_s=7.0 + slower * one.finish_s)
-        for one in told.spans
+        for one in timeline.spans
         if one.track != DATA_PARALLEL
         for rank in range(one.rank * devices, (one.rank + 1) * devices)
     ]
@@ -102,38 +102,38 @@ def measured_like(plan: GraphPlan, *, slower: float = 1.0) -> Trace:
 
 
 def whole_plans() -> list[GraphPlan]:
-    return [priced(nothing_again(plan)) for plan in drawn(CHAIN, (2,), range(5))]
+    return [estimated(without_recomputation(plan)) for plan in sampled(CHAIN, (2,), range(5))]
 
 
 def staged_plans() -> list[GraphPlan]:
     """Three stages, half of each message beside other work."""
-    plans = map(nothing_again, drawn_in_stages(CHAIN, (2,), (1, 3), 4, range(3)))
-    return [priced(with_overlap(plan, 0.5)) for plan in plans]
+    plans = map(without_recomputation, sampled_in_stages(CHAIN, (2,), (1, 3), 4, range(3)))
+    return [estimated(with_overlap(plan, 0.5)) for plan in plans]
 
 
 def test_predicted_parts_are_the_plans_breakdown_and_sum_to_the_step() -> None:
     """With blocks that are recomputed too."""
-    for plan in [*(priced(plan) for plan in drawn(CHAIN, (2,), range(6))), *staged_plans()]:
+    for plan in [*(estimated(plan) for plan in sampled(CHAIN, (2,), range(6))), *staged_plans()]:
         found = graph_timeline(plan)
         for price in found.stages:
             parts = predicted_parts(price, plan.step_time_s)
             assert sum(parts.values()) == pytest.approx(plan.step_time_s, rel=1e-9)
-        told = plan.seconds
+        seconds = plan.seconds
         busy = max(found.stages, key=lambda price: price.time_s)
         parts = predicted_parts(busy, plan.step_time_s)
         for part in PARTS[:-2]:
-            assert parts[part] == pytest.approx(told.get(part, 0.0), rel=1e-9)
-        assert parts["optimizer"] == pytest.approx(told["optimizer"] + told["norm"], rel=1e-9)
-        rest = told["host"] + told.get("sends", 0.0) + told.get("waiting", 0.0)
-        assert parts["rest"] == pytest.approx(rest, rel=1e-9, abs=1e-9 * plan.step_time_s)
+            assert parts[part] == pytest.approx(seconds.get(part, 0.0), rel=1e-9)
+        assert parts["optimizer"] == pytest.approx(seconds["optimizer"] + seconds["norm"], rel=1e-9)
+        rest_s = seconds["host"] + seconds.get("sends", 0.0) + seconds.get("waiting", 0.0)
+        assert parts["rest"] == pytest.approx(rest_s, rel=1e-9, abs=1e-9 * plan.step_time_s)
 
 
-def test_gradients_summed_beside_computing_are_told_and_count_in_no_part() -> None:
+def test_overlapped_gradient_reduction_is_reported_and_counts_in_no_part() -> None:
     """Where software hides nothing, the whole sum is shown: as much more as was hidden."""
     (plan,) = [plan for plan in whole_plans() if graph_timeline(plan).stages[0].hidden_s > 0.0][:1]
     found = compare_graph(plan, measured_like(plan))
     none = replace(plan.job.profile, data_overlap=0.0, shard_overlap=0.0)
-    shown = priced(replace(plan, job=replace(plan.job, profile=none)))
+    shown = estimated(replace(plan, job=replace(plan.job, profile=none)))
     assert compare_graph(shown, measured_like(shown)).hidden_s == (0.0,)
     sums = graph_timeline(plan).stages[0].charges[-1].seconds + found.hidden_s[0]
     assert graph_timeline(shown).stages[0].charges[-1].seconds == pytest.approx(sums, rel=1e-9)
@@ -143,15 +143,15 @@ def test_gradients_summed_beside_computing_are_told_and_count_in_no_part() -> No
 def test_a_step_that_goes_as_predicted_is_what_was_predicted(slower: float) -> None:
     for plan in [*whole_plans(), *staged_plans()]:
         found = compare_graph(plan, measured_like(plan, slower=slower))
-        assert found.error == pytest.approx(1 / slower - 1) and found.disorder is None
+        assert found.error == pytest.approx(1 / slower - 1) and found.order_violation is None
         assert [each.step_s for each in found.predicted] == pytest.approx([plan.step_time_s] * plan.stages)
         small = 1e-9 * plan.step_time_s
-        for told, seen in zip(found.predicted_parts, found.measured_parts, strict=True):
+        for expected, seen in zip(found.predicted_parts, found.measured_parts, strict=True):
             sends = plan.seconds.get("sends", 0.0)
             for part in PARTS:
                 # What a send holds a rank up for lies in its actions, and is nobody's there.
                 slack = slower * sends if part in ("forward", "backward", "rest") else 0.0
-                assert seen[part] == pytest.approx(slower * told[part], rel=1e-6, abs=small + slack)
+                assert seen[part] == pytest.approx(slower * expected[part], rel=1e-6, abs=small + slack)
         for each in found.operators:
             assert each.measured_s == pytest.approx(slower * each.predicted_s, abs=small)
         assert {each.operator for each in found.operators} == {
@@ -159,7 +159,7 @@ def test_a_step_that_goes_as_predicted_is_what_was_predicted(slower: float) -> N
         }
 
 
-def test_the_operator_that_took_longer_is_told_first() -> None:
+def test_the_slowest_operator_is_listed_first() -> None:
     """The loss's forward pass takes a second more than it was given."""
     plan = whole_plans()[0]
     trace = measured_like(plan)
@@ -170,7 +170,7 @@ def test_the_operator_that_took_longer_is_told_first() -> None:
     found = compare_graph(plan, replace(trace, spans=tuple(longer)))
     first = found.operators[0]
     assert (first.block, first.operator, first.direction) == ("head", "loss", "forward")
-    assert first.apart_s == pytest.approx(1.0)
+    assert first.difference_s == pytest.approx(1.0)
 
 
 def test_repetitions_of_a_block_count_together_on_each_stage() -> None:
@@ -180,7 +180,7 @@ def test_repetitions_of_a_block_count_together_on_each_stage() -> None:
     assert [(each.stage, each.repetitions) for each in mix] == [(1, 2)]
 
 
-def test_a_rank_that_leaves_the_order_is_told() -> None:
+def test_a_rank_that_leaves_the_order_is_reported() -> None:
     plan = staged_plans()[0]
     trace = measured_like(plan)
     names = {"2B0": "2F1", "2F1": "2B0"}
@@ -188,7 +188,7 @@ def test_a_rank_that_leaves_the_order_is_told() -> None:
         replace(one, name=names.get(one.name, one.name)) if one.rank == 5 else one for one in trace.spans
     ]
     found = compare_graph(plan, replace(trace, spans=tuple(swapped)))
-    assert found.disorder == "rank 5 ran 2F1 as action 2, where the plan has 2B0"
+    assert found.order_violation == "rank 5 ran 2F1 as action 2, where the plan has 2B0"
 
 
 def test_the_trace_of_another_plan_is_refused() -> None:

@@ -34,7 +34,7 @@ def doubled(lines: list[dict[str, Any]]) -> None:
     lines[2]["tokens"] += 10
 
 
-def cut(lines: list[dict[str, Any]]) -> None:
+def truncated(lines: list[dict[str, Any]]) -> None:
     del lines[2]
 
 
@@ -55,7 +55,7 @@ def late(lines: list[dict[str, Any]]) -> None:
     [
         (shifted, "losses of the adaptive run are off"),
         (doubled, "left samples out"),
-        (cut, "every step once"),
+        (truncated, "every step once"),
         (stayed, "did not change plans"),
         (alone, "no state moved"),
         (late, "the adaptive run took 6.1 s, the static one 6.0 s"),

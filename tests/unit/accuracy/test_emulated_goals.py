@@ -24,7 +24,7 @@ from benchmarks.emulated import (
     plan_of,
     seq_len_for,
 )
-from benchmarks.emulated_rounds import pieces_after
+from benchmarks.emulated_rounds import measurements_after
 from tests.unit.app.test_cli_calibrate import written
 
 from shardwise import search
@@ -43,8 +43,8 @@ def rows(
 ) -> list[dict[str, Any]]:
     """Seconds as predicted, by the calibration before, and measured."""
     names = ("predicted_s", "calibrated_s", "measured_s")
-    asked = {"cluster": cluster, "epoch": epoch, "job": job, "plan": "dp=2"}
-    return [{**asked, **dict(zip(names, each, strict=True))} for each in times]
+    row_fields = {"cluster": cluster, "epoch": epoch, "job": job, "plan": "dp=2"}
+    return [{**row_fields, **dict(zip(names, each, strict=True))} for each in times]
 
 
 def test_a_slower_machine_trains_on_shorter_sequences(tmp_path: Path) -> None:
@@ -101,13 +101,13 @@ def test_figures_by_hand() -> None:
     assert accuracy_of(3.0, 2.0) == pytest.approx(0.5)
 
 
-def test_pieces_of_a_calibration_are_between_all_plans() -> None:
+def test_measurements_of_a_calibration_are_between_all_plans() -> None:
     """Five rounds of 8 pieces behind 66 steps: 40 of them, in order, none further than two steps from the
     next."""
-    found = [pieces_after(place, 66, 8) for place in range(66)]
-    assert [piece for pieces in found for piece in pieces] == list(range(5 * 8))
+    found = [measurements_after(place, 66, 8) for place in range(66)]
+    assert [piece for measurements in found for piece in measurements] == list(range(5 * 8))
     assert max(map(len, found)) == 1
-    assert [len(pieces_after(place, 4, 8)) for place in range(4)] == [10] * 4
+    assert [len(measurements_after(place, 4, 8)) for place in range(4)] == [10] * 4
 
 
 def test_every_goal_can_be_missed() -> None:
@@ -119,23 +119,23 @@ def test_every_goal_can_be_missed() -> None:
         assert line.startswith(name)
 
 
-def test_all_clusters_together_decide_and_one_alone_is_told(
+def test_all_clusters_together_decide_and_one_alone_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One cluster is told 10 % too fast: alone it misses the mean of 94 %. With another, told exactly, the
     mean is 95 %; by itself it decides, and the command fails. A twin that judges each cluster alone fails
     both times, one that never fails is seen by the second."""
-    off, exact = (rows((told, told, 1.0), (2 * told, 2 * told, 2.0)) for told in (0.9, 1.0))
+    off, exact = (rows((factor, factor, 1.0), (2 * factor, 2 * factor, 2.0)) for factor in (0.9, 1.0))
     found = {"uniform": off, "two hosts": [{**row, "cluster": "two"} for row in exact]}
     monkeypatch.setattr(emulated, "measure", lambda name, *_: found[name])
 
-    def ends(*clusters: str) -> tuple[int, str]:
+    def run_main(*clusters: str) -> tuple[int, str]:
         monkeypatch.setattr("sys.argv", ["emulated", *clusters])
         return emulated.main(), capsys.readouterr().err
 
-    assert ends("uniform", "two hosts") == (0, "uniform alone: mean_accuracy 0.900, goal 0.94\n")
-    code, said = ends("uniform")
-    assert code == 1 and "missed: mean_accuracy 0.900, goal 0.94\n" in said
+    assert run_main("uniform", "two hosts") == (0, "uniform alone: mean_accuracy 0.900, goal 0.94\n")
+    code, output = run_main("uniform")
+    assert code == 1 and "missed: mean_accuracy 0.900, goal 0.94\n" in output
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -144,8 +144,8 @@ def test_the_plans_of_a_setting_are_legal_on_its_cluster(name: str, tmp_path: Pa
     model = model_from_config(MODEL | {"seq_len": SEQ_LENS[0]}, name="accuracy")
     job = Job(seq_len=SEQ_LENS[0], global_batch_size=BATCH, dtype="fp32")
     assert len(setting.plans) == len(set(setting.plans)) >= 4
-    for said in setting.clusters:
-        (tmp_path / "c.yaml").write_text(f"name: {name}\nnodes:\n{said}")
+    for cluster_text in setting.clusters:
+        (tmp_path / "c.yaml").write_text(f"name: {name}\nnodes:\n{cluster_text}")
         cluster = load_cluster(str(tmp_path / "c.yaml"))
         assert SHARE * sum(node.speed * node.devices for node in cluster.nodes) <= 0.8 * CORES
         assert all(link.capacity.at(0.0) <= 25e6 for link in link_graph(cluster) if link.name[0] in "ns")
@@ -157,7 +157,7 @@ def test_the_plans_of_a_setting_are_legal_on_its_cluster(name: str, tmp_path: Pa
             assert search.evaluate(model, cluster, job, strategy).step_time_s > 0.0, text
 
 
-def test_there_are_as_many_as_are_asked_for() -> None:
+def test_enough_clusters_and_plans_are_measured() -> None:
     assert len(SETTINGS) >= 5
     assert sum(len(setting.plans) * len(setting.clusters) for setting in SETTINGS.values()) >= 40
 
@@ -167,8 +167,8 @@ def test_a_network_changes_after_an_epoch(tmp_path: Path) -> None:
     assert changing
     for setting in changing:
         files = [tmp_path / "before.yaml", tmp_path / "after.yaml"]
-        for file, said in zip(files, setting.clusters, strict=True):
-            file.write_text(f"name: changing\nnodes:\n{said}")
+        for file, cluster_text in zip(files, setting.clusters, strict=True):
+            file.write_text(f"name: changing\nnodes:\n{cluster_text}")
         (tmp_path / "events.jsonl").write_text(events_between(*files, at_s=180.0))
         trace, _ = load_events(str(tmp_path / "events.jsonl"))
         after = {link.name: link.capacity.at(0.0) for link in link_graph(load_cluster(str(files[1])))}

@@ -17,11 +17,11 @@ from shardwise.accuracy import (
     collective_s,
     link_curve,
     table_samples,
-    with_reached,
+    with_link_fractions,
 )
 from shardwise.accuracy.calibration.nccl_tests import TESTS, bus_factor, nccl_tables
 from shardwise.cluster import Cluster, load_cluster
-from shardwise.cost.fabric import Fabric, fabric_of
+from shardwise.cost.fabric import CollectiveModel, collective_model_of
 from shardwise.cost.problem import machine_of
 from shardwise.errors import ConfigError
 from shardwise.strategy import PROFILES
@@ -59,20 +59,20 @@ def table(test: str, ranks: int, times: Sequence[tuple[int, float]]) -> str:
     return f"# Collective test starting: {test}_perf\n{HEAD}{rows}# Out of bounds values : 0 OK\n"
 
 
-def fabric(cluster: Cluster) -> Fabric:
-    return fabric_of(machine_of(cluster, "bf16", "adamw", PROFILES["fsdp2"]))
+def fabric(cluster: Cluster) -> CollectiveModel:
+    return collective_model_of(machine_of(cluster, "bf16", "adamw", PROFILES["fsdp2"]))
 
 
-def priced(on: Fabric, test: str, nbytes: float, sizes: Sequence[int]) -> float:
+def model_s(on: CollectiveModel, test: str, nbytes: float, sizes: Sequence[int]) -> float:
     """Seconds that the cost model's own fabric says, of a group with these members per tier."""
     columns = tuple(map(np.array, sizes))
     crossed = max(at for at, size in enumerate(sizes) if size > 1)
     seconds = {
         "all_reduce": lambda: on.all_reduce_s(nbytes, columns),
-        "all_gather": lambda: on.pass_s(nbytes, columns),
-        "reduce_scatter": lambda: on.scatter_s(nbytes, columns),
+        "all_gather": lambda: on.all_gather_s(nbytes, columns),
+        "reduce_scatter": lambda: on.reduce_scatter_s(nbytes, columns),
         "alltoall": lambda: on.all_to_all_s(nbytes, columns),
-        "sendrecv": lambda: on.neighbour_s(nbytes, np.array(crossed), 1),
+        "sendrecv": lambda: on.send_s(nbytes, np.array(crossed), 1),
     }[test]()
     return float(seconds)
 
@@ -85,7 +85,7 @@ ALL = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv")
     ("cluster", "sizes"), [("2x8xA100-40G", (8, 2)), ("4x8xH100-SXM", (8, 4)), ("1x4xMI300X", (4,)),
                            ("1x8xH100-SXM", (8,)), ("1x4xA100-80G", (4,))],
 )  # fmt: skip
-def test_a_collective_over_tiers_takes_what_the_cost_model_says(
+def test_a_collective_over_tiers_takes_the_predicted_time(
     cluster: str, sizes: tuple[int, ...], test: str
 ) -> None:
     place = load_cluster(cluster)
@@ -94,7 +94,7 @@ def test_a_collective_over_tiers_takes_what_the_cost_model_says(
     link = LinkCurve(latency_s=on.alphas_s[at], startup_s=on.startups_s[at], bytes_per_s=on.bytes_per_s[at])
     per_node = place.nodes[0].devices
     hosts = (per_node,) * (place.devices // per_node)
-    times = [(nbytes, priced(on, test, nbytes, sizes)) for nbytes in SIZES]
+    times = [(nbytes, model_s(on, test, nbytes, sizes)) for nbytes in SIZES]
     (read,) = nccl_tables(run_head(hosts) + table(test, place.devices, times), file="x.txt")
     tier, samples = table_samples("x.txt", read, place)
     assert tier == at
@@ -102,7 +102,7 @@ def test_a_collective_over_tiers_takes_what_the_cost_model_says(
         assert collective_s(link, sample) == pytest.approx(seconds, rel=1e-9), sample
 
 
-def test_the_twin_that_forgets_that_a_nodes_ranks_share_its_cards_is_caught() -> None:
+def test_a_mutant_that_ignores_shared_network_cards_is_caught() -> None:
     link = LinkCurve(latency_s=1e-5, startup_s=1e-5, bytes_per_s=25e9)
     sample = LinkSample(kind="all_reduce", ranks=16, nbytes=1e9, seconds=1.0, inner=8)
     # 2 * 15/16 * 1e9 / (8 * 25e9) = 9.375 ms, and 30 hops of 10 us + 10 us = 0.31 ms
@@ -120,10 +120,10 @@ def test_known_figures_of_links_are_recovered_from_a_table() -> None:
     on = fabric(load_cluster("4x8xA100-40G", measured={"A100-40G": true}))
     samples = []
     for test in ("all_reduce", "all_gather"):
-        times = [(nbytes, priced(on, test, nbytes, (8, 4))) for nbytes in SIZES]
+        times = [(nbytes, model_s(on, test, nbytes, (8, 4))) for nbytes in SIZES]
         (read,) = nccl_tables(run_head((8,) * 4) + table(test, 32, times), file="x.txt")
         samples += table_samples("x.txt", read, place)[1]
-    found = with_reached(device, [TierCurve(tier=place.tiers[1], curve=link_curve(samples), groups=4)])
+    found = with_link_fractions(device, [TierCurve(tier=place.tiers[1], curve=link_curve(samples), groups=4)])
     assert found.efficiency.scale_out.fraction == pytest.approx(0.8, rel=1e-3)
     assert found.efficiency.scale_out.startup_s == pytest.approx(4e-5, rel=0.02)
     assert found.scale_out_latency_s == pytest.approx(1.2e-5, rel=0.02)
@@ -133,7 +133,7 @@ def test_known_figures_of_links_are_recovered_from_a_table() -> None:
 TIMES = [(nbytes, 1e-4 + nbytes / 1e11) for nbytes in SIZES]
 
 
-def test_what_a_run_says_is_read() -> None:
+def test_the_header_of_a_run_is_read() -> None:
     text = "srun: job 7\n" + run_head((8, 8)) + table("all_gather", 16, TIMES) + table("broadcast", 16, TIMES)
     text += "./build/alltoall_perf -g 1\n" + run_head((4,), "NVIDIA A100-SXM4-80GB")
     text += table("alltoall", 4, TIMES)
@@ -152,7 +152,7 @@ def test_labels_of_launchers_do_not_matter() -> None:
         assert nccl_tables(labelled, file="x.txt") == plain
 
 
-def test_a_table_alone_tells_its_collective_where_it_can() -> None:
+def test_a_table_alone_determines_its_collective_where_it_can() -> None:
     for test in ("all_reduce", "reduce_scatter", "sendrecv"):
         text = table(test, 8, TIMES).split("\n", 1)[1]
         (read,) = nccl_tables(text, file="x.txt")

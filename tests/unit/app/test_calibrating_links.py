@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from shardwise.accuracy import BesideSample, Collective, LinkCurve, LinkSample, eager_profile
+from shardwise.accuracy import Collective, LinkCurve, LinkSample, OverlapSample, eager_profile
 from shardwise.accuracy.calibration.links import collective_s
 from shardwise.app.cli.calibrating import _links
-from shardwise.app.cli.calibrating_links import Links, groups_of, typical
+from shardwise.app.cli.calibrating_links import LinkMeasurement, groups_of, median_samples
 from shardwise.app.cli.calibrating_ranks import Ranks
 from shardwise.cluster import load_cluster
 
@@ -24,41 +24,43 @@ def sample(kind: Collective, nbytes: float, seconds: float) -> LinkSample:
     return LinkSample(kind=kind, ranks=2, nbytes=nbytes, seconds=seconds)
 
 
-class Told:
+class FakeRanks:
     """Ranks of 2x2xcpu, on which everything takes `factor` of what the curves say; what they are asked for
-    stays in `asked`."""
+    stays in `requested`."""
 
     rank, speeds = 0, (1.0,) * 4
 
     def __init__(self) -> None:
         self.factor = 1.0
-        self.asked: list[tuple[int, ...]] = []
+        self.requested: list[tuple[int, ...]] = []
 
-    def together(self, work: Any, members: Sequence[Sequence[int]], threads: int, *repeats: int) -> list[Any]:
-        self.asked.append(repeats)
+    def run_in_group(
+        self, task: Any, members: Sequence[Sequence[int]], threads: int, *repeats: int
+    ) -> list[Any]:
+        self.requested.append(repeats)
         if len(repeats) == 1:  # 1 s of communication and of computation, of which 0.2 s are hidden, or 0.8
             both_s = 1.8 if self.factor == 1.0 else 1.2
-            told: Any = [asdict(BesideSample(communication_s=1.0, computation_s=1.0, both_s=both_s))]
+            fake_ranks: Any = [asdict(OverlapSample(communication_s=1.0, computation_s=1.0, both_s=both_s))]
         else:
             curve = INSIDE if members == [[0, 1], [2, 3]] else BETWEEN
             empty = [sample(kind, nbytes, 1.0) for kind in KINDS for nbytes in (4096.0, 2.0**19, 2.0**23)]
             found = [replace(each, seconds=self.factor * collective_s(curve, each)) for each in empty]
-            told = {"samples": [asdict(each) for each in found], "lockstep_s": 0.003 * self.factor}
-        return [told] * 4
+            fake_ranks = {"samples": [asdict(each) for each in found], "lockstep_s": 0.003 * self.factor}
+        return [fake_ranks] * 4
 
 
-def links_of(told: Told, *, rounds: int = 1) -> Links:
-    return Links(cast(Ranks, told), load_cluster("2x2xcpu"), threads=1, rounds=rounds)
+def links_of(fake_ranks: FakeRanks, *, rounds: int = 1) -> LinkMeasurement:
+    return LinkMeasurement(cast(Ranks, fake_ranks), load_cluster("2x2xcpu"), threads=1, rounds=rounds)
 
 
-def test_a_piece_is_a_group_or_what_passes_beside_computation() -> None:
+def test_a_measurement_is_of_a_group_or_of_overlap() -> None:
     """Pairs of the nodes, pairs between them, and sums beside computation: of 5, 40 and 9 repeats."""
-    told = Told()
-    links = links_of(told)
-    assert links.pieces == 3 == len(groups_of(load_cluster("2x2xcpu"))) + 1
-    for piece in range(links.pieces):
-        links.take(piece)
-    assert told.asked == [(5, 40), (5, 40), (9,)]
+    fake_ranks = FakeRanks()
+    links = links_of(fake_ranks)
+    assert links.measurements == 3 == len(groups_of(load_cluster("2x2xcpu"))) + 1
+    for measurement in range(links.measurements):
+        links.measure(measurement)
+    assert fake_ranks.requested == [(5, 40), (5, 40), (9,)]
     found = links.found()
     assert [each.tier.is_network for each in found.curves] == [False, True]
     assert [each.curve.bytes_per_s for each in found.curves] == pytest.approx([1e9, 25e6])
@@ -71,13 +73,13 @@ def test_a_piece_is_a_group_or_what_passes_beside_computation() -> None:
 def test_a_calibration_in_rounds_shares_repeats_out_and_its_medians_count() -> None:
     """Of three rounds one is ten times as slow, and hides 0.8 of sums for 0.2. A twin that takes the last
     round, or means, would find links of a tenth or a fourth of the pace."""
-    told = Told()
-    links = links_of(told, rounds=3)
+    fake_ranks = FakeRanks()
+    links = links_of(fake_ranks, rounds=3)
     for factor in (1.0, 1.0, 10.0):
-        told.factor = factor
-        for piece in range(links.pieces):
-            links.take(piece)
-    assert told.asked == [(2, 14), (2, 14), (3,)] * 3  # a third of 5, 40 and 9, rounded up
+        fake_ranks.factor = factor
+        for measurement in range(links.measurements):
+            links.measure(measurement)
+    assert fake_ranks.requested == [(2, 14), (2, 14), (3,)] * 3  # a third of 5, 40 and 9, rounded up
     found = links.found()
     assert [each.curve.bytes_per_s for each in found.curves] == pytest.approx([1e9, 25e6])
     assert [each.curve.lockstep_s for each in found.curves] == [0.003, 0.003]
@@ -86,7 +88,7 @@ def test_a_calibration_in_rounds_shares_repeats_out_and_its_medians_count() -> N
 
 def test_what_was_measured_in_some_rounds_only_counts_too() -> None:
     """A size that a slow round left out; kinds and sizes apart."""
-    found = typical(
+    found = median_samples(
         [
             sample("message", 8.0, 3.0), sample("all_reduce", 8.0, 5.0), sample("message", 16.0, 7.0),
             sample("message", 8.0, 1.0), sample("message", 8.0, 4.0),
@@ -98,23 +100,23 @@ def test_what_was_measured_in_some_rounds_only_counts_too() -> None:
 
 
 def test_links_are_put_into_a_device_and_its_software() -> None:
-    told = Told()
-    links = links_of(told)
-    for piece in range(links.pieces):
-        links.take(piece)
+    fake_ranks = FakeRanks()
+    links = links_of(fake_ranks)
+    for measurement in range(links.measurements):
+        links.measure(measurement)
     found = links.found()
     device = load_cluster("1x1xcpu").classes["cpu"]
-    reached = found.of_device(device)
-    assert reached.scale_up_bytes_per_s == pytest.approx(1e9)
-    assert reached.scale_out_latency_s == pytest.approx(1e-3)
-    assert reached.peak_flop_per_s == device.peak_flop_per_s
+    achieved = found.of_device(device)
+    assert achieved.scale_up_bytes_per_s == pytest.approx(1e9)
+    assert achieved.scale_out_latency_s == pytest.approx(1e-3)
+    assert achieved.peak_flop_per_s == device.peak_flop_per_s
     profile = eager_profile()
     assert found.of_software(profile) == replace(profile, data_overlap=found.hidden) != profile
 
 
-def test_calibrate_takes_every_piece_once() -> None:
+def test_calibrate_takes_every_measurement_once() -> None:
     """One that left a piece out would find a tier without a curve, or nothing beside computation."""
-    told = Told()
-    found = _links(load_cluster("2x2xcpu"), cast(Ranks, told), 1)
-    assert told.asked == [(5, 40), (5, 40), (9,)]
+    fake_ranks = FakeRanks()
+    found = _links(load_cluster("2x2xcpu"), cast(Ranks, fake_ranks), 1)
+    assert fake_ranks.requested == [(5, 40), (5, 40), (9,)]
     assert len(found.curves) == 2 and found.hidden == pytest.approx(0.2)

@@ -153,7 +153,7 @@ def test_fractions_are_decimals_in_range(run: Run, planner: Planner, option: str
     refused(run(*PLAN, option, text), option)
 
 
-def test_errors_are_json_on_stdout_too_where_asked(run: Run, planner: Planner) -> None:
+def test_errors_are_json_on_stdout_too_where_requested(run: Run, planner: Planner) -> None:
     ran = run(*PLAN, "--json", "--seq-len", "8k")
     error = json.loads(ran.out)["error"]
     assert (ran.code, error["kind"], error["key"], error["found"]) == (2, "config", "--seq-len", "'8k'")
@@ -322,9 +322,12 @@ def test_a_plan_does_not_replace_what_it_is_made_from(
     cluster = put(tmp_path, "cluster.yaml", CLUSTER)
     (tmp_path / "link.yaml").symlink_to(cluster)
     target = {"link": str(tmp_path / "link.yaml"), "cluster": cluster}.get(which, model)
-    asked = str(tmp_path) if which == "folder" else model
+    command_line = str(tmp_path) if which == "folder" else model
     refused(
-        run("plan", asked, "--cluster", cluster, *JOB, "--save", target), "--save", "an input", "another file"
+        run("plan", command_line, "--cluster", cluster, *JOB, "--save", target),
+        "--save",
+        "an input",
+        "another file",
     )
     assert Path(model).read_text() == config and yaml.safe_load(Path(cluster).read_text()) == CLUSTER
 
@@ -344,7 +347,7 @@ def test_a_schedule_too_long_for_a_plan_file_is_refused_before_it_is_made(
     run: Run, planner: Planner, tmp_path: Path, option: str
 ) -> None:
     # The planner answers tp 8, pp 2: 2 actions on each of 2 stages for 1,048,577 microbatches, 4 above 2^22.
-    asked = (
+    command_line = (
         "plan",
         "gpt2",
         "--cluster",
@@ -354,11 +357,11 @@ def test_a_schedule_too_long_for_a_plan_file_is_refused_before_it_is_made(
         "--global-batch-size",
         "1048577",
     )
-    ran = run(*asked, option, *([str(tmp_path / "plan.yaml")] if option == "--save" else []))
+    ran = run(*command_line, option, *([str(tmp_path / "plan.yaml")] if option == "--save" else []))
     assert ran.code == 2 and ran.err.count("\n") == 1
     assert "--global-batch-size: has too many microbatches" in ran.err and "4194304" in ran.err
     assert list(tmp_path.iterdir()) == []
-    assert run(*asked).code == 0
+    assert run(*command_line).code == 0
 
 
 @pytest.mark.parametrize("key", ["nodes", "layers"])

@@ -24,7 +24,7 @@ from shardwise.plan import (
     read_uneven_plan,
     write_uneven_plan,
 )
-from shardwise.search import Question, plan_pools
+from shardwise.search import Question, plan_mixed_cluster
 from shardwise.search.question import default_job
 
 SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
@@ -45,7 +45,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The file of a plan with stages on two pools."""
     model, cluster = load_model("gpt2-xl"), load_cluster(CLUSTER, inter_node="200Gb/s")
     job = default_job(model, cluster, seq_len=4096, global_batch_size=8)
-    found = plan_pools(Question(model=model, cluster=cluster, job=job, braid=4))
+    found = plan_mixed_cluster(Question(model=model, cluster=cluster, job=job, mixed_stage_rows=4))
     assert isinstance(found, UnevenAnswer)
     plan = UnevenFile(
         model=model, cluster=cluster, job=job, best=found.best, certificate=found.certificate,
@@ -56,7 +56,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path
 
 
-def test_such_a_plan_is_faster_drawn_and_whole(run: Any) -> None:
+def test_such_a_plan_is_faster_shown_and_complete(run: Any) -> None:
     document = json.loads(run(*QUESTION, "--json").out)
     schema = json.loads((SCHEMAS / "plan-answer.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(document)
@@ -74,12 +74,12 @@ def test_such_a_plan_is_faster_drawn_and_whole(run: Any) -> None:
     assert "--braid 4 --save plan.yaml" in card
 
 
-def test_a_saved_one_is_read_back_and_priced_again_alike(run: Any, saved: str) -> None:
+def test_a_saved_plan_is_read_back_and_predicted_equally(run: Any, saved: str) -> None:
     plan = read_uneven_plan(saved)
     write_uneven_plan(saved, plan)
     assert read_uneven_plan(saved) == plan
-    form = json.loads((SCHEMAS / "uneven-plan.json").read_text())
-    jsonschema.Draft202012Validator(form).validate(read_mapping(saved))
+    schema = json.loads((SCHEMAS / "uneven-plan.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(read_mapping(saved))
     verdict = json.loads(run("check", saved, "--json").out)
     assert [check["name"] for check in verdict["checks"] if not check["ok"]] == ["optimal"]
 
@@ -100,7 +100,7 @@ def with_parts(
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (
             lambda best: with_parts(best, lambda a, b: (a, replace(b, rows=2))),
@@ -119,14 +119,14 @@ def with_parts(
         (lambda best: replace(best, is_alike=True), "alike pipelines have stages on one pool only"),
     ],
 )
-def test_parts_that_are_not_so_are_found_out(
-    run: Any, saved: str, tmp_path: Path, change: Callable[[UnevenResult], UnevenResult], told: str
+def test_wrong_parts_are_detected(
+    run: Any, saved: str, tmp_path: Path, change: Callable[[UnevenResult], UnevenResult], message: str
 ) -> None:
     plan, path = read_uneven_plan(saved), str(tmp_path / "plan.yaml")
     write_uneven_plan(path, replace(plan, best=change(plan.best)))
     checked = run("check", path, "--json")
     layout = next(one for one in json.loads(checked.out)["checks"] if one["name"] == "layout")
-    assert checked.code == 4 and not layout["ok"] and told in layout["found"]
+    assert checked.code == 4 and not layout["ok"] and message in layout["found"]
 
 
 def test_rows_that_are_split_otherwise_take_another_time(run: Any, saved: str, tmp_path: Path) -> None:
@@ -145,16 +145,16 @@ def test_it_is_not_replanned(run: Any, saved: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         ((*QUESTION[:-1], "9"), "1 to 8"),
         (("plan", "gpt2-xl", "--cluster", "1x4xA10G", *QUESTION[4:]), "is of uneven plans"),
         ((*ON_CPU, "--braid", "4"), "shardwise train runs no stage on two pools"),
     ],
 )
-def test_it_is_refused_where_it_says_nothing(run: Any, argv: tuple[str, ...], told: str) -> None:
+def test_it_is_refused_where_it_has_no_effect(run: Any, argv: tuple[str, ...], message: str) -> None:
     ran = run(*argv)
-    assert ran.code == 2 and "--braid" in ran.err and told in ran.err
+    assert ran.code == 2 and "--braid" in ran.err and message in ran.err
     assert ran.err.count("\n") == 1
 
 

@@ -24,7 +24,7 @@ from shardwise.accuracy import (
     calibration_document,
     calibration_plans,
     eager_profile,
-    priced_s,
+    predicted_step_s,
     queued_costs,
     software_costs,
     with_dispatch,
@@ -35,7 +35,7 @@ from shardwise.accuracy import (
 from shardwise.app.cli.calibrating_links import groups_of
 from shardwise.cluster import AttentionCurve, Device, find_device, load_cluster
 from shardwise.errors import ConfigError
-from shardwise.inputs import written_yaml
+from shardwise.inputs import dumps_yaml
 from shardwise.plan import Plan, read_plan
 from shardwise.strategy import Profile, read_calibration
 
@@ -62,7 +62,7 @@ def profile() -> Profile:
 def steps(true: Device, software: Profile) -> list[MeasuredStep]:
     """The steps that a device and its software would take exactly as the cost model says."""
     plans = calibration_plans(load_cluster("1x1xcpu"), eager_profile())
-    return [MeasuredStep(plan=plan, seconds=priced_s(plan, true, software)) for plan in plans]
+    return [MeasuredStep(plan=plan, seconds=predicted_step_s(plan, true, software)) for plan in plans]
 
 
 def test_known_costs_of_software_are_recovered() -> None:
@@ -86,7 +86,7 @@ def test_known_costs_on_a_device_that_kernels_are_queued_for_are_recovered() -> 
     plans = accelerator_plans(load_cluster("1x1xH100-SXM"), eager_profile(), "bf16")
 
     def taken(of: Sequence[Plan], by: Profile) -> list[MeasuredStep]:
-        return [MeasuredStep(plan=plan, seconds=priced_s(plan, true, by)) for plan in of]
+        return [MeasuredStep(plan=plan, seconds=predicted_step_s(plan, true, by)) for plan in of]
 
     costs = queued_costs(taken(plans.large, replace(software, dispatch_s=0.0)), true, software)
     for name in ("pointwise_passes", "host_action_s", "host_step_s"):
@@ -108,30 +108,30 @@ def test_plans_that_do_not_fit_an_accelerator_are_not_measured() -> None:
     assert all(plan.best.peak_memory.device < 0.9 * plan.best.peak_memory.capacity for plan in small)
 
 
-def test_a_twin_whose_steps_all_have_one_action_cannot_tell_actions_from_steps() -> None:
+def test_steps_of_one_action_each_cannot_separate_actions_from_steps() -> None:
     true, software = device(), profile()
-    alike = [step for step in steps(true, software) if len(step.plan.schedule.ranks[0]) == 2]
+    same_actions = [step for step in steps(true, software) if len(step.plan.schedule.ranks[0]) == 2]
     with pytest.raises(ConfigError, match="measured steps"):
-        software_costs(alike, true, software)
+        software_costs(same_actions, true, software)
 
 
-def action_moves_s(of: list[MeasuredStep], true: Device, software: Profile) -> float:
+def action_deviation_s(of: list[MeasuredStep], true: Device, software: Profile) -> float:
     """By how much the action that is found scatters where each step is told 2 % off by itself: the root of
     the sum of the squares of what each moves it."""
-    moved = 0.0
+    variance = 0.0
     for place, step in enumerate(of):
         off = [*of[:place], replace(step, seconds=1.02 * step.seconds), *of[place + 1 :]]
-        moved += (software_costs(off, true, software)[1].host_action_s - software.host_action_s) ** 2
-    return sqrt(moved)
+        variance += (software_costs(off, true, software)[1].host_action_s - software.host_action_s) ** 2
+    return sqrt(variance)
 
 
-def test_noise_of_a_step_hardly_moves_what_an_action_takes() -> None:
+def test_noise_of_a_step_hardly_changes_the_time_of_an_action() -> None:
     """A pipeline of 8 microbatches on 4 stages has 22 actions in a row: 0.3 ms of each are 7 ms a step."""
     true, software = device(), replace(profile(), host_action_s=3e-3, host_step_s=2e-2)
     of = steps(true, software)
-    assert action_moves_s(of, true, software) < 3e-4
+    assert action_deviation_s(of, true, software) < 3e-4
     # Without the case of many actions they are mistaken for kernels and steps, by milliseconds.
-    assert action_moves_s(of[:-1], true, software) > 1e-3
+    assert action_deviation_s(of[:-1], true, software) > 1e-3
 
 
 def document() -> dict[str, Any]:
@@ -148,7 +148,7 @@ def document() -> dict[str, Any]:
 
 def written(tmp_path: Path, **changes: Any) -> str:
     path = tmp_path / "c.yaml"
-    path.write_text(written_yaml(document() | changes))
+    path.write_text(dumps_yaml(document() | changes))
     return str(path)
 
 
@@ -182,23 +182,23 @@ def test_shared_states_overlap_as_data_where_a_file_says_nothing_else(tmp_path: 
     assert read(data_overlap=0.5, state_overlap=0.25).state_overlap == 0.25
 
 
-def test_our_own_runtime_sums_only_dense_gradients_in_fp32_beside_a_backward_pass(tmp_path: Path) -> None:
+def test_our_own_runtime_overlaps_only_dense_gradients_in_fp32_with_the_backward_pass(tmp_path: Path) -> None:
     other = read_calibration(written(tmp_path, software={"like": "fsdp2"}))
-    assert other.waiting_profile == other.profile
+    assert other.profile_without_data_overlap == other.profile
     ours = read_calibration(written(tmp_path, software={"like": "fsdp2", "name": "shardwise"}))
-    assert ours.profile is not None and ours.waiting_profile is not None
-    assert (ours.profile.data_overlap, ours.waiting_profile.data_overlap) == (1.0, 0.0)
-    for found, dtype, has_experts, is_beside in (
+    assert ours.profile is not None and ours.profile_without_data_overlap is not None
+    assert (ours.profile.data_overlap, ours.profile_without_data_overlap.data_overlap) == (1.0, 0.0)
+    for found, dtype, has_experts, overlaps in (
         (ours, "fp32", False, True),
         (ours, "bf16", False, False),
         (ours, "fp32", True, False),
         (other, "bf16", True, True),  # other software does so whatever it trains
     ):
         profile = found.profile_of(dtype, has_experts=has_experts)
-        assert profile == (found.profile if is_beside else found.waiting_profile)
+        assert profile == (found.profile if overlaps else found.profile_without_data_overlap)
 
 
-def test_a_calibrated_device_stands_in_the_place_of_the_known_one(tmp_path: Path) -> None:
+def test_a_calibrated_device_replaces_the_known_one(tmp_path: Path) -> None:
     measured = read_calibration(written(tmp_path)).devices
     shorthand = load_cluster("2x2xcpu", measured=measured)
     file = tmp_path / "cluster.yaml"
@@ -244,9 +244,7 @@ def test_a_calibration_of_other_devices_is_refused(run: Run, tmp_path: Path, com
     )
 
 
-def test_our_measured_software_is_planned_for_on_an_accelerator_where_it_is_asked_for(
-    run: Run, tmp_path: Path
-) -> None:
+def test_our_measured_software_is_planned_for_on_an_accelerator_on_request(run: Run, tmp_path: Path) -> None:
     """Others' software runs there too: on the measured device, but as it is known."""
     model = tmp_path / "m.yaml"
     model.write_text("{layers: 4, hidden: 256, ffn: 1024, heads: 4, vocab: 512, seq_len: 128}\n")
@@ -330,7 +328,7 @@ def test_what_cannot_be_calibrated_is_refused_in_one_line(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], named: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("base.yaml").write_text(written_yaml(document()))
+    Path("base.yaml").write_text(dumps_yaml(document()))
     ran = run("calibrate", *arguments)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.count("\n") == 1 and named in ran.err
@@ -351,10 +349,10 @@ def test_figures_of_links_come_from_nccl_tests(run: Run, tmp_path: Path) -> None
     assert ran.code == 0, ran.err
     assert "A100-40G" in ran.out and "links of InfiniBand" in ran.out
     known, found = find_device("A100-40G"), read_calibration(out).devices["A100-40G"]
-    reached = found.efficiency.scale_out
+    achieved = found.efficiency.scale_out
     # 20 GB/s of the 25 GB/s card of each device is 0.8, and two nodes lose 2^-crowding of it
-    assert reached.fraction == pytest.approx(0.8 * 2**reached.crowding, rel=1e-3)
-    assert found.scale_out_latency_s * 30 + reached.startup_s == pytest.approx(1e-4, rel=0.01)
+    assert achieved.fraction == pytest.approx(0.8 * 2**achieved.crowding, rel=1e-3)
+    assert found.scale_out_latency_s * 30 + achieved.startup_s == pytest.approx(1e-4, rel=0.01)
     assert replace(found, efficiency=known.efficiency, scale_out_latency_s=known.scale_out_latency_s,
                    sources={}) == replace(known, sources={})  # fmt: skip
     assert (
@@ -370,9 +368,9 @@ def test_figures_of_links_come_from_nccl_tests(run: Run, tmp_path: Path) -> None
     assert both.scale_up.fraction == pytest.approx(180 / 300, rel=1e-3)
     question = ("gpt2-xl", "--cluster", "2x8xA100-40G", "--seq-len", "1024", "--global-batch-size", "64",
                 "--strategy", "dp=16", "--json")  # fmt: skip
-    plain, told = (json.loads(run("evaluate", *question, *extra).out)["result"]
+    plain, calibrated = (json.loads(run("evaluate", *question, *extra).out)["result"]
                    for extra in ((), ("--calibration", again)))  # fmt: skip
-    assert plain["step_time_s"] != told["step_time_s"]
+    assert plain["step_time_s"] != calibrated["step_time_s"]
 
 
 def logged(tmp_path: Path, run: Run, factor: float, *, cluster: str = "1x5xA100-80G") -> tuple[str, str]:
@@ -383,7 +381,7 @@ def logged(tmp_path: Path, run: Run, factor: float, *, cluster: str = "1x5xA100-
     assert ran.code == 0, ran.err
     read = read_plan(str(plan))
     (known,) = read.cluster.classes.values()
-    seconds = priced_s(read, with_speed(known, factor), read.job.profile)
+    seconds = predicted_step_s(read, with_speed(known, factor), read.job.profile)
     lines = [
         json.dumps(
             {

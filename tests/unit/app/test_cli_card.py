@@ -23,7 +23,7 @@ CLUSTER = load_cluster("2x8xA100-80G")
 JOB = Job(seq_len=4096, global_batch_size=64, dtype="bf16")
 
 
-class Asked:
+class Question:
     """A question with what the planner reads of it."""
 
     model, cluster, job, space, top = MODEL, CLUSTER, JOB, "default", 2
@@ -31,7 +31,7 @@ class Asked:
 
 @pytest.fixture
 def answer(planner: Planner) -> Answer:
-    return planner.plan(Asked())
+    return planner.plan(Question())
 
 
 def card_of(answer: Answer, **changes: object) -> list[str]:
@@ -138,10 +138,10 @@ def test_one_device_has_no_parallelism_and_no_runners_up(answer: Answer) -> None
 
 def test_cost_is_shown_where_all_prices_are_known(answer: Answer) -> None:
     nodes = tuple(replace(node, price_usd_per_hour=36.0) for node in CLUSTER.nodes)
-    priced = replace(CLUSTER, nodes=nodes)
+    with_prices = replace(CLUSTER, nodes=nodes)
     # 2 nodes at 36 USD/h are 0.02 USD/s; 1e9 tokens take 12.5 s * 1e9 / 262,144 = 47,683.7 s: 953.67 USD.
-    assert usd_per_billion_tokens(priced, JOB, 12.5) == pytest.approx(953.674, abs=1e-3)
-    assert row(card_of(answer, cluster=priced), "cost") == "$953.67 per billion tokens"
+    assert usd_per_billion_tokens(with_prices, JOB, 12.5) == pytest.approx(953.674, abs=1e-3)
+    assert row(card_of(answer, cluster=with_prices), "cost") == "$953.67 per billion tokens"
     free = replace(CLUSTER, nodes=(nodes[0], replace(nodes[1], price_usd_per_hour=None)))
     assert usd_per_billion_tokens(free, JOB, 12.5) is None
     assert not any(line.startswith(" cost ") for line in card_of(answer, cluster=free))
@@ -177,7 +177,7 @@ def test_sharding_in_words(chosen: Strategy, text: str) -> None:
     assert words.sharding_text(chosen) == text
 
 
-def test_everything_unusual_about_a_strategy_is_said() -> None:
+def test_everything_unusual_about_a_strategy_is_shown() -> None:
     chosen = strategy(
         tp=4, pp=4, cp=2, cp_kind="all_to_all", micro_batch_size=2, schedule="interleaved_1f1b", vpp=2,
         recompute="full", recompute_layers=2, offload="both", first_stage_layers=3, axis_order="cp-tp-dp-pp",

@@ -34,18 +34,18 @@ def rewritten(path: Path, **best: Any) -> Path:
     return path
 
 
-def test_a_plan_holds_line_by_line(run: Run, saved: Path) -> None:
+def test_a_plan_is_correct_line_by_line(run: Run, saved: Path) -> None:
     ran = run("check", str(saved))
     assert (ran.code, ran.err) == (0, "")
-    *held, given, counts, effort = ran.out.splitlines()
-    assert len(held) > 30
-    assert all(line.startswith("ok ") and "; expected " in line for line in held)
+    *ok_lines, given, counts, effort = ran.out.splitlines()
+    assert len(ok_lines) > 30
+    assert all(line.startswith("ok ") and "; expected " in line for line in ok_lines)
     assert all(line.startswith("note   not judged ") for line in (given, counts, effort))
     assert given.endswith(" model.name, model.config, job, cluster: the question, taken as it stands")
     assert effort.endswith(" certificate.search_s, certificate.search_cpu_s: how long the search took")
 
 
-def test_json_holds_the_same(run: Run, saved: Path) -> None:
+def test_json_has_the_same(run: Run, saved: Path) -> None:
     ran = run("check", str(saved), "--json")
     assert (ran.code, ran.err) == (0, "")
     document = json.loads(ran.out)

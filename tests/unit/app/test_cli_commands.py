@@ -36,7 +36,7 @@ def validated(text: str, name: str) -> Any:
     return document
 
 
-def test_plan_asks_the_planner_what_the_options_say(run: Run, planner: Planner) -> None:
+def test_plan_passes_the_options_to_the_planner(run: Run, planner: Planner) -> None:
     options = (
         "--dtype", "fp8", "--optimizer", "muon", "--space", "core", "--fix", "tp=8,zero_stage=1",
         "--top", "1", "--memory-margin", "0.1", "--expert-imbalance", "1.5", "--exhaustive", "--objective",
@@ -111,7 +111,7 @@ def test_the_same_question_gives_the_same_bytes(run: Run, planner: Planner, tmp_
     assert len(outputs) == 1
 
 
-def test_evaluate_prices_the_strategy_given(run: Run, planner: Planner) -> None:
+def test_evaluate_estimates_the_given_strategy(run: Run, planner: Planner) -> None:
     ran = run("evaluate", *QUESTION, "--strategy", "tp=4,pp=2", "--json")
     assert (ran.code, ran.err) == (0, "")
     document = validated(ran.out, "evaluation")
@@ -476,8 +476,8 @@ def test_plan_for_processes_of_this_machine_recommends_what_train_runs(run: Run)
     assert "shardwise train plan.yaml" in card
 
 
-def test_what_train_does_not_run_is_planned_where_it_is_asked_for_and_marked(run: Run) -> None:
-    asked = (
+def test_what_train_does_not_run_is_planned_on_request_and_marked(run: Run) -> None:
+    command_line = (
         *TINY[:-1],
         "tp=2,pp=2,schedule=zb_h1,offload=both",
         "--cluster",
@@ -485,18 +485,18 @@ def test_what_train_does_not_run_is_planned_where_it_is_asked_for_and_marked(run
         "--optimizer",
         "muon",
     )
-    refused = run("plan", *asked)
+    refused = run("plan", *command_line)
     assert refused.code == 2 and "runs no plan of this job; found optimizer muon" in refused.err
-    refused = run("plan", *asked[:-1], "adamw")
+    refused = run("plan", *command_line[:-1], "adamw")
     assert refused.code == 3 and "shardwise train" in refused.err
-    ran = run("plan", *asked, "--target", "any", "--json")
+    ran = run("plan", *command_line, "--target", "any", "--json")
     assert validated(ran.out, "plan-answer")["not_run"] == [
         "offload=both (it runs none or optimizer where backward passes are split)",
         "optimizer muon (it runs adamw, sgd)",
     ]  # fmt: skip
     assert "`shardwise train` does not run this plan: offload=both" in ran.err
     assert "; --target shardwise keeps to what it runs\n" in ran.err
-    assert "shardwise train" not in run("plan", *asked, "--target", "any").out
+    assert "shardwise train" not in run("plan", *command_line, "--target", "any").out
 
 
 def test_context_ranks_are_planned_only_where_attention_has_no_windows(run: Run, tmp_path: Path) -> None:
@@ -505,15 +505,17 @@ def test_context_ranks_are_planned_only_where_attention_has_no_windows(run: Run,
         "model_type": "mistral", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 128,
     }  # fmt: skip
-    asked = ("--cluster", "1x2xcpu", "--seq-len", "64", "--global-batch-size", "8", "--dtype", "fp32")
+    command_line = ("--cluster", "1x2xcpu", "--seq-len", "64", "--global-batch-size", "8", "--dtype", "fp32")
     for window, code in ((16, 2), (64, 0), (None, 0)):
         path = tmp_path / f"window-{window}.json"
         path.write_text(json.dumps({**config, "sliding_window": window}))
-        ran = run("plan", str(path), *asked, "--fix", "cp=2")
+        ran = run("plan", str(path), *command_line, "--fix", "cp=2")
         assert ran.code == code, (window, ran.err)
-        told = json.loads(run("plan", str(path), *asked, "--fix", "cp=2", "--target", "any", "--json").out)
-        assert bool(told["not_run"]) == (code == 2)
-    free = json.loads(run("plan", str(tmp_path / "window-16.json"), *asked, "--json").out)
+        document = json.loads(
+            run("plan", str(path), *command_line, "--fix", "cp=2", "--target", "any", "--json").out
+        )
+        assert bool(document["not_run"]) == (code == 2)
+    free = json.loads(run("plan", str(tmp_path / "window-16.json"), *command_line, "--json").out)
     assert free["best"]["strategy"]["cp"] == 1 and free["not_run"] == []
 
 
@@ -531,19 +533,21 @@ def test_plans_for_accelerators_are_marked_where_our_runtime_does_not_run_them(
     run: Run, tmp_path: Path
 ) -> None:
     """Any plan may be asked for there; a file of one that is not run is told of, an answer has it in JSON."""
-    asked = ("plan", *TINY, "--cluster", "1x4xA100-40G")
-    assert validated(run(*asked, "--json").out, "plan-answer")["not_run"] == []
-    muon = run(*asked, "--optimizer", "muon", "--json")
+    command_line = ("plan", *TINY, "--cluster", "1x4xA100-40G")
+    assert validated(run(*command_line, "--json").out, "plan-answer")["not_run"] == []
+    muon = run(*command_line, "--optimizer", "muon", "--json")
     known = ", ".join(target_of("shardwise").optimizers)
     assert validated(muon.out, "plan-answer")["not_run"] == [f"optimizer muon (it runs {known})"]
     assert muon.err == ""
-    saved = run(*asked, "--optimizer", "muon", "--save", str(tmp_path / "plan.yaml"))
+    saved = run(*command_line, "--optimizer", "muon", "--save", str(tmp_path / "plan.yaml"))
     assert "`shardwise train` does not run this plan: optimizer muon" in saved.err
     assert "shardwise launch" not in saved.out
 
 
-def test_plans_for_accelerators_are_our_runtime_s_where_that_is_asked_for(run: Run) -> None:
-    asked = ("plan", *TINY, "--cluster", "1x4xA100-40G", "--json")
-    free, own = (validated(run(*asked, *more).out, "plan-answer") for more in ((), ("--target", "shardwise")))
+def test_plans_for_accelerators_are_our_runtime_s_on_request(run: Run) -> None:
+    command_line = ("plan", *TINY, "--cluster", "1x4xA100-40G", "--json")
+    free, own = (
+        validated(run(*command_line, *more).out, "plan-answer") for more in ((), ("--target", "shardwise"))
+    )
     assert "offload" not in free["certificate"]["axes"]
     assert own["certificate"]["axes"] == free["certificate"]["axes"]

@@ -56,7 +56,7 @@ def test_the_card(run: Run, files: None) -> None:
     assert {row[-1] for row in rows} <= {"0.50", "-"}
 
 
-def test_the_card_tells_copies_to_the_host_where_there_are_some(run: Run, files: None) -> None:
+def test_the_card_shows_copies_to_the_host_where_there_are_some(run: Run, files: None) -> None:
     assert "in copies to the host" not in run("compare", "p.yaml", "m.json").out
     plan = make_plan("tp=2,pp=2,micro_batch_size=4,offload=activations")
     write_plan("o.yaml", plan)
@@ -118,7 +118,7 @@ def test_the_trace_of_another_plan_is_refused_by_its_hash(run: Run, files: None)
     assert ran.err.count("sha256:") == 2 and ran.err.count("\n") == 1
 
 
-def test_a_trace_that_names_no_plan_is_compared_and_said(run: Run, files: None) -> None:
+def test_a_trace_that_names_no_plan_is_compared_with_a_note(run: Run, files: None) -> None:
     write_trace(replace(measured_like(make_plan(PIPELINE)), plan_hash=None), "old.json")
     ran = run("compare", "p.yaml", "old.json")
     assert ran.code == 0 and "every rank ran its actions as planned" in ran.out
@@ -129,7 +129,7 @@ def test_a_trace_that_names_no_plan_is_compared_and_said(run: Run, files: None) 
     assert "does not say of which plan" in run("compare", "p.yaml", "foreign.json").err
 
 
-def test_an_order_that_was_not_kept_is_exit_code_4(run: Run, files: None) -> None:
+def test_a_violated_order_is_exit_code_4(run: Run, files: None) -> None:
     ran = run("compare", "p.yaml", "swapped.json", "--json")
     assert ran.code == 4
     assert not json.loads(ran.out)["in_order"]

@@ -33,8 +33,8 @@ def test_a_plan_answers_in_full_and_its_ledger_has_the_whole_space(run: Run) -> 
     certificate = document["certificate"]
     counted = json.loads(run("space", *CORE, "--json").out)["count"]
     assert certificate["enumerated"] == counted
-    fates = sum(certificate["rejected"].values()) + certificate["cut_by_bound"] + certificate["simulated"]
-    assert fates == counted
+    outcomes = sum(certificate["rejected"].values()) + certificate["cut_by_bound"] + certificate["simulated"]
+    assert outcomes == counted
     best = document["best"]
     assert sum(best["breakdown"].values()) == pytest.approx(best["step_time_s"], rel=1e-9)
     memory = {name: value for name, value in best["memory"].items() if name != "tightest_rank"}
@@ -81,7 +81,7 @@ def test_a_saved_plan_is_simulated_and_its_strategy_evaluates_to_the_same_time(
     assert evaluated["result"]["step_time_s"] == pytest.approx(plan.best.step_time_s, rel=1e-12)
 
 
-def test_runners_up_are_slower_and_as_many_as_asked(run: Run) -> None:
+def test_runners_up_are_slower_and_as_many_as_requested(run: Run) -> None:
     document = json.loads(run("plan", *CORE, "--json", "--top", "5").out)
     times = [result["step_time_s"] for result in (document["best"], *document["runners_up"])]
     assert len(times) == 6
@@ -111,7 +111,7 @@ def test_an_illegal_strategy_exits_3_with_its_reason(run: Run) -> None:
     assert validated(ran.out, "error")["reasons"] == {"heads_tp": 1}
 
 
-def test_a_batch_that_the_dp_asked_for_does_not_divide_names_the_nearest(run: Run) -> None:
+def test_a_batch_that_the_requested_dp_does_not_divide_names_the_nearest(run: Run) -> None:
     ran = run("plan", *CORE[:-4], "--global-batch-size", "10", "--fix", "dp=4")
     assert ran.code == 2
     assert ran.err.count("\n") == 1

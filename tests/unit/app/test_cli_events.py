@@ -20,8 +20,8 @@ def test_the_same_seed_writes_the_same_trace(run: Any, tmp_path: Path) -> None:
         ran = run(*GENERATE, "--out", file)
         assert ran.code == 0 and "wrote" in ran.err and "events" in ran.out
     assert Path(files[0]).read_bytes() == Path(files[1]).read_bytes()
-    trace, told = load_events(files[0])
-    assert trace.nodes == 4 and trace.events and told is None
+    trace, note = load_events(files[0])
+    assert trace.nodes == 4 and trace.events and note is None
 
 
 def test_without_out_the_trace_is_on_stdout(run: Any, tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_without_out_the_trace_is_on_stdout(run: Any, tmp_path: Path) -> None:
     assert run(*GENERATE).out == file.read_text()
 
 
-def test_json_tells_what_a_trace_has(run: Any, tmp_path: Path) -> None:
+def test_json_has_the_counts_of_a_trace(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "spot.csv"
     path.write_text("0,add,a\n5000,remove,a\n4000,add,b\n")
     for argv in (GENERATE, ("events", "convert", str(path))):

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from shardwise.app.cli.proof import FRONTIER_LINES, chosen_places
+from shardwise.app.cli.proof import FRONTIER_LINES, spaced_indices
 from shardwise.plan import read_plan
 from shardwise.search import Fastest, drive
-from shardwise.search.dive import Dive
+from shardwise.search.dive import SubtreeSearch
 
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Run
@@ -95,7 +95,7 @@ def test_what_if_plans_again(run: Run, saved: str) -> None:
     assert refused.code == 2 and refused.err.count("\n") == 1
 
 
-def test_a_plan_file_keeps_what_was_asked_and_the_checker_agrees(run: Run, tmp_path: Path) -> None:
+def test_a_plan_file_has_the_question_and_the_checker_agrees(run: Run, tmp_path: Path) -> None:
     space = tmp_path / "space.yaml"
     space.write_text("base: core\naxes: {tp: [1, 2], schedule: [1f1b, gpipe]}\n")
     path = str(tmp_path / "plan.yaml")
@@ -150,9 +150,9 @@ def test_the_frontier_is_listed_and_shown_in_part(run: Run) -> None:
 
 
 def test_places_of_a_long_frontier() -> None:
-    assert chosen_places(5, 12) == [0, 1, 2, 3, 4]
+    assert spaced_indices(5, 12) == [0, 1, 2, 3, 4]
     # 0 to 100 in eleven steps of 9.09.
-    assert chosen_places(101, 12) == [0, 9, 18, 27, 36, 45, 55, 64, 73, 82, 91, 100]
+    assert spaced_indices(101, 12) == [0, 9, 18, 27, 36, 45, 55, 64, 73, 82, 91, 100]
 
 
 @pytest.mark.parametrize("objective", ["memory", "devices", "cost"])
@@ -207,31 +207,31 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], No
     """Given whether it is to be after the first find, else before it: an interrupt in the next search, which
     looks first, as that of a large space does."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    offer, dive = Fastest.offer, Dive.run
+    offer, subtree_run = Fastest.offer, SubtreeSearch.run
 
-    def found(self: Fastest, *finds: Any) -> None:
-        offer(self, *finds)
-        if self.found:
+    def found(self: Fastest, *incumbents: Any) -> None:
+        offer(self, *incumbents)
+        if self.incumbents:
             monkeypatch.undo()
             signal.raise_signal(signal.SIGINT)
 
-    def begun(self: Dive) -> None:
+    def begun(self: SubtreeSearch) -> None:
         monkeypatch.undo()
         signal.raise_signal(signal.SIGINT)
-        dive(self)
+        subtree_run(self)
 
-    def ask(is_after: bool) -> None:
-        monkeypatch.setattr(drive, "FEW", 0)
+    def interrupt_after(is_after: bool) -> None:
+        monkeypatch.setattr(drive, "SMALL_SPACE", 0)
         if is_after:
             monkeypatch.setattr(Fastest, "offer", found)
         else:
-            monkeypatch.setattr(Dive, "run", begun)
+            monkeypatch.setattr(SubtreeSearch, "run", begun)
 
-    yield ask
+    yield interrupt_after
     signal.signal(signal.SIGINT, before)
 
 
-def test_an_interrupt_in_the_first_look_prints_the_best_so_far(
+def test_an_interrupt_in_the_first_heuristic_prints_the_best_so_far(
     run: Run, interrupted: Callable[[bool], None], tmp_path: Path
 ) -> None:
     interrupted(True)
@@ -262,7 +262,7 @@ def test_an_interrupt_before_anything_was_found_is_one_line(
     assert validated(ran.out, "error")["error"]["kind"] == "interrupted"
 
 
-def test_an_interrupt_of_explain_tells_what_was_found(
+def test_an_interrupt_of_explain_prints_what_was_found(
     run: Run, saved: str, interrupted: Callable[[bool], None]
 ) -> None:
     line = "shardwise: interrupted; this is what was found so far\n"

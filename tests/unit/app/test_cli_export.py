@@ -13,7 +13,7 @@ from tests.runtime.graph_plans import by_rules, plan_with
 from tests.runtime.uneven_plans import make_uneven
 from tests.unit.app.conftest import Run
 from tests.unit.targets.small_plans import LLAMA, small_plan, with_fields
-from tests.unit.targets.test_megatron_lm_differences import READING, asked
+from tests.unit.targets.test_megatron_lm_differences import READING, requested_plan
 
 from shardwise.app.cli import exporting
 from shardwise.errors import ConfigError
@@ -28,7 +28,7 @@ FILES = ["megatron-lm.args", "megatron-lm.sh"]
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The path of a plan of experts, from the folder that it lies in."""
     monkeypatch.chdir(tmp_path)
-    write_plan("p.yaml", asked())
+    write_plan("p.yaml", requested_plan())
     return "p.yaml"
 
 
@@ -65,7 +65,7 @@ def test_an_unknown_target_is_refused(run: Run, plan: str) -> None:
 
 
 def test_a_field_without_a_flag_is_refused_by_name(run: Run, plan: str) -> None:
-    write_plan("s.yaml", with_fields(asked(), recompute="selective", recompute_layers=0))
+    write_plan("s.yaml", with_fields(requested_plan(), recompute="selective", recompute_layers=0))
     ran = run("export", "s.yaml", *TO)
     assert ran.code == 2 and ran.err.startswith("shardwise: error: s.yaml: best.strategy.recompute: ")
     assert ran.err.count("\n") == 1 and not os.path.exists("out")

@@ -33,7 +33,7 @@ RUNS = [
 UNUSED = ({"gpu": "Quantum9"}, {"layers": "many"}, {"step_time_s": "", "peak_mem_gib": "10"})
 
 
-def held(document: Any) -> Any:
+def validated(document: Any) -> Any:
     """A document, held against its published schema."""
     schema = json.loads(SCHEMA.read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -53,7 +53,7 @@ def test_the_file_and_the_answer(run: Run, tmp_path: Path) -> None:
     out.write_text("something older, and longer than nothing")
     ran = run("fit", rows, "--out", str(out), "--json")
     assert ran.code == 0
-    document = held(json.loads(out.read_text("utf-8")))
+    document = validated(json.loads(out.read_text("utf-8")))
     assert json.loads(ran.out) == document
     fitted = len(Numbers.shipped().fitted())
     assert ran.err == f"wrote {out}: {fitted} numbers from {LEAST_RUNS} runs, 3 rows not used\n"
@@ -74,16 +74,16 @@ def test_the_file_and_the_answer(run: Run, tmp_path: Path) -> None:
 
 def check_merged(document: Any) -> None:
     """The data files of the package take what was found, and keep what is assumed."""
-    for file, room in ((DEVICES, "devices"), (SOFTWARE, "software")):
+    for file, package in ((DEVICES, "devices"), (SOFTWARE, "software")):
         own = json.loads(file.read_text("utf-8"))["numbers"]
-        assert merged(own, document[room]) == document[room]
+        assert merged(own, document[package]) == document[package]
         # A number that was assumed otherwise since the fit keeps its new value.
         changed = [
             number if number["source"] == "fitted" else {**number, "value": 0.125, "source": "assumed: anew"}
             for number in own
         ]
-        found = merged(changed, document[room])
-        for number, new, fit in zip(found, changed, document[room], strict=True):
+        found = merged(changed, document[package])
+        for number, new, fit in zip(found, changed, document[package], strict=True):
             assert number == (fit if new["source"] == "fitted" else new)
         assert any(number["value"] == 0.125 for number in found)
     with pytest.raises(KeyError):

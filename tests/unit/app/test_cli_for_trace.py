@@ -48,8 +48,8 @@ def test_the_answer_is_the_policys_and_its_plan_goes_on(run: Any, trace: str, tm
         assert run("check", path).code == 0
     assert sorted(nodes["now"]) == ["n0", "n1", "n2"] and sorted(nodes["worst"]) == ["n0", "n2"]
     # The plan lies on the nodes that it names: without n1 it goes on as it is.
-    kept = json.loads(run("replan", path, *JOB[1:3], "--events", "lost n1", "--json").out)
-    assert kept["decision"] == "keep" and kept["plan"]["nodes"] == nodes["worst"]
+    decision = json.loads(run("replan", path, *JOB[1:3], "--events", "lost n1", "--json").out)
+    assert decision["decision"] == "keep" and decision["plan"]["nodes"] == nodes["worst"]
 
 
 def test_the_card_has_all_policies(run: Any, trace: str) -> None:
@@ -98,23 +98,25 @@ def test_what_does_not_fit_together_is_one_line_and_writes_nothing(
     assert gone.code == 3 and "nothing fits" in gone.err and not out.exists()
 
 
-def test_what_our_runtime_runs_of_a_plan_for_a_trace_is_told(run: Any) -> None:
+def test_what_our_runtime_does_not_run_of_a_plan_for_a_trace_is_reported(run: Any) -> None:
     job = ("gpt2", "--cluster", "2x2xcpu", "--seq-len", "64", "--global-batch-size", "8", "--dtype", "fp32")
-    for fix, told in (("pp=2,schedule=1f1b", []), ("pp=2,schedule=zb_h1,offload=both", ["offload=both"])):
-        asked = ("plan", *job, "--fix", fix, "--events", "slow n1 0.5", "--json")
-        by_itself = run(*asked)
-        assert by_itself.code == (3 if told else 0)
-        assert not told or "nothing fits at any time of the trace that shardwise train runs" in by_itself.err
-        ran = run(*asked, "--target", "any")
+    for fix, expected in (("pp=2,schedule=1f1b", []), ("pp=2,schedule=zb_h1,offload=both", ["offload=both"])):
+        command_line = ("plan", *job, "--fix", fix, "--events", "slow n1 0.5", "--json")
+        by_itself = run(*command_line)
+        assert by_itself.code == (3 if expected else 0)
+        assert (
+            not expected or "nothing fits at any time of the trace that shardwise train runs" in by_itself.err
+        )
+        ran = run(*command_line, "--target", "any")
         found = json.loads(ran.out)["not_run"]
-        assert [one.partition(" (")[0] for one in found] == told
-        assert ("does not run this plan" in ran.err) == bool(told)
+        assert [one.partition(" (")[0] for one in found] == expected
+        assert ("does not run this plan" in ran.err) == bool(expected)
 
 
 def test_a_plan_file_with_another_trace_record_is_refused(run: Any, trace: str, tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     assert run("plan", *JOB, "--events", trace, "--policy", "worst", "--save", str(path)).code == 0
-    for key, value, told in (
+    for key, value, expected in (
         ("nodes", ["n0", "n0"], "names a node twice"),
         ("nodes", ["n0"], "for_trace.nodes"),
         ("nodes", ["n0", "x"], "is not a list of nodes"),
@@ -130,4 +132,4 @@ def test_a_plan_file_with_another_trace_record_is_refused(run: Any, trace: str, 
         other.write_text(json.dumps(document))
         with pytest.raises(ConfigError) as caught:
             read_plan(str(other))
-        assert told in str(caught.value)
+        assert expected in str(caught.value)

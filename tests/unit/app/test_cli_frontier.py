@@ -68,7 +68,7 @@ def test_the_pick_is_the_best_of_the_points_within_the_limit(run: Run) -> None:
         assert document["memory_limit_bytes"] == (None if limit is None else limit_bytes)
 
 
-def test_customary_strategies_are_priced_as_evaluate_does_and_beaten(run: Run) -> None:
+def test_reference_strategies_are_estimated_as_evaluate_does_and_beaten(run: Run) -> None:
     document = answer(run, *CORE, "--devices", "4")
     parallel, megatron = document["references"]
     assert (parallel["name"], megatron["name"]) == ("data parallel", "Megatron")
@@ -88,7 +88,7 @@ def test_customary_strategies_are_priced_as_evaluate_does_and_beaten(run: Run) -
     assert megatron["time_s"] == fastest["time_s"] <= parallel["time_s"]
 
 
-def test_a_custom_that_does_not_fit_is_told_by_its_smallest(run: Run) -> None:
+def test_a_reference_that_does_not_fit_is_its_smallest_variant(run: Run) -> None:
     argv = ("frontier", "llama-3.1-8b", "--cluster", "1x8xA100-80G", "--global-batch-size", "8")
     parallel, megatron = answer(run, *argv, "--seq-len", "2048", "--space", "core")["references"]
     assert not parallel["fits"] and megatron["fits"]
@@ -119,12 +119,12 @@ def test_points_are_a_frontier_on_each_device_count(run: Run) -> None:
         assert entry["fastest"]["device_s"] == entry["devices"] * times[0]
         assert entry["knee"] is None or entry["knee"]["time_s"] in times[1:-1]
     certificate = document["certificate"]
-    fates = sum(certificate["rejected"].values()) + certificate["cut_by_bound"] + certificate["simulated"]
+    outcomes = sum(certificate["rejected"].values()) + certificate["cut_by_bound"] + certificate["simulated"]
     counts = []
     for devices in (1, 2, 4):
         argv = ("gpt2", "--cluster", f"1x{devices}xA100-80G", "--global-batch-size", "12", "--space", "core")
         counts.append(json.loads(run("space", *argv, "--json").out)["count"])
-    assert fates == certificate["enumerated"] == sum(counts)
+    assert outcomes == certificate["enumerated"] == sum(counts)
 
 
 def test_the_frontier_is_that_of_plan(run: Run) -> None:
@@ -140,14 +140,16 @@ def test_the_frontier_is_that_of_plan(run: Run) -> None:
 def test_cost_is_weighed_between_device_counts(run: Run) -> None:
     argv = (*NODES, "--mode", "profile", "--devices", "1,2,4")
     two, three = answer(run, *argv), answer(run, *argv, "--objectives", "time,memory,cost")
-    kept = [point for point in two["points"] if not any(_beats(other, point) for other in two["points"])]
-    assert three["points"] == kept
-    assert 0 < len(kept) < len(two["points"])
+    undominated = [
+        point for point in two["points"] if not any(_beats(other, point) for other in two["points"])
+    ]
+    assert three["points"] == undominated
+    assert 0 < len(undominated) < len(two["points"])
     for entry, plain in zip(three["profile"], two["profile"], strict=True):
-        assert entry["kept"] == sum(point["devices"] == entry["devices"] for point in kept)
+        assert entry["kept"] == sum(point["devices"] == entry["devices"] for point in undominated)
         assert plain["kept"] == plain["points"] == entry["points"]
     shown = run(*argv, "--objectives", "time,memory,cost").out
-    assert f"{len(kept)} points of time, memory and cost on 3 device counts" in shown
+    assert f"{len(undominated)} points of time, memory and cost on 3 device counts" in shown
     # A device of a node costs as much as the node: on one device nothing is best in anything.
     assert three["profile"][0]["kept"] == 0 and "1  fastest" in shown
     assert f"0 of {two['profile'][0]['points']}" in shown
@@ -222,7 +224,7 @@ def test_every_point_is_saved_as_a_plan_that_the_checker_accepts(run: Run, tmp_p
         assert "open" not in [line.split()[0] for line in checked.out.splitlines() if line.split()]
 
 
-def test_a_point_saved_with_too_much_memory_is_found_out(run: Run, tmp_path: Path) -> None:
+def test_a_point_saved_with_too_much_memory_is_detected(run: Run, tmp_path: Path) -> None:
     """The margin is what makes a slower point an optimum: with that of the fastest, the check fails."""
     run(*NODES, "--save", str(tmp_path))
     names = json.loads((tmp_path / "frontier.json").read_text())["plans"]
@@ -284,7 +286,7 @@ def test_the_same_question_has_the_same_answer(run: Run) -> None:
     assert len(seen) == 1
 
 
-def test_epsilon_is_told_and_never_used(run: Run) -> None:
+def test_epsilon_is_reported_and_never_used(run: Run) -> None:
     default, exact = answer(run, *CORE), answer(run, *CORE, "--epsilon", "0")
     assert (default["epsilon"], exact["epsilon"]) == (0.001, 0.0)
     assert default["points"] == exact["points"]
@@ -346,7 +348,7 @@ def test_an_input_is_not_overwritten(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "html"])
-def test_the_plot_is_written_beside_the_answer(run: Run, tmp_path: Path, suffix: str) -> None:
+def test_the_plot_is_written_in_addition_to_the_answer(run: Run, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"plot.{suffix}"
     ran = run(*CORE, "--mode", "devices", "--devices", "1,2", "--plot", str(path), "--json")
     assert (ran.code, ran.err) == (0, f"wrote {path}\n")
@@ -373,8 +375,8 @@ def test_half_a_frontier_is_none(run: Run, tmp_path: Path, monkeypatch: pytest.M
     """An interrupted search has found some points; they are not answered with as if they were all."""
     offer = Tradeoff.offer
 
-    def interrupted(self: Tradeoff, *finds: Any) -> None:
-        offer(self, *finds)
+    def interrupted(self: Tradeoff, *incumbents: Any) -> None:
+        offer(self, *incumbents)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Tradeoff, "offer", interrupted)

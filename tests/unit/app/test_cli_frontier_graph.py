@@ -18,11 +18,11 @@ from tests.unit.graph.texts import bent
 from shardwise.app.cli import graph_checking
 from shardwise.app.cli.frontier.graphs import GraphRequest, GraphSubject
 from shardwise.cluster import load_cluster, mesh_of, part_of
-from shardwise.cost import Training, price_layout
+from shardwise.cost import Training, estimate_layout
 from shardwise.errors import InternalError
 from shardwise.frontier import frontier_of
 from shardwise.graph import graph_text, layout_from_record, load_graph, scaled
-from shardwise.inputs import parse_mapping, read_mapping, written_yaml
+from shardwise.inputs import dumps_yaml, parse_mapping, read_mapping
 from shardwise.plan import document_hash, read_graph_plan, write_graph_plan
 from shardwise.plan.graph_plan import graph_plan_document
 from shardwise.search import MeshChoice
@@ -35,28 +35,28 @@ SCHEMA = json.loads((Path(__file__).parents[3] / "docs/schemas/graph-plan.json")
 QUESTION = ("frontier", "graph:lstm-2x2048", "--cluster", CLUSTER, "--global-batch-size", "256")
 
 
-def price_of(point: Any, batch: int) -> tuple[float, float]:
+def estimate_of(point: Any, batch: int) -> tuple[float, float]:
     """Seconds and bytes of the layout of a point, priced from its names by code of its own."""
     graph = scaled(load_graph("graph:lstm-2x2048"), batch)
     cluster = part_of(load_cluster(CLUSTER), point["devices"])
     mesh = mesh_of(cluster, tuple(point["layout"]["mesh"]))
     blocks = {"blocks": point["layout"]["blocks"]}
     layout = layout_from_record(blocks, graph, mesh.ranks)
-    price = price_layout(graph, cluster, Training(dtype="fp16"), mesh, layout)
-    return price.time_s, price.memory_bytes
+    estimate = estimate_layout(graph, cluster, Training(dtype="fp16"), mesh, layout)
+    return estimate.time_s, estimate.memory_bytes
 
 
 def test_every_point_costs_what_its_layout_does(run: Run) -> None:
     document = answer(run, *QUESTION, "--mode", "profile", "--devices", "2,4")
     assert {point["devices"] for point in document["points"]} == {2, 4}
     for point in document["points"]:
-        price = price_of(point, 256)
-        assert price == pytest.approx((point["time_s"], point["memory_bytes"]), rel=1e-9)
+        estimate = estimate_of(point, 256)
+        assert estimate == pytest.approx((point["time_s"], point["memory_bytes"]), rel=1e-9)
     other = dict(document["points"][0], layout=document["points"][-1]["layout"], devices=4)
-    assert price_of(other, 256) != pytest.approx((other["time_s"], other["memory_bytes"]), rel=1e-9)
+    assert estimate_of(other, 256) != pytest.approx((other["time_s"], other["memory_bytes"]), rel=1e-9)
 
 
-def test_measured_numbers_price_the_layouts(run: Run, tmp_path: Path) -> None:
+def test_measured_numbers_are_used_for_layouts(run: Run, tmp_path: Path) -> None:
     """With a calibration: its software, and links of 2 GB/s that make the same frontier slower."""
     graph = tmp_path / "mlp.yaml"
     graph.write_text(graph_text(mlp(64, 512, 512, 64)))
@@ -98,7 +98,7 @@ def test_a_fine_frontier_is_matched_by_a_coarse_one(run: Run) -> None:
     (parallel,) = fine["references"]
     assert (parallel["name"], parallel["fits"], parallel["devices"]) == ("data parallel", True, 4)
     figures = {key: parallel[key] for key in ("time_s", "memory_bytes")}
-    assert price_of(parallel, 256) == pytest.approx(tuple(figures.values()), rel=1e-9)
+    assert estimate_of(parallel, 256) == pytest.approx(tuple(figures.values()), rel=1e-9)
     assert any(all(point[key] <= 1.002 * figures[key] for key in figures) for point in fine["points"])
 
 
@@ -110,8 +110,8 @@ def test_other_meshes_add_points_and_say_which_they_are_on(run: Run) -> None:
     tiers = answer(run, *LSTM, "--epsilon", "0.01")
     every = answer(run, *LSTM, "--epsilon", "0.01", "--meshes", "all")
     pairs = answer(run, *LSTM, "--epsilon", "0.01", "--meshes", "2x2")
-    told = [document["certificate"]["meshes"]["4"] for document in (tiers, every, pairs)]
-    assert told == [[[4]], [[4], [2, 2]], [[2, 2]]]
+    mesh_lists = [document["certificate"]["meshes"]["4"] for document in (tiers, every, pairs)]
+    assert mesh_lists == [[[4]], [[4], [2, 2]], [[2, 2]]]
     assert {tuple(point["layout"]["mesh"]) for point in every["points"]} == {(4,), (2, 2)}
     assert every["chosen"]["time_s"] < 0.997 * tiers["chosen"]["time_s"]
     for one in (tiers, pairs):
@@ -177,15 +177,18 @@ def save(run: Run, folder: Path) -> list[Path]:
     return [folder / name for name in index["plans"]]
 
 
-def test_plans_of_several_graphs_each_hold_their_own(run: Run, tmp_path: Path) -> None:
+def test_plans_of_several_graphs_each_contain_their_own(run: Run, tmp_path: Path) -> None:
     """One after the other in one process, and changed by nobody who looked into one."""
     first = read_graph_plan(str(save(run, tmp_path)[0]))
     other = replace(first, graph=replace(first.graph, name="other"))
     for plan in (first, other, first, other):
         document = graph_plan_document(plan)
-        held: Any = document["graph"]
-        assert held == parse_mapping(graph_text(plan.graph)) and held["name"] == plan.graph.name
-        held["blocks"].clear()
+        graph_document: Any = document["graph"]
+        assert (
+            graph_document == parse_mapping(graph_text(plan.graph))
+            and graph_document["name"] == plan.graph.name
+        )
+        graph_document["blocks"].clear()
 
 
 def test_each_point_is_saved_as_a_plan_that_costs_what_it_says(run: Run, tmp_path: Path) -> None:
@@ -195,9 +198,9 @@ def test_each_point_is_saved_as_a_plan_that_costs_what_it_says(run: Run, tmp_pat
         plan = read_graph_plan(str(path))
         assert plan.graph == scaled(load_graph("graph:mlp"), 256) and plan.mesh.ranks == (2, 2)
         training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
-        price = price_layout(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
+        estimate = estimate_layout(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
         own = (plan.step_time_s, plan.device_bytes)
-        assert (price.time_s, price.memory_bytes) == pytest.approx(own, rel=1e-9)
+        assert (estimate.time_s, estimate.memory_bytes) == pytest.approx(own, rel=1e-9)
         assert own == pytest.approx((point["time_s"], point["memory_bytes"]), rel=1e-9)
     document = read_mapping(str(paths[0]))
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
@@ -225,11 +228,11 @@ def test_a_point_that_its_layout_does_not_cost_is_no_plan(
     own = {"time_s": plan.step_time_s, "memory_bytes": plan.device_bytes}
     assert own == pytest.approx({name: getattr(curve.points[0], name) for name in own}, rel=1e-9)
 
-    def priced(*given: Any) -> Any:
-        price = graph_checking.price_of(*given)
-        return replace(price, **{field: getattr(price, field) * (1.0 + 1e-6)})
+    def estimated(*given: Any) -> Any:
+        estimate = graph_checking.estimate_of(*given)
+        return replace(estimate, **{field: getattr(estimate, field) * (1.0 + 1e-6)})
 
-    monkeypatch.setattr("shardwise.app.cli.frontier.graphs.price_of", priced)
+    monkeypatch.setattr("shardwise.app.cli.frontier.graphs.estimate_of", estimated)
     with pytest.raises(InternalError, match=r"a point of .* has a layout of"):
         subject.plan(curve, 0)
 
@@ -240,11 +243,11 @@ def rewritten(path: Path, change: Callable[[Any], None]) -> Path:
     change(document)
     document["hash"] = document_hash(document)
     changed = path.parent / "changed.yaml"
-    changed.write_text(written_yaml(document))
+    changed.write_text(dumps_yaml(document))
     return changed
 
 
-def test_a_saved_plan_that_lies_is_found_out(run: Run, tmp_path: Path) -> None:
+def test_a_saved_plan_with_wrong_values_is_detected(run: Run, tmp_path: Path) -> None:
     path, *_, smallest = save(run, tmp_path)
 
     def faster(document: Any) -> None:
@@ -255,8 +258,8 @@ def test_a_saved_plan_that_lies_is_found_out(run: Run, tmp_path: Path) -> None:
     def other_layout(document: Any) -> None:
         document["layout"] = read_mapping(str(smallest))["layout"]
 
-    for lie in (faster, other_layout):
-        ran = run("check", str(rewritten(path, lie)))
+    for change in (faster, other_layout):
+        ran = run("check", str(rewritten(path, change)))
         assert ran.code == 4 and "step time" in ran.err
 
     def no_rule(document: Any) -> None:
@@ -297,7 +300,7 @@ def test_a_saved_plan_that_lies_is_found_out(run: Run, tmp_path: Path) -> None:
     ],
     ids=["cycle", "kind", "shapes", "zero", "nowhere"],
 )
-def test_a_graph_file_that_does_not_hold_together_names_its_operator(
+def test_an_inconsistent_graph_file_names_its_operator(
     run: Run, tmp_path: Path, path: str, value: object, words: tuple[str, ...]
 ) -> None:
     file = tmp_path / "graph.json"
@@ -324,15 +327,13 @@ def test_a_concat_without_output_is_refused_by_name(run: Run, tmp_path: Path) ->
     path = tmp_path / "mine.yaml"
     inputs = {"x": ["batch", 2], "y": ["batch", 3]}
     path.write_text(
-        written_yaml(
-            {"batch": 8, "sizes": {"b": "batch", "e": 2, "f": 3}, "inputs": inputs, "blocks": [block]}
-        )
+        dumps_yaml({"batch": 8, "sizes": {"b": "batch", "e": 2, "f": 3}, "inputs": inputs, "blocks": [block]})
     )
     ran = run("frontier", str(path), *QUESTION[2:])
     refused(ran, "mine.yaml", "blocks[0].operators[0].output", "'joined' needs a dim along which", "found []")
 
 
-def test_too_little_memory_tells_the_smallest_point(run: Run) -> None:
+def test_too_little_memory_shows_the_smallest_point(run: Run) -> None:
     ran = run(*QUESTION, "--memory-limit", "1MiB")
     assert ran.code == 3 and "the smallest takes" in ran.err
     ran = run("frontier", "graph:llama-3.1-8b", "--cluster", "1x1xV100-32G", "--global-batch-size", "64")
@@ -377,8 +378,8 @@ def test_the_card_says_what_is_not_run_by_micro_batches(run: Run, tmp_path: Path
     """Statistics of a batch norm are those of the batch: `train` computes no others."""
     path = tmp_path / "normed.yaml"
     path.write_text(graph_text(chain(16, 8, 16, 4, norm="batch_norm")))
-    asked = ("frontier", str(path), "--cluster", "1x2xV100-32G", "--global-batch-size", "16")
-    question = (*asked, "--stages", "2", "--microbatches")
+    command_line = ("frontier", str(path), "--cluster", "1x2xV100-32G", "--global-batch-size", "16")
+    question = (*command_line, "--stages", "2", "--microbatches")
     ran = run(*question, "4")
     assert ran.code == 0, ran.err
     assert "batch_norm operator norm computes across samples" in " ".join(ran.out.split())
@@ -458,7 +459,7 @@ def test_the_card_says_how_many_layouts_operators_have(run: Run) -> None:
     assert len(counts) > 2
 
 
-def test_stages_stand_beside_what_is_customary(run: Run, tmp_path: Path) -> None:
+def test_stages_are_compared_with_the_references(run: Run, tmp_path: Path) -> None:
     """On as many devices, all of them in one stage."""
     path = tmp_path / "plot.html"
     question = (*LSTM, "--epsilon", "0.1")
@@ -468,7 +469,7 @@ def test_stages_stand_beside_what_is_customary(run: Run, tmp_path: Path) -> None
     assert "<td>data parallel</td>" in path.read_text("utf-8")
 
 
-def test_stages_leave_no_devices_idle_unasked(run: Run) -> None:
+def test_stages_leave_no_devices_idle_unrequested(run: Run) -> None:
     """All devices where none are asked for, or what could be asked instead; in other modes the parts that can
     be shared out."""
     lstm = ("frontier", "graph:lstm-2x2048", "--global-batch-size", "64", "--epsilon", "0.1")
@@ -505,7 +506,7 @@ def test_stages_that_cannot_be_are_refused(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rest", "message"),
+    ("content", "message"),
     [
         ("", "blocks: is missing"),
         ("block: []\n", "blocks: is missing"),
@@ -513,9 +514,9 @@ def test_stages_that_cannot_be_are_refused(run: Run) -> None:
     ],
 )
 def test_a_file_that_says_it_is_a_graph_is_read_as_one(
-    rest: str, message: str, run: Run, tmp_path: Path
+    content: str, message: str, run: Run, tmp_path: Path
 ) -> None:
     path = tmp_path / "graph.yaml"
-    path.write_text(f"schema: shardwise.graph\nbatch: 4\ninputs: {{x: [batch]}}\n{rest}")
+    path.write_text(f"schema: shardwise.graph\nbatch: 4\ninputs: {{x: [batch]}}\n{content}")
     result = run("frontier", str(path), "--cluster", CLUSTER, "--global-batch-size", "4")
     assert result.code == 2 and f"{path}: {message}" in result.err

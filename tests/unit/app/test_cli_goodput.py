@@ -25,7 +25,7 @@ def answer(text: str) -> Any:
     return document
 
 
-def test_it_is_told_on_large_clusters_and_on_demand(run: Run, planner: Planner) -> None:
+def test_it_is_shown_on_large_clusters_and_on_request(run: Run, planner: Planner) -> None:
     assert " goodput " in run(*LARGE).out
     assert " goodput " not in run(*SMALL).out
     for option, text in (
@@ -78,10 +78,10 @@ def test_the_document_has_the_inputs_and_the_parts(run: Run, planner: Planner) -
 
 def test_it_changes_neither_the_question_nor_the_plan(run: Run, planner: Planner) -> None:
     plain = answer(run(*LARGE, "--json").out)
-    told = answer(run(*LARGE, "--json", "--mtbf", "10h", "--jitter", "0.5").out)
+    with_options = answer(run(*LARGE, "--json", "--mtbf", "10h", "--jitter", "0.5").out)
     first, second = planner.questions
     assert first == second
-    assert {**plain, "goodput": None} == {**told, "goodput": None}
+    assert {**plain, "goodput": None} == {**with_options, "goodput": None}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.unit.accuracy.test_compare_graph import measured_like, staged_plans, 
 from tests.unit.app.conftest import Run
 
 from shardwise.accuracy import PARTS
-from shardwise.app.cli.graph_comparing import PART_WORDS
+from shardwise.app.cli.graph_comparing import PART_LABELS
 from shardwise.plan import plan_hash, read_graph_plan, write_graph_plan
 from shardwise.sim import BLOCKS, read_trace, write_trace
 
@@ -67,7 +67,7 @@ def test_the_card_of_a_whole_graph(run: Run, files: None) -> None:
     assert "stage 0" in ran.out and "in parts" in ran.out
 
 
-def test_the_document_tells_parts_and_operators(run: Run, files: None) -> None:
+def test_the_document_has_parts_and_operators(run: Run, files: None) -> None:
     ran = run("compare", "staged.yaml", "staged.json", "--json", "--trace", "both.json")
     document = validated(ran.out, "comparison")
     assert ran.code == 0 and document["in_order"]
@@ -79,8 +79,8 @@ def test_the_document_tells_parts_and_operators(run: Run, files: None) -> None:
         assert sum(each["measured"].values()) == pytest.approx(document["measured_s"])
     operators = document["operators"]
     assert isinstance(operators, list)
-    apart = [abs(each["predicted_s"] - each["measured_s"]) for each in operators]
-    assert apart == sorted(apart, reverse=True) and len(apart) > 8
+    differences = [abs(each["predicted_s"] - each["measured_s"]) for each in operators]
+    assert differences == sorted(differences, reverse=True) and len(differences) > 8
     named = [
         event["args"]["name"] for event in json.loads(Path("both.json").read_text())["traceEvents"]
         if event["name"] == "process_name"
@@ -90,14 +90,14 @@ def test_the_document_tells_parts_and_operators(run: Run, files: None) -> None:
 
 def test_parts_are_those_of_the_docs_and_of_the_schema() -> None:
     """In their order."""
-    told = (DOCS / "graph-plans.md").read_text().partition("## Predicted and measured")[2]
-    places = [told.index(f"`{PART_WORDS[part]}`") for part in PARTS]
+    section = (DOCS / "graph-plans.md").read_text().partition("## Predicted and measured")[2]
+    places = [section.index(f"`{PART_LABELS[part]}`") for part in PARTS]
     assert places == sorted(places)
     schema = json.loads((DOCS / "schemas" / "comparison.json").read_text())
-    assert schema["$defs"]["parts"]["required"] == list(PARTS) == list(PART_WORDS)
+    assert schema["$defs"]["parts"]["required"] == list(PARTS) == list(PART_LABELS)
 
 
-def test_an_order_that_was_not_kept_is_exit_code_4(run: Run, files: None) -> None:
+def test_a_violated_order_is_exit_code_4(run: Run, files: None) -> None:
     ran = run("compare", "staged.yaml", "swapped.json")
     assert ran.code == 4
     assert ran.err == "shardwise: error: swapped.json: rank 5 ran 2F1 as action 2, where the plan has 2B0\n"

@@ -56,7 +56,7 @@ def test_a_file_is_printed_and_nothing_is_written(run: Run, plan: str, launcher:
         ("k8s", "kubectl apply -f p.k8s.yaml"),
     ],
 )
-def test_a_launcher_that_is_not_here_is_named_behind_its_command(
+def test_a_launcher_that_is_not_installed_is_named_after_its_command(
     run: Run, plan: str, monkeypatch: pytest.MonkeyPatch, missing: str, line: str
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
@@ -95,11 +95,11 @@ def test_a_plan_that_train_refuses_is_not_launched(run: Run, plan: str) -> None:
     other = make_plan("tp=2")
     write_plan("offload.yaml", make_plan("pp=2,schedule=zb_h1,micro_batch_size=1,offload=both"))
     write_plan("fp16.yaml", replace(other, job=replace(other.job, dtype="fp16")))
-    for name, said in (("offload.yaml", "best.strategy.offload"), ("fp16.yaml", "job.dtype")):
+    for name, field in (("offload.yaml", "best.strategy.offload"), ("fp16.yaml", "job.dtype")):
         ran = run("launch", name, "--with", "torchrun", "--print")
         assert (ran.code, ran.out) == (2, "")
-        assert f"{said}: is not run by this runtime" in ran.err and ran.err.count("\n") == 1
-        assert ("as in what `plan --target shardwise` finds" in ran.err) == said.startswith("best.strategy")
+        assert f"{field}: is not run by this runtime" in ran.err and ran.err.count("\n") == 1
+        assert ("as in what `plan --target shardwise` finds" in ran.err) == field.startswith("best.strategy")
     write_uneven_plan("u.yaml", make_uneven("5 tp2l4+3 l2 l2"))
     ran = run("launch", "u.yaml", "--with", "torchrun", "--print", "--", "--adaptive")
     assert ran.code == 2 and "--adaptive: is not there under an uneven plan" in ran.err
@@ -118,8 +118,8 @@ def test_the_plan_of_a_graph_is_launched(run: Run, plan: str) -> None:
     ran = run("launch", "g.yaml", "--with", "torchrun", "--print", "--", "--adaptive")
     assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1
     assert "--adaptive: is not there for the plan of an operator graph" in ran.err
-    untold = replace(graph, blocks=tuple(map(_dropping, graph.blocks)))
-    write_graph_plan("d.yaml", plan_with(untold, (2,), by_rules(untold, (2,), lambda op: ("split b",))))
+    undefined = replace(graph, blocks=tuple(map(_dropping, graph.blocks)))
+    write_graph_plan("d.yaml", plan_with(undefined, (2,), by_rules(undefined, (2,), lambda op: ("split b",))))
     ran = run("launch", "d.yaml", "--with", "slurm", "--print")
     assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1
     assert "does not say what is computed; found dropout" in ran.err
@@ -127,12 +127,14 @@ def test_the_plan_of_a_graph_is_launched(run: Run, plan: str) -> None:
 
 def _dropping(block: Block) -> Block:
     """With a dropout in the place of what is told element by element."""
-    told = {"function": "dropout"}
-    operators = (replace(op, attributes=told) if op.kind == "elementwise" else op for op in block.operators)
+    incomplete = {"function": "dropout"}
+    operators = (
+        replace(op, attributes=incomplete) if op.kind == "elementwise" else op for op in block.operators
+    )
     return replace(block, operators=tuple(operators))
 
 
-def test_a_port_in_use_is_told_before_torchrun_starts(run: Run, plan: str) -> None:
+def test_a_port_in_use_is_reported_before_torchrun_starts(run: Run, plan: str) -> None:
     two = replace(make_plan("tp=2"), cluster=load_cluster("2x1xcpu"))
     write_plan("two.yaml", two)
     with socket.create_server(("", 0)) as taken:

@@ -18,7 +18,7 @@ from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_mapping
 from shardwise.plan import PROVEN_GAP, Layout, MixedFigures, Pipeline, read_uneven_plan, write_uneven_plan
-from shardwise.search import parts, priced_again
+from shardwise.search import parts, predict_record
 from shardwise.search.uneven.drive import UnevenOutcome
 from shardwise.sim import read_trace
 from shardwise.strategy import target_of
@@ -41,7 +41,7 @@ SHARED = (
 )  # fmt: skip
 
 
-FORM = jsonschema.Draft202012Validator(json.loads(SCHEMA.with_name("uneven-plan.json").read_text()))
+SCHEMA_OF_FILE = jsonschema.Draft202012Validator(json.loads(SCHEMA.with_name("uneven-plan.json").read_text()))
 
 
 def answer(run: Any, *argv: str) -> Any:
@@ -82,7 +82,7 @@ def test_our_runtime_runs_uneven_plans(run: Any, dtype: str) -> None:
     assert answer(run, *ON_PROCESSORS, dtype, "--target", "shardwise")["best"] == trained["best"]
 
 
-def test_what_our_runtime_does_not_run_is_planned_where_any_is_asked_for(run: Any) -> None:
+def test_what_our_runtime_does_not_run_is_planned_for_target_any(run: Any) -> None:
     ran = run(*ON_PROCESSORS, "bf16", "--optimizer", "muon", "--target", "any")
     assert "--target any --save plan.yaml" in ran.out and "does not run this plan" in ran.err
     refused = run(*ON_PROCESSORS, "bf16", "--optimizer", "muon")
@@ -107,9 +107,9 @@ def test_an_uneven_answer_is_whole(run: Any, question: tuple[str, ...]) -> None:
     pipelines = best["layout"]["pipelines"]
     layers = {"opt-350m": 24, "llama-2-13b": 40}[question[1]]
     taken: set[int] = set()
-    for pipeline, again in zip(pipelines, best["uneven"]["recompute"], strict=True):
+    for pipeline, modes in zip(pipelines, best["uneven"]["recompute"], strict=True):
         stages = pipeline["stages"]
-        assert sum(stage["layers"] for stage in stages) == layers and len(again) == len(stages)
+        assert sum(stage["layers"] for stage in stages) == layers and len(modes) == len(stages)
         for stage in stages:
             first, _, last = stage["ranks"].partition("-")
             ranks = set(range(int(first), int(last or first) + 1))
@@ -131,7 +131,7 @@ def test_an_uneven_answer_is_whole(run: Any, question: tuple[str, ...]) -> None:
     assert certificate["simulated"] >= 1  # the plan itself was laid out
 
 
-def test_the_card_draws_pipelines_and_tells_the_gain(run: Any) -> None:
+def test_the_card_shows_pipelines_and_the_gain(run: Any) -> None:
     out = run(*QUESTION).out
     assert "uneven: 2 pipelines side by side" in out
     assert "[1 A100-40G, 23 layers] → [1 V100-16G, 1 layer]" in out
@@ -162,7 +162,7 @@ def test_a_uniform_answer_says_why(run: Any, more: tuple[str, ...], why: str) ->
 
 
 @pytest.mark.parametrize("question", [QUESTION, PIPED])
-def test_a_saved_uneven_plan_is_priced_again_alike(
+def test_a_saved_uneven_plan_is_predicted_equally(
     run: Any, tmp_path: Path, question: tuple[str, ...]
 ) -> None:
     path = str(tmp_path / "plan.yaml")
@@ -185,32 +185,32 @@ def test_the_timeline_of_an_uneven_plan(run: Any, tmp_path: Path, question: tupl
     assert run(*question, "--save", path).code == 0
     plan = read_uneven_plan(path)
     document = validated(run("simulate", path, "--json", "--trace", trace).out, "timeline")
-    again = priced_again(plan.model, plan.cluster, plan.job, plan.best)
+    predicted = predict_record(plan.model, plan.cluster, plan.job, plan.best)
     stages = [(place, stage) for place, one in enumerate(plan.best.layout.pipelines) for stage in one.stages]
     assert [(rank["pipeline"], rank["rank"]) for rank in document["ranks"]] == [
         (place, int(stage.ranks.split("-")[0])) for place, stage in stages
     ]
-    for place, (step_s, times) in enumerate(zip(plan.best.pipeline_s, again.pipelines, strict=True)):
+    for place, (step_s, times) in enumerate(zip(plan.best.pipeline_s, predicted.pipelines, strict=True)):
         own = [rank for rank in document["ranks"] if rank["pipeline"] == place]
         assert own[0]["busy_s"] + own[0]["idle_s"] + times.end_s == pytest.approx(step_s, rel=1e-9)
         work_s = times.durations.forward_s[0] + times.durations.backward_s[0]
         busy = [rank["busy_s"] for rank in own]
         assert busy == pytest.approx((plan.best.microbatches[place] * work_s).tolist(), rel=1e-9)
     assert {span.rank for span in read_trace(trace).spans} == {rank["rank"] for rank in document["ranks"]}
-    drawn = run("simulate", path).out
-    assert "rank 0 |" in drawn and "then gradient norm" in drawn
+    chart = run("simulate", path).out
+    assert "rank 0 |" in chart and "then gradient norm" in chart
 
 
 @pytest.mark.parametrize("question", [QUESTION, SHARED])
-def test_a_saved_file_has_the_documented_form(run: Any, tmp_path: Path, question: tuple[str, ...]) -> None:
+def test_a_saved_file_matches_its_schema(run: Any, tmp_path: Path, question: tuple[str, ...]) -> None:
     path = tmp_path / "plan.yaml"
     assert run(*question, "--save", str(path)).code == 0
     document: Any = read_mapping(str(path))
-    FORM.validate(document)
+    SCHEMA_OF_FILE.validate(document)
     for key in document["best"]:
         less = {name: value for name, value in document["best"].items() if name != key}
-        assert not FORM.is_valid(document | {"best": less}), key
-    assert not FORM.is_valid(document | {"runners_up": []})
+        assert not SCHEMA_OF_FILE.is_valid(document | {"best": less}), key
+    assert not SCHEMA_OF_FILE.is_valid(document | {"runners_up": []})
 
 
 def test_a_timeline_of_what_is_no_plan_is_refused(run: Any, saved: str) -> None:
@@ -244,10 +244,10 @@ def test_a_timeline_of_what_is_no_plan_is_refused(run: Any, saved: str) -> None:
             ),
             "reserved bytes",
         ),
-        (lambda best: replace(best, layout=moved(best.layout)), "layout"),
+        (lambda best: replace(best, layout=relocated(best.layout)), "layout"),
     ],
 )
-def test_a_plan_that_says_what_is_not_is_found_out(run: Any, saved: str, change: Any, wrong: str) -> None:
+def test_a_plan_with_wrong_values_is_detected(run: Any, saved: str, change: Any, wrong: str) -> None:
     plan = read_uneven_plan(saved)
     write_uneven_plan(saved, replace(plan, best=change(plan.best)))
     checked = run("check", saved, "--json")
@@ -265,7 +265,7 @@ def test_a_plan_where_nothing_uniform_fits_is_read(run: Any, saved: str) -> None
     assert read_uneven_plan(saved) == plan
 
 
-def moved(layout: Layout) -> Layout:
+def relocated(layout: Layout) -> Layout:
     """The layout with the first stage on ranks of another stage."""
     first, *others = layout.pipelines
     stage = replace(first.stages[0], ranks=others[-1].stages[0].ranks)
@@ -283,26 +283,28 @@ def test_replicas_of_a_stage_share_rows_where_they_may(run: Any, tmp_path: Path)
     verdict = json.loads(run("check", path, "--json").out)
     assert [check["name"] for check in verdict["checks"] if not check["ok"]] == ["optimal"]
     ran = run("replan", path, "--cluster", SHARED[3], "--events", "slow n0 1", "--json")
-    kept = json.loads(ran.out)
-    assert kept["decision"] == "keep"
-    assert kept["step_time_s"] == pytest.approx(shared.step_time_s, rel=1e-12)
+    decision = json.loads(ran.out)
+    assert decision["decision"] == "keep"
+    assert decision["step_time_s"] == pytest.approx(shared.step_time_s, rel=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("cluster", "stage_dp", "told"),
+    ("cluster", "stage_dp", "message"),
     [
         ("1x2xA100-80G+1x4xA10G", "3", "is no power of two"),
         ("1x2xA100-80G+1x4xA10G", "0", "1 to 64"),
         ("1x4xA10G", "2", "is of uneven plans"),
     ],
 )
-def test_stage_dp_is_refused_where_it_says_nothing(run: Any, cluster: str, stage_dp: str, told: str) -> None:
+def test_stage_dp_is_refused_where_it_has_no_effect(
+    run: Any, cluster: str, stage_dp: str, message: str
+) -> None:
     ran = run(*SHARED[:3], cluster, *SHARED[4:-1], stage_dp)
-    assert ran.code == 2 and "--stage-dp" in ran.err and told in ran.err
+    assert ran.code == 2 and "--stage-dp" in ran.err and message in ran.err
     assert ran.err.count("\n") == 1
 
 
-def test_what_options_ask_for_is_told_of_an_uneven_plan(run: Any, tmp_path: Path) -> None:
+def test_requested_options_are_answered_for_an_uneven_plan(run: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.yaml")
     found = answer(run, *QUESTION, "--mtbf", "1000h")
     assert 0.0 < found["goodput"]["fraction"] < 1.0 and found["parts"]
@@ -322,7 +324,7 @@ def test_uniform_strategies_that_were_not_searched_to_the_end_leave_nothing_prov
 
 
 @pytest.mark.parametrize("ranks", ["0-99999999999999999999", "0-9999999", "1" * 5000, "3-1", "\u0663"])
-def test_ranks_that_no_cluster_has_are_found_out(run: Any, saved: str, ranks: str) -> None:
+def test_ranks_that_no_cluster_has_are_detected(run: Any, saved: str, ranks: str) -> None:
     plan = read_uneven_plan(saved)
     first, *others = plan.best.layout.pipelines
     stage = replace(first.stages[0], ranks=ranks)
@@ -355,8 +357,8 @@ def test_a_saved_uneven_plan_is_replanned(run: Any, saved: str) -> None:
     cluster = QUESTION[QUESTION.index("--cluster") + 1]
     schema = json.loads(REPLAN_SCHEMA.read_text())
     for events, decisions in (("slow n0 1", {"keep"}), ("lost n1", {"patch", "move"})):
-        asked = ("replan", saved, "--cluster", cluster, "--events", events)
-        ran = run(*asked, "--json")
+        command_line = ("replan", saved, "--cluster", cluster, "--events", events)
+        ran = run(*command_line, "--json")
         assert ran.code == 0
         document = json.loads(ran.out)
         jsonschema.Draft202012Validator(schema).validate(document)
@@ -366,13 +368,13 @@ def test_a_saved_uneven_plan_is_replanned(run: Any, saved: str) -> None:
                 read_uneven_plan(saved).best.step_time_s, rel=1e-12
             )
             assert document["plan"]["strategy"] is None and document["plan"]["uneven"]["layout"]["pipelines"]
-        card = run(*asked)
+        card = run(*command_line)
         assert card.code == 0 and document["decision"] in card.out
     other = run("replan", saved, "--cluster", "4x2xT4", "--events", "lost n1")
     assert other.code == 2 and "is not of this cluster" in other.err
 
 
-def test_allow_idle_is_the_default_said_aloud(run: Any) -> None:
+def test_allow_idle_is_the_default(run: Any) -> None:
     own, allowed = answer(run, *QUESTION), answer(run, *QUESTION, "--allow-idle")
     assert allowed["best"] == own["best"] and allowed["devices_used"] == own["devices_used"]
     both = run(*QUESTION, "--allow-idle", "--use-all")
@@ -381,8 +383,8 @@ def test_allow_idle_is_the_default_said_aloud(run: Any) -> None:
 
 def test_a_saved_uneven_plan_is_replayed(run: Any, saved: str, tmp_path: Path) -> None:
     plot = tmp_path / "replay.html"
-    asked = ("replay", saved, "--cluster", QUESTION[3], "--events", "slow n0 0.5", "--length", "2h")
-    ran = run(*asked, "--plot", str(plot), "--json")
+    command_line = ("replay", saved, "--cluster", QUESTION[3], "--events", "slow n0 0.5", "--length", "2h")
+    ran = run(*command_line, "--plot", str(plot), "--json")
     assert ran.code == 0
     document = json.loads(ran.out)
     schema = json.loads((REPLAN_SCHEMA.parent / "replay.json").read_text())
@@ -393,14 +395,14 @@ def test_a_saved_uneven_plan_is_replayed(run: Any, saved: str, tmp_path: Path) -
     assert first["step_time_s"] > read_uneven_plan(saved).best.step_time_s
     assert static["tokens"] < oracle["tokens"]
     assert "uneven, " in plot.read_text()
-    card = run(*asked)
+    card = run(*command_line)
     assert card.code == 0 and "adaptive" in card.out
 
 
 def test_a_plan_for_a_trace_may_be_uneven(run: Any, tmp_path: Path) -> None:
     path, cluster = str(tmp_path / "plan.yaml"), QUESTION[3]
-    asked = (*QUESTION, "--events", "slow n1 0.9", "--policy", "worst")
-    ran = run(*asked, "--save", path, "--json")
+    command_line = (*QUESTION, "--events", "slow n1 0.9", "--policy", "worst")
+    ran = run(*command_line, "--save", path, "--json")
     assert ran.code == 0
     document = json.loads(ran.out)
     schema = json.loads((REPLAN_SCHEMA.parent / "plan-answer.json").read_text())
@@ -415,9 +417,9 @@ def test_a_plan_for_a_trace_may_be_uneven(run: Any, tmp_path: Path) -> None:
     assert list(plan.for_trace.nodes) == found["nodes"]
     # What `check` finds, and what runs on the nodes that it names, is what the answer says.
     assert run("check", path).code == 0
-    kept = json.loads(run("replan", path, "--cluster", cluster, "--events", "slow n1 0.9", "--json").out)
-    assert kept["keep_step_time_s"] == pytest.approx(own["worst_step_time_s"], rel=1e-12)
-    card = run(*asked)
+    decision = json.loads(run("replan", path, "--cluster", cluster, "--events", "slow n1 0.9", "--json").out)
+    assert decision["keep_step_time_s"] == pytest.approx(own["worst_step_time_s"], rel=1e-12)
+    card = run(*command_line)
     assert card.code == 0 and "uneven: " in card.out and "uniform" in card.out
     assert all(len(line) <= 100 for line in card.out.splitlines() if "shardwise" not in line)
     altered = Path(path).read_text().replace("policy: worst", "policy: now")
@@ -431,17 +433,17 @@ def test_a_gap_that_uneven_plans_leave_is_not_called_proven(
     """The best uniform strategy is proven, but an uneven plan may be 1.5 % faster."""
     module = sys.modules["shardwise.search.uneven.answer"]
 
-    def ended(*asked: Any, beat_s: float, **told: Any) -> UnevenOutcome:
+    def ended(*command_line: Any, cutoff_s: float, **more: Any) -> UnevenOutcome:
         return UnevenOutcome(
-            plan=None, lower_bound_s=0.985 * beat_s, cut=7, searched=3, unexplored=0, evaluated=40,
+            plan=None, lower_bound_s=0.985 * cutoff_s, pruned=7, searched=3, unexplored=0, evaluated=40,
             search_s=0.0, search_cpu_s=0.0,
         )  # fmt: skip
 
     monkeypatch.setattr(module, "search_uneven", ended)
-    told = answer(run, *QUESTION)
-    assert told["best"]["strategy"] is not None and told["certificate"]["gap"] == 0.0
-    assert not told["is_proven"] and told["uneven_gap"] == pytest.approx(0.015)
-    assert "none is by more than 1.5 %" in told["best"]["why"]
+    document = answer(run, *QUESTION)
+    assert document["best"]["strategy"] is not None and document["certificate"]["gap"] == 0.0
+    assert not document["is_proven"] and document["uneven_gap"] == pytest.approx(0.015)
+    assert "none is by more than 1.5 %" in document["best"]["why"]
     card = run(*QUESTION).out
     assert "proof         optimal among" in card
     assert "not proven among uneven plans: gap 1.50 %" in card
@@ -452,8 +454,12 @@ def test_a_gap_that_uneven_plans_leave_is_not_called_proven(
 
 def test_a_cluster_of_many_kinds_of_nodes_says_why_it_is_planned_as_one(run: Any) -> None:
     kinds = "1x2xA100-40G+1x2xV100-16G+1x2xT4+1x2xA10G+1x2xL4"
-    told = answer(run, "plan", "gpt2", "--cluster", kinds, "--seq-len", "512", "--global-batch-size", "20")
-    assert "uneven plans are searched for on 2 to 4 kinds of nodes; the cluster has 5" in told["best"]["why"]
+    document = answer(
+        run, "plan", "gpt2", "--cluster", kinds, "--seq-len", "512", "--global-batch-size", "20"
+    )
+    assert (
+        "uneven plans are searched for on 2 to 4 kinds of nodes; the cluster has 5" in document["best"]["why"]
+    )
 
 
 SPACE = (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from shardwise.inputs import read_mapping, written
+from shardwise.inputs import dumps, read_mapping
 from shardwise.plan import document_hash, read_plan
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def rewrite(path: str, change: Callable[[Any], None]) -> None:
     document: dict[str, Any] = dict(read_mapping(path))
     change(document)
     document["hash"] = document_hash(document)
-    Path(path).write_text(written(document, file=path))
+    Path(path).write_text(dumps(document, file=path))
 
 
 def read(run: Run, *argv: str) -> str:
@@ -99,18 +99,18 @@ def read(run: Run, *argv: str) -> str:
 def test_answers_on_links_say_what_they_were_priced_as(
     run: Run, cluster: str, schema: str, argv: tuple[str, ...]
 ) -> None:
-    asked = (*argv, "--cluster", cluster, *JOB)
-    assert f"priced as {LINE}" in read(run, *asked)
-    assert answered(run, schema, *asked)["priced_as"] == [LINE]
+    command_line = (*argv, "--cluster", cluster, *JOB)
+    assert f"priced as {LINE}" in read(run, *command_line)
+    assert answered(run, schema, *command_line)["priced_as"] == [LINE]
 
 
 def test_a_plan_on_links_is_not_proven(run: Run, cluster: str) -> None:
-    asked = ("plan", "gpt2", "--space", "core", "--use-all", "--cluster", cluster, *JOB)
-    document = answered(run, "plan-answer", *asked)
+    command_line = ("plan", "gpt2", "--space", "core", "--use-all", "--cluster", cluster, *JOB)
+    document = answered(run, "plan-answer", *command_line)
     assert document["is_proven"] is False and document["uneven_gap"] is None
     assert document["certificate"]["gap"] is None and document["certificate"]["priced_as"] == [LINE]
     # The same of tiers, which are priced as they are.
-    plain = answered(run, "plan-answer", *asked[:-6], "--cluster", "2x2xT4", *JOB)
+    plain = answered(run, "plan-answer", *command_line[:-6], "--cluster", "2x2xT4", *JOB)
     assert plain["is_proven"] is True and plain["priced_as"] == []
     assert plain["certificate"]["gap"] == 0.0 and "priced_as" not in plain["certificate"]
 
@@ -120,10 +120,10 @@ def test_the_space_of_links_is_counted_as_any(run: Run, cluster: str) -> None:
 
 
 def test_a_graph_on_links_is_not_exact(run: Run, cluster: str, tmp_path: Path) -> None:
-    asked = ("frontier", "graph:lstm-2x2048", "--cluster", cluster, "--global-batch-size", "16")
-    document = answered(run, "frontier", *asked, "--epsilon", "0.1", "--save", str(tmp_path / "plans"))
+    command_line = ("frontier", "graph:lstm-2x2048", "--cluster", cluster, "--global-batch-size", "16")
+    document = answered(run, "frontier", *command_line, "--epsilon", "0.1", "--save", str(tmp_path / "plans"))
     assert document["priced_as"] == [LINE] and document["certificate"]["epsilon"] is None
-    assert f"priced as {LINE}" in read(run, *asked, "--epsilon", "0.1")
+    assert f"priced as {LINE}" in read(run, *command_line, "--epsilon", "0.1")
     plan = str(next((tmp_path / "plans").glob("*.yaml")))
     assert f"priced as {LINE}" in read(run, "simulate", plan)
     assert answered(run, "timeline", "simulate", plan)["priced_as"] == [LINE]
@@ -188,19 +188,19 @@ def test_a_plan_on_links_without_a_line_is_refused(run: Run, saved: str) -> None
 def test_a_plan_on_a_part_of_links_says_so(run: Run, cluster: str, tmp_path: Path) -> None:
     """One device has no links; that it serves the objective best was found by pricing them."""
     path = str(tmp_path / "part.yaml")
-    asked = ("plan", "gpt2", "--cluster", cluster, *JOB, "--space", "core", "--objective", "devices")
-    assert "links are priced as tiers; " in read(run, *asked, "--save", path)
+    command_line = ("plan", "gpt2", "--cluster", cluster, *JOB, "--space", "core", "--objective", "devices")
+    assert "links are priced as tiers; " in read(run, *command_line, "--save", path)
     plan = read_plan(path)
     assert not plan.cluster.links and plan.cluster.devices == 1 and len(plan.priced_as) == 1
-    document = answered(run, "plan-answer", *asked)
+    document = answered(run, "plan-answer", *command_line)
     assert document["is_proven"] is False and document["priced_as"] == list(plan.priced_as)
 
 
 def test_replan_on_links_says_so(run: Run, saved: str, cluster: str, tmp_path: Path) -> None:
     path = str(tmp_path / "after.yaml")
-    asked = ("replan", saved, "--cluster", cluster, "--events", "slow n0 0.9")
-    assert answered(run, "replan", *asked)["priced_as"] == [LINE]
-    assert f"priced as {LINE}" in read(run, *asked, "--save", path)
+    command_line = ("replan", saved, "--cluster", cluster, "--events", "slow n0 0.9")
+    assert answered(run, "replan", *command_line)["priced_as"] == [LINE]
+    assert f"priced as {LINE}" in read(run, *command_line, "--save", path)
     assert run("check", path).code == 0
 
 
@@ -227,13 +227,13 @@ def paired(run: Run, tmp_path: Path) -> str:
 def test_a_device_is_planned_for_as_its_node_and_the_answer_says_so(
     run: Run, paired: str, tmp_path: Path, device: str, node: str, line: str
 ) -> None:
-    asked = ("replan", paired, "--cluster", PAIRS, "--events")
-    found, same = (answered(run, "replan", *asked, events) for events in (device, node))
+    command_line = ("replan", paired, "--cluster", PAIRS, "--events")
+    found, same = (answered(run, "replan", *command_line, events) for events in (device, node))
     assert found.pop("priced_as") == [line] and same.pop("priced_as") == []
     assert found == same
-    assert f"priced as {line}" in read(run, *asked, device)
+    assert f"priced as {line}" in read(run, *command_line, device)
     path = str(tmp_path / "after.yaml")
-    assert run(*asked, device, "--save", path).code == 0
+    assert run(*command_line, device, "--save", path).code == 0
     validate(read_mapping(path), "plan")
     assert read_plan(path).priced_as == (line,)
     checked = run("check", path)
@@ -243,31 +243,31 @@ def test_a_device_is_planned_for_as_its_node_and_the_answer_says_so(
 @pytest.mark.parametrize("events", ["slow d0 0.5", "link n0>s1g0 1GB/s"])
 def test_a_plan_for_a_trace_has_no_gap_then(run: Run, tmp_path: Path, events: str) -> None:
     path = str(tmp_path / "plan.yaml")
-    asked = ("plan", "gpt2", "--cluster", PAIRS, *JOB, "--space", "core", "--events")
-    document = answered(run, "plan-answer", *asked, events, "--save", path)
+    command_line = ("plan", "gpt2", "--cluster", PAIRS, *JOB, "--space", "core", "--events")
+    document = answered(run, "plan-answer", *command_line, events, "--save", path)
     (line,) = document["priced_as"]
     assert document["is_proven"] is False and document["for_trace"]["gap"] is None
     assert [pick["gap"] for pick in document["for_trace"]["policies"]] == [None] * 3
-    assert f"priced as {line}" in read(run, *asked, events)
+    assert f"priced as {line}" in read(run, *command_line, events)
     saved: Any = read_mapping(path)
     validate(saved, "plan")
     assert saved["for_trace"]["gap"] is None and run("check", path).code == 0
     # Of whole nodes there is one.
-    plain = answered(run, "plan-answer", *asked, "slow n0 0.5")
+    plain = answered(run, "plan-answer", *command_line, "slow n0 0.5")
     assert plain["priced_as"] == [] and plain["for_trace"]["gap"] is not None
 
 
-def test_a_gap_for_a_trace_that_was_priced_otherwise_is_refused(run: Run, tmp_path: Path) -> None:
+def test_a_gap_for_a_trace_that_was_not_priced_as_given_is_refused(run: Run, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.yaml")
-    asked = ("plan", "gpt2", "--cluster", PAIRS, *JOB, "--space", "core", "--events", "slow d0 0.5")
-    assert run(*asked, "--save", path).code == 0
+    command_line = ("plan", "gpt2", "--cluster", PAIRS, *JOB, "--space", "core", "--events", "slow d0 0.5")
+    assert run(*command_line, "--save", path).code == 0
     rewrite(path, lambda document: document["for_trace"].update(gap=0.0))
     ran = run("check", path)
     assert ran.code == 2 and "for_trace.gap: does not go with priced_as" in ran.err
 
 
 def test_a_replay_says_so(run: Run) -> None:
-    asked = ("replay", "gpt2", "--cluster", PAIRS, *JOB, "--events", "slow d0 0.5", "--length", "1h")
+    command_line = ("replay", "gpt2", "--cluster", PAIRS, *JOB, "--events", "slow d0 0.5", "--length", "1h")
     line = TAKEN.format("run at 0.5")
-    assert answered(run, "replay", *asked, "--policy", "static")["priced_as"] == [line]
-    assert f"priced as {line}" in read(run, *asked, "--policy", "static")
+    assert answered(run, "replay", *command_line, "--policy", "static")["priced_as"] == [line]
+    assert f"priced as {line}" in read(run, *command_line, "--policy", "static")

@@ -36,13 +36,13 @@ def test_decisions_follow_the_events(run: Any, saved: str, tmp_path: Path) -> No
         '{"schema": "shardwise.events", "version": 1, "nodes": 4}\n'
         '{"time_s": 1.0, "kind": "lost", "node": "n2"}\n{"time_s": 2.0, "ki'
     )
-    for events, decisions, told in (
+    for events, decisions, expected in (
         ("slow n1 1", {"keep"}, ""),
         ("lost n1", {"patch", "move"}, ""),
         (str(trace), {"patch", "move"}, "line 3 ends in its middle and is dropped"),
     ):
         ran = run("replan", saved, "--cluster", CLUSTER, "--events", events, "--json")
-        assert ran.code == 0 and told in ran.err
+        assert ran.code == 0 and expected in ran.err
         document = json.loads(ran.out)
         jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
         assert document["decision"] in decisions
@@ -50,7 +50,7 @@ def test_decisions_follow_the_events(run: Any, saved: str, tmp_path: Path) -> No
         assert card.code == 0 and document["decision"] in card.out
 
 
-def test_a_patch_costs_what_is_said_of_it(run: Any, saved: str) -> None:
+def test_a_patch_has_the_given_costs(run: Any, saved: str) -> None:
     argv = ("replan", saved, "--cluster", CLUSTER, "--events", "lost n3", "--json")
     cheap = json.loads(run(*argv, "--regroup", "0s", "--restart", "0s", "--checkpoint-interval", "0s").out)
     dear = json.loads(run(*argv, "--regroup", "1h", "--restart", "1h", "--checkpoint-interval", "2h").out)
@@ -69,7 +69,7 @@ def test_a_node_that_comes_back_fetches_what_it_needs(run: Any, saved: str, word
     assert found["transition"]["seconds"] > 10.0
 
 
-def test_a_horizon_that_is_raised_is_said(run: Any, saved: str) -> None:
+def test_a_raised_horizon_is_reported(run: Any, saved: str) -> None:
     """Ten restarts of 60 s are 600 s, of 6 s 60 s; a plan that goes on is decided for what is requested."""
     lost = ("replan", saved, "--cluster", CLUSTER, "--events", "lost n1", "--horizon", "2min")
     found = json.loads(run(*lost, "--json").out)
@@ -104,14 +104,14 @@ def test_rerouting_is_a_named_choice(run: Any, tmp_path: Path) -> None:
     fix = "tp=1,pp=2,schedule=1f1b,zero_stage=0,micro_batch_size=1"
     argv = ("plan", "opt-350m", "--cluster", CLUSTER, "--seq-len", "512", "--global-batch-size", "32")
     assert run(*argv, "--top", "0", "--fix", fix, "--save", path).code == 0
-    ask = ("replan", path, "--cluster", CLUSTER, "--events", "lost n1")
-    document = json.loads(run(*ask, "--json").out)
+    command_line = ("replan", path, "--cluster", CLUSTER, "--events", "lost n1")
+    document = json.loads(run(*command_line, "--json").out)
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
     assert document["rerouted"]["step_time_s"] > 0.0 and document["rerouted"]["transition_s"] == 10.0
     assert document["steps"] > document["rerouted"]["steps"] and not document["plan"]["is_rerouted"]
-    card = run(*ask)
+    card = run(*command_line)
     assert card.code == 0 and "re-routed" in card.out and "a step instead" in card.out
-    assert json.loads(run(*ask[:-1], "slow n1 0.5", "--json").out)["rerouted"] is None
+    assert json.loads(run(*command_line[:-1], "slow n1 0.5", "--json").out)["rerouted"] is None
 
 
 def test_a_node_behind_a_dead_link_is_named(run: Any, saved: str) -> None:

@@ -59,7 +59,7 @@ def test_the_file_says_what_was_decided(run: Any, saved: str, tmp_path: Path) ->
     assert again["decision"] == "keep" and again["plan"]["nodes"] == found["plan"]["nodes"]
 
 
-def test_what_is_kept_is_saved_as_it_is(run: Any, saved: str, tmp_path: Path) -> None:
+def test_an_unchanged_plan_is_saved_as_it_is(run: Any, saved: str, tmp_path: Path) -> None:
     """For a second nothing pays. It is slower than the file says, since a node is: the file is of the nodes
     as the cluster has them."""
     path = str(tmp_path / "decided.yaml")
@@ -70,12 +70,12 @@ def test_what_is_kept_is_saved_as_it_is(run: Any, saved: str, tmp_path: Path) ->
     assert found["step_time_s"] > after.best.step_time_s
 
 
-def test_shares_that_a_file_cannot_say_are_not_decided_on(run: Any, saved: str, tmp_path: Path) -> None:
+def test_shares_that_a_file_cannot_represent_are_not_chosen(run: Any, saved: str, tmp_path: Path) -> None:
     """For a minute and a half the pipeline of a slow node is best given less to do, and nothing else pays."""
-    asked = (saved, CLUSTER, "slow n1 0.5", "--horizon", "90s")
-    free = decided(run, *asked)
+    command_line = (saved, CLUSTER, "slow n1 0.5", "--horizon", "90s")
+    free = decided(run, *command_line)
     assert free["decision"] == "patch" and len(set(free["plan"]["microbatches"])) > 1
-    found = decided(run, *asked, "--save", str(tmp_path / "decided.yaml"))
+    found = decided(run, *command_line, "--save", str(tmp_path / "decided.yaml"))
     assert found["decision"] == "keep" and set(found["plan"]["microbatches"]) == {4}
 
 
@@ -101,8 +101,8 @@ def test_on_devices_of_our_runtime_it_is_what_that_runs(
     job = ("gpt2", "--cluster", cluster, "--seq-len", "64", "--global-batch-size", "12", "--dtype", "fp32")
     fix = "dp=2,pp=2,micro_batch_size=2"
     assert run("plan", *job, "--fix", fix, "--top", "0", "--save", first).code == 0
-    asked = read_plan(first)
-    write_plan(first, replace(asked, certificate=replace(asked.certificate, fixed={})))
+    saved_plan = read_plan(first)
+    write_plan(first, replace(saved_plan, certificate=replace(saved_plan.certificate, fixed={})))
     decided(run, first, cluster, "lost n3", "--save", path)
     own = target_of("shardwise")
     strategy = read_plan(path).best.strategy
@@ -155,12 +155,12 @@ def test_events_that_change_nothing_are_answered_by_keep(run: Any, tmp_path: Pat
 
 
 @pytest.mark.parametrize("fix", ["schedule=gpipe", "recompute=full", "tp=2"])
-def test_a_new_plan_has_what_the_old_one_was_asked_with(run: Any, tmp_path: Path, fix: str) -> None:
+def test_a_new_plan_has_the_restrictions_of_the_old_one(run: Any, tmp_path: Path, fix: str) -> None:
     first, path = str(tmp_path / "plan.yaml"), str(tmp_path / "decided.yaml")
     cluster = "4x2xV100-32G"
     job = ("opt-350m", "--cluster", cluster, "--seq-len", "512", "--global-batch-size", "16")
-    asked = ("--fix", f"{fix},pp=2", "--space", "core", "--use-all", "--top", "0")
-    assert run("plan", *job, *asked, "--save", first).code == 0
+    command_line = ("--fix", f"{fix},pp=2", "--space", "core", "--use-all", "--top", "0")
+    assert run("plan", *job, *command_line, "--save", first).code == 0
     decided(run, first, cluster, "lost n3; lost n2", "--save", path)
     name, _, value = fix.partition("=")
     strategy = read_plan(path).best.strategy

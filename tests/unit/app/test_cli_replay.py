@@ -28,7 +28,7 @@ def trace(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_json_has_every_policy_asked_for(run: Any, trace: str) -> None:
+def test_json_has_every_requested_policy(run: Any, trace: str) -> None:
     ran = run("replay", *JOB, "--events", trace, "--length", "4h", "--json")
     assert ran.code == 0
     document = json.loads(ran.out)
@@ -52,8 +52,8 @@ def test_pictures_and_pages_are_written(run: Any, trace: str, tmp_path: Path) ->
     page = (tmp_path / "a.html").read_text()
     assert "<td>oracle</td>" in page and "<td>move</td>" in page
     # Beside every curve what it reaches, as curves may hide each other; marks by the kind of change.
-    drawn = (tmp_path / "a.svg").read_text()
-    assert drawn.count("goodput") == 5 and "move (adaptive)" in drawn
+    chart = (tmp_path / "a.svg").read_text()
+    assert chart.count("goodput") == 5 and "move (adaptive)" in chart
     assert "<script" not in page and "src=" not in page and "default-src 'none'" in page
 
 
@@ -128,7 +128,7 @@ def test_what_is_lost_is_lost_by_every_policy(run: Any, tmp_path: Path) -> None:
     assert tokens[0] < tokens[1]
 
 
-def test_a_loss_behind_the_end_costs_nothing(run: Any, tmp_path: Path) -> None:
+def test_a_loss_after_the_end_costs_nothing(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "one.jsonl"
     head = '{"schema": "shardwise.events", "version": 1, "nodes": 4}\n'
     path.write_text(head + '{"time_s": 3600, "kind": "lost", "node": "n1"}\n')

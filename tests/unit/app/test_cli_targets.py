@@ -42,12 +42,12 @@ def test_the_newest_version_is_meant_where_none_is_named(run: Run) -> None:
     assert validated(run("plan", *DENSE, "--json").out, "plan-answer")["target"] == "any"
 
 
-@pytest.mark.parametrize("asked", [DENSE, EXPERTS], ids=["dense", "experts"])
-def test_a_plan_is_one_that_the_target_can_say_and_its_file_names_it(
-    run: Run, tmp_path: Path, asked: tuple[str, ...]
+@pytest.mark.parametrize("command_line", [DENSE, EXPERTS], ids=["dense", "experts"])
+def test_a_plan_is_one_that_the_target_runs_and_its_file_names_it(
+    run: Run, tmp_path: Path, command_line: tuple[str, ...]
 ) -> None:
     path = tmp_path / "plan.yaml"
-    ran = run("plan", *asked, "--target", MEGATRON, "--save", str(path))
+    ran = run("plan", *command_line, "--target", MEGATRON, "--save", str(path))
     assert ran.code == 0 and f"target        {MEGATRON}" in ran.out
     assert "shardwise train" not in ran.err  # that is not what was requested
     plan = read_plan(str(path))
@@ -62,7 +62,7 @@ def test_a_plan_is_one_that_the_target_can_say_and_its_file_names_it(
     assert explained["totals"]["target"] == plan.certificate.rejected["target"]
 
 
-def test_a_plan_file_of_another_target_than_it_can_say_is_refused(run: Run, tmp_path: Path) -> None:
+def test_a_plan_file_of_a_target_that_cannot_run_it_is_refused(run: Run, tmp_path: Path) -> None:
     """Without the target the same file claims too much: what was rejected for it is legal."""
     path = tmp_path / "plan.yaml"
     run("plan", *DENSE, "--target", MEGATRON, "--save", str(path))
@@ -81,7 +81,7 @@ def test_a_target_that_is_not_known_is_refused(run: Run, tmp_path: Path) -> None
     assert ran.code == 2 and "target" in ran.err and "megatron-lm-9.9" in ran.err
 
 
-def test_what_the_target_cannot_say_is_not_planned_for_it(run: Run) -> None:
+def test_what_the_target_does_not_run_is_not_planned_for_it(run: Run) -> None:
     for fixed in ("schedule=zb_v", "recompute=selective", "param_shard=2", "offload=activations"):
         ran = run("plan", *DENSE, "--target", MEGATRON, "--fix", fixed)
         assert ran.code == 2 and "is not run by Megatron-LM 0.19" in ran.err
@@ -94,6 +94,6 @@ def test_what_the_target_cannot_say_is_not_planned_for_it(run: Run) -> None:
 
 
 def test_a_mixed_cluster_is_planned_uniform_for_a_target_without_uneven_plans(run: Run) -> None:
-    asked = ("llama-3.1-8b", "--cluster", "1x8xA100-80G+1x8xH100-SXM", *DENSE[3:])
-    answer = validated(run("plan", *asked, "--target", MEGATRON, "--json").out, "plan-answer")
+    command_line = ("llama-3.1-8b", "--cluster", "1x8xA100-80G+1x8xH100-SXM", *DENSE[3:])
+    answer = validated(run("plan", *command_line, "--target", MEGATRON, "--json").out, "plan-answer")
     assert answer["best"]["strategy"] is not None and answer["target"] == MEGATRON

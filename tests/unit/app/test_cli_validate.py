@@ -85,7 +85,7 @@ def test_every_grouping_and_level_has_its_schema(run: Run, tmp_path: Path, by: s
         assert (document["by"], document["level"], document["rows_of"]) == (by, level, path)
 
 
-def test_bad_rows_are_told_and_the_rest_is_used(run: Run, tmp_path: Path) -> None:
+def test_bad_rows_are_reported_and_the_others_are_used(run: Run, tmp_path: Path) -> None:
     path = file_of(tmp_path, text_of(*MIXED))
     document = answered(run("validate", path, "--json"))
     assert (document["overall"]["n"], document["overall"]["skipped"]) == (2, 5)

@@ -6,7 +6,7 @@ from shardwise.app.cli.words import memory, seconds
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "text"),
     [
         (123.46, "123.5 s"),
         (4.5678, "4.568 s"),
@@ -18,12 +18,12 @@ from shardwise.app.cli.words import memory, seconds
         (-3.3e-16, "0 ms"),
     ],
 )
-def test_seconds_are_told_with_four_digits(value: float, told: str) -> None:
-    assert seconds(value) == told
+def test_seconds_are_shown_with_four_digits(value: float, text: str) -> None:
+    assert seconds(value) == text
 
 
 @pytest.mark.parametrize(
-    ("mib", "beside_mib", "told"),
+    ("mib", "largest_mib", "text"),
     [
         (1024.0, 0.0, "1.0 GiB"),
         (1023.0, 0.0, "1023 MiB"),
@@ -32,5 +32,5 @@ def test_seconds_are_told_with_four_digits(value: float, told: str) -> None:
         (512.0, 2048.0, "0.5 GiB"),
     ],
 )
-def test_memory_is_told_in_the_unit_of_the_most_beside_it(mib: float, beside_mib: float, told: str) -> None:
-    assert memory(mib * 2.0**20, beside_mib * 2.0**20) == told
+def test_memory_is_shown_in_the_unit_of_the_largest(mib: float, largest_mib: float, text: str) -> None:
+    assert memory(mib * 2.0**20, largest_mib * 2.0**20) == text

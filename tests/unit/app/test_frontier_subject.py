@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.app.cli.frontier.command import Asked, FrontierOptions, answered
+from shardwise.app.cli.frontier.command import FrontierOptions, FrontierQuery, answered
 from shardwise.app.cli.output import Line, plain_text
 from shardwise.cluster import Cluster, load_cluster, part_of
 from shardwise.errors import ConfigError, Infeasible
@@ -38,7 +38,7 @@ class Curves:
     cluster, sizes = CLUSTER, (1, 2, 3, 4)
 
     def __init__(self) -> None:
-        self.asked: list[tuple[int, float]] = []
+        self.query: list[tuple[int, float]] = []
         self.proven: float | None = None
 
     def parts(self, devices: int | None) -> tuple[Cluster, ...]:
@@ -53,7 +53,7 @@ class Curves:
     def curve(
         self, part: Cluster, *, epsilon: float = 0.0, progress: Progress | None = None
     ) -> Curve[Layout]:
-        self.asked.append((part.devices, epsilon))
+        self.query.append((part.devices, epsilon))
         points = tuple(
             Point(time_s=time_s, memory_bytes=gib * GIB, cost_usd=None, part=part, layout=("S(0)", "R"))
             for time_s, gib in POINTS.get(part.devices, [])
@@ -97,7 +97,7 @@ class Graph:
     def details(self, point: Point[Layout]) -> Sequence[str]:
         return [f"op{place}: {placement}" for place, placement in enumerate(point.layout)]
 
-    def whole(self, point: Point[Layout]) -> Sequence[str]:
+    def layout_lines(self, point: Point[Layout]) -> Sequence[str]:
         return [f"the whole of {point.layout}"]
 
     def difference(self, point: Point[Layout], other: Point[Layout]) -> str:
@@ -119,8 +119,8 @@ class Graph:
         raise ConfigError("no plan holds this")
 
 
-def asked(mode: str, *, limit_gib: float = inf, sizes: tuple[int, ...] | None = None) -> Asked:
-    return Asked(
+def query(mode: str, *, limit_gib: float = inf, sizes: tuple[int, ...] | None = None) -> FrontierQuery:
+    return FrontierQuery(
         mode=mode, limit_bytes=limit_gib * GIB, sizes=sizes, objectives=("time", "memory"), epsilon=0.25
     )
 
@@ -148,9 +148,9 @@ def test_each_mode_asks_and_picks(
     mode: str, limit_gib: float, searched: list[int], chosen: tuple[float, int] | None
 ) -> None:
     graph = Graph()
-    document = answered(graph, asked(mode, limit_gib=limit_gib), options(is_json="yes"), inputs=()).document
+    document = answered(graph, query(mode, limit_gib=limit_gib), options(is_json="yes"), inputs=()).document
     assert document is not None
-    assert graph.curves.asked == [(devices, 0.25) for devices in searched]
+    assert graph.curves.query == [(devices, 0.25) for devices in searched]
     assert document["certificate"] == {"counts": searched}
     assert (document["operators"], document["layouts_per_operator"]) == (2, [3, 4])
     pick = document["chosen"]
@@ -165,7 +165,7 @@ def test_each_mode_asks_and_picks(
 
 
 def test_people_read_the_same() -> None:
-    text = plain_text(answered(Graph(), asked("profile"), options(), inputs=()).lines)
+    text = plain_text(answered(Graph(), query("profile"), options(), inputs=()).lines)
     assert text.startswith("graph:two\n") and "tracked" in text
     assert "6 points of time and memory on 3 device counts" in text
     assert "none beaten in all by more than 25.00 % (--epsilon)" in text
@@ -182,17 +182,17 @@ def test_people_read_the_same() -> None:
 
 
 def test_a_device_count_on_which_nothing_fits_is_named() -> None:
-    text = plain_text(answered(Graph(), asked("profile", sizes=(3, 4)), options(), inputs=()).lines)
+    text = plain_text(answered(Graph(), query("profile", sizes=(3, 4)), options(), inputs=()).lines)
     assert "3  nothing fits" in text
     with pytest.raises(Infeasible, match="nothing fits on 3") as caught:
-        answered(Graph(), asked("profile", sizes=(3,)), options(), inputs=())
+        answered(Graph(), query("profile", sizes=(3,)), options(), inputs=())
     # The smallest of all comes with it, as it does where a limit leaves all out.
     assert caught.value.reasons == {"memory": 7} and caught.value.point is not None
     assert caught.value.point["memory_bytes"] == 99 * GIB and caught.value.point["devices"] == 3
 
 
 @pytest.mark.parametrize(
-    ("proven", "allowed", "told"),
+    ("proven", "allowed", "text_expected"),
     [
         (0.0, 0.25, "exact; --epsilon would allow 25.00 %"),
         (0.25, 0.25, "more than 25.00 % (--epsilon)"),
@@ -200,16 +200,16 @@ def test_a_device_count_on_which_nothing_fits_is_named() -> None:
         (0.5, 0.25, "more than 50.00 %; not proven to --epsilon 25.00 %"),
     ],
 )
-def test_what_is_told_of_the_points_is_proven(proven: float, allowed: float, told: str) -> None:
+def test_what_is_reported_of_the_points_is_proven(proven: float, allowed: float, text_expected: str) -> None:
     graph = Graph()
     graph.curves.proven = proven
-    text = plain_text(answered(graph, replace(asked("time"), epsilon=allowed), options(), inputs=()).lines)
-    assert told in text
+    text = plain_text(answered(graph, replace(query("time"), epsilon=allowed), options(), inputs=()).lines)
+    assert text_expected in text
 
 
 def test_its_plot_has_a_line_per_count_and_its_layouts(tmp_path: Path) -> None:
     path = tmp_path / "plot.html"
-    answered(Graph(), asked("profile"), options(plot=str(path)), inputs=())
+    answered(Graph(), query("profile"), options(plot=str(path)), inputs=())
     text = path.read_text("utf-8")
     # Six points, both ends of the last curve, and what is customary on as many devices.
     assert "graph:two on 4 devices" in text and text.count("op0: S(0) · op1: R") == 6 + 2
@@ -224,18 +224,18 @@ def test_its_plot_has_a_line_per_count_and_its_layouts(tmp_path: Path) -> None:
         ("devices", inf, 1, None),
     ],
 )
-def test_what_is_customary_stands_beside_the_pick(
+def test_references_are_compared_with_the_pick(
     mode: str, limit_gib: float, devices: int, fits: bool | None, tmp_path: Path
 ) -> None:
     path = tmp_path / "plot.html"
-    given = asked(mode, limit_gib=limit_gib)
+    given = query(mode, limit_gib=limit_gib)
     document = answered(Graph(), given, options(is_json="yes", plot=str(path)), inputs=()).document
     assert document is not None
     page = path.read_text("utf-8")
     lines = plain_text(answered(Graph(), given, options(), inputs=()).lines).splitlines()
-    told = [line for line in lines if line.startswith("  data parallel")]
+    shown_lines = [line for line in lines if line.startswith("  data parallel")]
     if fits is None:  # on one device everything is the same
-        assert document["references"] == [] and not told and "data parallel" not in page
+        assert document["references"] == [] and not shown_lines and "data parallel" not in page
         return
     figures = {"time_s": 2.5, "memory_bytes": 20 * GIB, "cost_usd": None, "devices": devices}
     name = CLUSTER.name if devices == 4 else f"{devices} devices of {CLUSTER.name}"
@@ -244,16 +244,16 @@ def test_what_is_customary_stands_beside_the_pick(
     assert document["references"] == [
         {"name": "data parallel", "fits": fits, **figures, **where, "layout": layout}
     ]
-    assert len(told) == 1 and ("does not fit" in told[0]) is not fits
+    assert len(shown_lines) == 1 and ("does not fit" in shown_lines[0]) is not fits
     assert ("<td>data parallel (does not fit)</td>" in page) is not fits
     ends = [POINTS[devices][0], POINTS[devices][-1]]
     for name, (time_s, gib) in zip(("time optimum", "memory optimum"), ends, strict=True):
         assert f"<td>{name}</td><td>{time_s:g}</td><td>{gib:g}</td>" in page
 
 
-def test_the_whole_layout_is_in_the_page_once(tmp_path: Path) -> None:
+def test_the_full_layout_is_in_the_page_once(tmp_path: Path) -> None:
     path = tmp_path / "plot.html"
-    answered(Graph(), asked("profile"), options(plot=str(path)), inputs=())
+    answered(Graph(), query("profile"), options(plot=str(path)), inputs=())
     (texts,) = [
         json.loads(line.removeprefix("const wholes = ").removesuffix(";"))
         for line in path.read_text("utf-8").splitlines()
@@ -263,7 +263,7 @@ def test_the_whole_layout_is_in_the_page_once(tmp_path: Path) -> None:
 
 
 def test_points_that_no_plan_file_holds_have_no_name(tmp_path: Path) -> None:
-    talk = answered(Graph(), asked("time"), options(save=str(tmp_path)), inputs=()).talk
-    assert talk == [f"wrote 0 plans of 2 points and frontier.json in {tmp_path}"]
+    notes = answered(Graph(), query("time"), options(save=str(tmp_path)), inputs=()).notes
+    assert notes == [f"wrote 0 plans of 2 points and frontier.json in {tmp_path}"]
     assert json.loads((tmp_path / "frontier.json").read_text())["plans"] == [None, None]
     assert [path.name for path in tmp_path.iterdir()] == ["frontier.json"]

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from shardwise.app.plot.axes import FEWEST, GIB, MOST, even_ticks, memory_ticks, range_of, time_ticks
+from shardwise.app.plot.axes import GIB, MAX_TICKS, MIN_TICKS, even_ticks, memory_ticks, range_of, time_ticks
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_ticks_lie_within_few_and_many_enough(seed: int) -> None:
+def test_ticks_are_within_the_range_few_and_many_enough(seed: int) -> None:
     rng = random.Random(seed)
     low = 10.0 ** rng.uniform(-3, 5)
     high = low * 10.0 ** rng.choice((rng.uniform(0.004, 0.1), rng.uniform(0.1, 1.0), rng.uniform(1.0, 6.0)))
@@ -18,7 +18,7 @@ def test_ticks_lie_within_few_and_many_enough(seed: int) -> None:
         scale = 1.0 if places == time_ticks(low, high)[0] else GIB
         assert all(low * (1 - 1e-12) <= place / scale <= high * (1 + 1e-12) for place in places)
         assert places == sorted(places)
-        assert FEWEST <= len(places) <= MOST
+        assert MIN_TICKS <= len(places) <= MAX_TICKS
         assert len(set(labels)) == len(labels)
 
 
@@ -47,7 +47,7 @@ def test_even_ticks_have_the_largest_distance_that_suffices() -> None:
     assert even_ticks(11.0, 19.0) == [12.0, 14.0, 16.0, 18.0]
 
 
-def test_a_range_has_room_on_both_sides() -> None:
+def test_a_range_has_padding_on_both_sides() -> None:
     # A factor of 100, as logarithms a tenth of it on either side: 100 ** 0.1.
-    assert range_of([1.0, 100.0, 10.0], room=0.1) == pytest.approx((100**-0.1, 100**1.1))
-    assert range_of([3.0], room=0.1) == (2.0, 4.5)
+    assert range_of([1.0, 100.0, 10.0], padding=0.1) == pytest.approx((100**-0.1, 100**1.1))
+    assert range_of([3.0], padding=0.1) == (2.0, 4.5)

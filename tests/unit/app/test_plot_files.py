@@ -17,8 +17,8 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Annotation
 
-from shardwise.app.plot import Dot, Line, Mark, Plot, check_plot_file, draw, write_plot
-from shardwise.app.plot.draw import DPI, HEIGHT_IN, STYLE, WIDTH_IN, box_of, drawn, lead_of
+from shardwise.app.plot import Dot, Mark, Plot, PlotLine, check_plot_file, draw, write_plot
+from shardwise.app.plot.draw import DPI, HEIGHT_IN, STYLE, WIDTH_IN, box_of, leader_of, render
 from shardwise.errors import ConfigError
 
 GIB = 2.0**30
@@ -29,10 +29,10 @@ def dot(time_s: float, gib: float, *lines: str) -> Dot:
     return Dot(time_s=time_s, memory_bytes=gib * GIB, lines=lines or ("tp 8", "micro-batch 1"))
 
 
-def line(name: str, scale: float, count: int = 40) -> Line:
+def line(name: str, scale: float, count: int = 40) -> PlotLine:
     times = np.sort(np.random.default_rng(len(name)).uniform(0.0, 1.0, count))
     dots = tuple(dot(scale * 3.0**x, 60.0 * 0.1**x) for x in times.tolist())
-    return Line(name=name, dots=dots, knee=count // 3)
+    return PlotLine(name=name, dots=dots, knee=count // 3)
 
 
 PLOT = Plot(
@@ -49,8 +49,8 @@ PLOT = Plot(
 )
 
 
-def test_dots_lie_where_their_values_say() -> None:
-    figure = drawn(PLOT)
+def test_dots_are_where_their_values_say() -> None:
+    figure = render(PLOT)
     (axes,) = figure.figure.axes
     dots = [dot for _, dot in PLOT.dots()]
     assert len(figure.places) == len(dots) == 84
@@ -65,14 +65,14 @@ def test_dots_lie_where_their_values_say() -> None:
 
 
 def labels_of(plot: Plot) -> tuple[list[Any], Any]:
-    figure = drawn(plot).figure
+    figure = render(plot).figure
     canvas: Any = FigureCanvasAgg(figure)
     with matplotlib.rc_context(STYLE):
         canvas.draw()
     return [text for text in figure.axes[0].texts if isinstance(text, Annotation)], canvas.get_renderer()
 
 
-def test_labels_meet_neither_each_other_nor_the_edge() -> None:
+def test_labels_overlap_neither_each_other_nor_the_edge() -> None:
     labels, renderer = labels_of(PLOT)
     assert sorted(label.get_text() for label in labels) == sorted(
         [*(mark.name for mark in PLOT.marks), "limit 52 GiB"]
@@ -84,15 +84,15 @@ def test_labels_meet_neither_each_other_nor_the_edge() -> None:
     # The broken twin: labels all at the same offset do meet.
     for label in labels:
         label.set_position((11, 11))
-    moved = [box_of(label, renderer) for label in labels]
-    assert any(box.overlaps(other) for place, box in enumerate(moved) for other in moved[:place])
+    label_boxes = [box_of(label, renderer) for label in labels]
+    assert any(box.overlaps(other) for place, box in enumerate(label_boxes) for other in label_boxes[:place])
 
 
 def crossed(plot: Plot) -> int:
     """How many labels the lines to others pass under."""
     labels, renderer = labels_of(plot)
     boxes = [box_of(label, renderer) for label in labels]
-    leads = [lead_of(label.axes, label.xy, box) for label, box in zip(labels, boxes, strict=True)]
+    leads = [leader_of(label.axes, label.xy, box) for label, box in zip(labels, boxes, strict=True)]
     pairs = itertools.permutations(range(len(labels)), 2)
     return sum(leads[one].intersects_bbox(boxes[other]) for one, other in pairs)
 
@@ -107,7 +107,9 @@ def test_no_line_to_a_label_passes_under_another(monkeypatch: pytest.MonkeyPatch
         plots.append(replace(PLOT, marks=marks, limit_bytes=None))
     assert [crossed(plot) for plot in plots] == [0] * len(plots)
     monkeypatch.setattr(
-        draw._Taken, "met", lambda taken, box, _: sum(map(box.overlaps, (*taken.boxes, *taken.labels)))
+        draw._OccupiedArea,
+        "overlap_count",
+        lambda occupied, box, _: sum(map(box.overlaps, (*occupied.boxes, *occupied.labels))),
     )
     assert sum(crossed(plot) for plot in plots) > 0
 
@@ -121,9 +123,9 @@ def test_marks_in_one_place_share_a_label() -> None:
     assert [label.get_text() for label in labels] == ["a · b"]
 
 
-def test_a_line_is_a_staircase_that_claims_no_more_than_its_points() -> None:
+def test_a_line_is_a_step_function_that_claims_no_more_than_its_points() -> None:
     """Between two points there is nothing with the memory of the slower and less than its time."""
-    (axes,) = drawn(PLOT).figure.axes
+    (axes,) = render(PLOT).figure.axes
     steps: Any = next(path for path in axes.get_lines() if path.get_drawstyle() == "steps-post")
     dots = PLOT.lines[0].dots
     assert np.array_equal(steps.get_data(), [[d.time_s for d in dots], [d.memory_bytes for d in dots]])
@@ -204,18 +206,18 @@ def test_a_page_says_of_each_dot_what_it_is(tmp_path: Path) -> None:
     assert [(entry["name"], tuple(entry["lines"])) for entry in dots] == [
         (name, dot.lines) for name, dot in PLOT.dots()
     ]
-    assert {entry["colour"] for entry in dots[:40]} == {drawn(PLOT).colours[0]}
+    assert {entry["colour"] for entry in dots[:40]} == {render(PLOT).colours[0]}
     for entry in dots:
         assert 0 < entry["x"] < WIDTH_IN * 72 and 0 < entry["y"] < HEIGHT_IN * 72
     assert page.tags.count("tr") == 1 + len(dots)
     assert len(page.scripts) == 1
 
 
-def test_no_name_gets_out_of_its_place(tmp_path: Path) -> None:
+def test_no_name_breaks_out_of_its_element(tmp_path: Path) -> None:
     plot = Plot(
         title=HOSTILE,
         subtitle=HOSTILE,
-        lines=(Line(name=HOSTILE, dots=(dot(1.0, 2.0, HOSTILE), dot(2.0, 1.0, "b")), knee=None),),
+        lines=(PlotLine(name=HOSTILE, dots=(dot(1.0, 2.0, HOSTILE), dot(2.0, 1.0, "b")), knee=None),),
         marks=(Mark(name="mark", dot=dot(1.0, 2.0, HOSTILE)),),
     )
     page, dots = page_of(tmp_path / "plot.html", plot)
@@ -229,10 +231,10 @@ def test_no_name_gets_out_of_its_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gib", [0.8245, 12.0, 1234.567])
 def test_all_labels_are_within_the_figure(gib: float) -> None:
     """Of an axis that spans a few thousandths the labels have many digits; the axes make room for them."""
-    narrow = Line(
+    narrow = PlotLine(
         name="1 device", dots=tuple(dot(0.1 + 0.01 * n, gib * (1.0 - 0.003 * n)) for n in range(4)), knee=None
     )
-    figure = drawn(Plot(title="t", subtitle="s", lines=(narrow,))).figure
+    figure = render(Plot(title="t", subtitle="s", lines=(narrow,))).figure
     (axes,) = figure.axes
     renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
     box = axes.get_tightbbox(renderer)
@@ -242,7 +244,7 @@ def test_all_labels_are_within_the_figure(gib: float) -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_few_points_are_drawn_too(tmp_path: Path, count: int) -> None:
-    few = Line(name="1 device", dots=(dot(0.1, 3.0), dot(0.1000001, 2.9999))[:count], knee=None)
+    few = PlotLine(name="1 device", dots=(dot(0.1, 3.0), dot(0.1000001, 2.9999))[:count], knee=None)
     write_plot(str(tmp_path / "plot.png"), Plot(title="t", subtitle="s", lines=(few,)))
 
 

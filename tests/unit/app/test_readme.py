@@ -22,7 +22,7 @@ TOOK = re.compile(r"found in .*$", re.MULTILINE)
 
 
 @contextlib.contextmanager
-def beside_the_examples() -> Iterator[None]:
+def outside_the_examples() -> Iterator[None]:
     """In a folder of its own, where the examples are and what commands write stays."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "examples").symlink_to(ROOT / "examples")
@@ -59,7 +59,7 @@ def saved() -> None:
 
 def test_examples_print_what_the_page_says(full: bool) -> None:
     """With `--full` the frontier too, which takes a quarter of a minute."""
-    with beside_the_examples():
+    with outside_the_examples():
         saved()
         for words, shown in examples()[: None if full else 4]:
             assert TOOK.sub("", rerun(words, shown)) == TOOK.sub("", shown), words
@@ -70,10 +70,10 @@ def test_every_block_is_an_example() -> None:
 
 
 if __name__ == "__main__":
-    with beside_the_examples():
+    with outside_the_examples():
         saved()
-        told = EXAMPLE.sub(
+        updated = EXAMPLE.sub(
             lambda match: f"    shardwise {match[1]}\n\n```text\n{rerun(match[1], match[2])}```\n",
             PAGE.read_text("utf-8"),
         )
-    PAGE.write_text(told, "utf-8")
+    PAGE.write_text(updated, "utf-8")

@@ -26,7 +26,7 @@ def strategy(**fields: Any) -> Strategy:
 
 def brick_figures(model: Model | None = None, on: Cluster | None = None, **job: Any) -> Figures:
     """The brick model on four ideal devices: sequences of five tokens, eight a step."""
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "seq_len": 5,
         "global_batch_size": 8,
         "dtype": "bf16",
@@ -34,4 +34,4 @@ def brick_figures(model: Model | None = None, on: Cluster | None = None, **job: 
         "expert_imbalance": 1.0,
         "profile": SOFTWARE,
     }
-    return figures_of(model or brick_model(), on or cluster(1), Job(**(asked | job)))
+    return figures_of(model or brick_model(), on or cluster(1), Job(**(requested | job)))

@@ -42,7 +42,7 @@ def candidates(core: bool, moe: bool) -> tuple[Strategy, ...]:
     ],
 )
 def test_counts_are_those_of_an_enumeration(space: str, moe: bool, axes: Axes) -> None:
-    kept = [
+    expected = [
         s
         for s in candidates(space == "core", moe)
         if all(getattr(s, name) in values for name, values in axes.items())
@@ -51,11 +51,11 @@ def test_counts_are_those_of_an_enumeration(space: str, moe: bool, axes: Axes) -
         model_layers=LAYERS, experts=4 if moe else None, devices=DEVICES, global_batch_size=BATCH,
         space=space, fixed={}, axes=axes,
     )  # fmt: skip
-    assert counted.count == len(kept)
+    assert counted.count == len(expected)
     for field in FIELDS:
-        assert len(counted.axes[field]) == len({getattr(s, field) for s in kept})
+        assert len(counted.axes[field]) == len({getattr(s, field) for s in expected})
     tree = Space(space, DEVICES, LAYERS, moe, BATCH, {}, axes)
-    assert int(tree.count_below_grids(tree.grids(tree.degrees())).sum()) == len(kept)
+    assert int(tree.count_below_grids(tree.grids(tree.degrees())).sum()) == len(expected)
 
 
 def test_axes_and_fixed_values_both_count() -> None:
@@ -63,12 +63,12 @@ def test_axes_and_fixed_values_both_count() -> None:
         model_layers=LAYERS, experts=None, devices=DEVICES, global_batch_size=BATCH, space="default",
         fixed={"tp": 2, "zero_stage": 1}, axes={"tp": (1, 2), "pp": (1,)},
     )  # fmt: skip
-    kept = [
+    expected = [
         s
         for s in candidates(False, False)
         if (s.tp, s.pp, s.param_shard, s.grad_shard, s.optim_shard) == (2, 1, 1, 1, s.dp * s.cp)
     ]
-    assert counted.count == len(kept) > 0
+    assert counted.count == len(expected) > 0
 
 
 def test_an_axis_that_is_no_field_is_refused() -> None:

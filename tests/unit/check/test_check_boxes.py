@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.check.count import SpaceRows
+from shardwise.check.count import SpaceDefinition
 from shardwise.check.splits import FULL, Box, splits_of
-from shardwise.check.turns import pairs_of, turns_of
+from shardwise.check.turns import in_flight_of, warmup_cooldown_of
 
 
-def space(layers: int, **asked: Any) -> SpaceRows:
+def space(layers: int, **requested: Any) -> SpaceDefinition:
     plain: dict[str, Any] = {"is_moe": False, "devices": 8, "batch": 8, "is_core": False, "fixed": {}}
-    return SpaceRows(layers=layers, **(plain | asked))
+    return SpaceDefinition(layers=layers, **(plain | requested))
 
 
-def counted(layers: int, stages: int, recompute: int, *box: int, **asked: Any) -> int:
-    found = splits_of(space(layers, **asked), stages)
+def counted(layers: int, stages: int, recompute: int, *box: int, **requested: Any) -> int:
+    found = splits_of(space(layers, **requested), stages)
     return int(found.count(np.array([recompute]), Box(*(np.array([value]) for value in box)))[0])
 
 
@@ -43,18 +43,22 @@ def test_three_stages_have_a_range_for_each_end() -> None:
     assert counted(7, 3, FULL, 1, 2, 1, 2, 4, 7, axes={"first_stage_layers": (2,)}) == 1
 
 
-def test_where_schedules_turn() -> None:
+def test_warm_up_and_cool_down() -> None:
     # Rank r of 1f1b on 3 ranks does 3 - r forwards before its first backward, and as many backwards after its
     # last forward.
-    turns = turns_of("1f1b", 3, 1, 12)
-    assert turns.before.tolist() == turns.backwards.tolist() == [3, 2, 1]
-    assert turns.first_back.tolist() == turns.last_forward.tolist() == [0, 1, 2]
-    assert turns.in_order.all()
+    ramps = warmup_cooldown_of("1f1b", 3, 1, 12)
+    assert ramps.warmup_forwards.tolist() == ramps.cooldown_backwards.tolist() == [3, 2, 1]
+    assert ramps.first_backward_stage.tolist() == ramps.last_forward_stage.tolist() == [0, 1, 2]
+    assert ramps.has_steady_state.all()
     # zb_h1 on 2 ranks, m = 3. Rank 0: F FIW FIW IW, rank 1: FI FIW FIW W.
-    turns = turns_of("zb_h1", 2, 1, 3)
-    assert (turns.before.tolist(), turns.inputs.tolist(), turns.weights.tolist()) == ([2, 1], [2, 1], [2, 2])
+    ramps = warmup_cooldown_of("zb_h1", 2, 1, 3)
+    assert (
+        ramps.warmup_forwards.tolist(),
+        ramps.cooldown_inputs.tolist(),
+        ramps.cooldown_weights.tolist(),
+    ) == ([2, 1], [2, 1], [2, 2])
     # All forwards of gpipe come before its first backward.
-    turns = turns_of("gpipe", 2, 1, 3)
-    assert turns.before.tolist() == turns.backwards.tolist() == [3, 3]
-    assert not turns.in_order.any()
-    assert pairs_of("1f1b", 3, 1, 12) == (3, 2, 1)
+    ramps = warmup_cooldown_of("gpipe", 2, 1, 3)
+    assert ramps.warmup_forwards.tolist() == ramps.cooldown_backwards.tolist() == [3, 3]
+    assert not ramps.has_steady_state.any()
+    assert in_flight_of("1f1b", 3, 1, 12) == (3, 2, 1)

@@ -45,10 +45,10 @@ def slow_count(
     count = 0
     values: dict[str, set[object]] = {}
     for ranks, parts in parts_by_degrees(layers, experts, devices, batch, space):
-        kept = [[row for row in part if _is_kept(row, ranks, fixed)] for part in parts]
-        candidates = sum(1 for _ in product(*kept))
+        allowed = [[row for row in part if _is_allowed(row, ranks, fixed)] for part in parts]
+        candidates = sum(1 for _ in product(*allowed))
         count += candidates
-        for row in chain(*kept) if candidates else ():
+        for row in chain(*allowed) if candidates else ():
             for name, value in row.items():
                 values.setdefault(name, set()).add(value)
     return count, values
@@ -82,14 +82,15 @@ def _orders(degrees: Mapping[str, int], core: bool) -> set[str]:
     natural = ("tp", "cp", "dp", "pp")
     split = [axis for axis in natural if degrees[axis] > 1]
 
-    def is_alike(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    def has_same_order(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
         return sorted(split, key=one.index) == sorted(split, key=other.index)
 
     return {
         "-".join(order)
         for order in permutations(natural)
         if not any(
-            is_alike(order, other) and [natural.index(a) for a in other] < [natural.index(a) for a in order]
+            has_same_order(order, other)
+            and [natural.index(a) for a in other] < [natural.index(a) for a in order]
             for other in permutations(natural)
         )
     }
@@ -142,10 +143,10 @@ def _splits(stages: int, layers: int, core: bool) -> Iterator[list[int]]:
 
 
 def _deal(layers: int, stages: int) -> list[int]:
-    held = [0] * stages
+    layers_of_stage = [0] * stages
     for layer in range(layers):
-        held[-1 - layer % stages] += 1
-    return held
+        layers_of_stage[-1 - layer % stages] += 1
+    return layers_of_stage
 
 
 def _shards(ranks: int, core: bool) -> Iterator[Row]:
@@ -158,7 +159,7 @@ def _shards(ranks: int, core: bool) -> Iterator[Row]:
                     yield {"param_shard": param, "grad_shard": grad, "optim_shard": optim}
 
 
-def _is_kept(row: Row, ranks: int, fixed: Mapping[str, object]) -> bool:
+def _is_allowed(row: Row, ranks: int, fixed: Mapping[str, object]) -> bool:
     """Whether the choices of one row of the table have the fixed values and match the aliases."""
     if any(row.get(name, value) != value for name, value in fixed.items()):
         return False

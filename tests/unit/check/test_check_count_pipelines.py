@@ -19,31 +19,31 @@ Kinds = list[tuple[tuple[int, int], ...]]
 """(tp, dp) of the stages of each pool."""
 
 
-def groups(stages: int, size: int, node: int, together: int) -> tuple[int, ...]:
+def groups(stages: int, size: int, node: int, stages_per_node: int) -> tuple[int, ...]:
     """Of how many stages the nodes of a pipeline have each, up to so many together, the last one first."""
     found = []
     while stages:
-        fitting = [n for n in (1, 2, 4, 8) if n <= min(stages, together) and node % (n * size) == 0]
+        fitting = [n for n in (1, 2, 4, 8) if n <= min(stages, stages_per_node) and node % (n * size) == 0]
         found.append(max(fitting))
         stages -= found[-1]
     return tuple(found)
 
 
-def lyings(stages: int, size: int, node: int) -> dict[tuple[int, ...], int]:
+def stage_placements(stages: int, size: int, node: int) -> dict[tuple[int, ...], int]:
     """Every way for so many stages to lie, with how many alike pipelines it takes to fill the nodes of each
     group: one where as many lie together as can, since other stages may be beside them then."""
     whole = groups(stages, size, node, 8)
-    found = {groups(stages, size, node, together): 1 for together in (1, 2, 4, 8)}
+    found = {groups(stages, size, node, stages_per_node): 1 for stages_per_node in (1, 2, 4, 8)}
     return {own: 1 if own == whole else lcm(*(node // (n * size) for n in own)) for own in found}
 
 
-def chosen_lyings(
+def feasible_placements(
     counts: list[int], kinds: tuple[tuple[int, int], ...], pools: tuple[PoolSize, ...], more: list[int]
 ) -> list[tuple[tuple[int, ...], ...]]:
     """Ways to lie on each pool, where there are devices for the pipelines that this takes."""
     sizes = [tp * dp for tp, dp in kinds]
     ways: list[dict[tuple[int, ...], int]] = [
-        lyings(n, size, pool.node_devices) if n else {(): 1}
+        stage_placements(n, size, pool.node_devices) if n else {(): 1}
         for n, size, pool in zip(counts, sizes, pools, strict=True)
     ]
     taken = [n * size + extra for n, size, extra in zip(counts, sizes, more, strict=True)]
@@ -51,7 +51,8 @@ def chosen_lyings(
         own
         for own in product(*ways)
         if all(
-            lcm(*(way[lain] for way, lain in zip(ways, own, strict=True))) * n <= pool.devices
+            lcm(*(placements[placed] for placements, placed in zip(ways, own, strict=True))) * n
+            <= pool.devices
             for n, pool in zip(taken, pools, strict=True)
         )
     ]
@@ -70,7 +71,7 @@ def listed(layers: int, pools: tuple[PoolSize, ...], degrees: Kinds) -> int:
                     for kinds in product(*degrees):
                         counts = [where.count(at) for at in range(len(pools))]
                         used = tuple(kind if at in where else None for at, kind in enumerate(kinds))
-                        for own in chosen_lyings(counts, kinds, pools, [0] * len(pools)):
+                        for own in feasible_placements(counts, kinds, pools, [0] * len(pools)):
                             found.add((where, sizes, ways, used, own))
     return len(found)
 
@@ -96,7 +97,9 @@ def test_the_count_is_that_of_the_list(
     assert found.count == listed(layers, pools, degrees)
 
 
-def listed_with_braids(layers: int, pools: tuple[PoolSize, ...], degrees: Kinds, rows: list[int]) -> int:
+def listed_with_mixed_stages(
+    layers: int, pools: tuple[PoolSize, ...], degrees: Kinds, rows: list[int]
+) -> int:
     """The same where one stage or more lie on two of the pools: one tp for each of the two, and one way to
     split one of these numbers of `rows`."""
     found = set()
@@ -117,7 +120,7 @@ def listed_with_braids(layers: int, pools: tuple[PoolSize, ...], degrees: Kinds,
                         for at, tp in zip(pair, tps, strict=True):
                             more[at] += where.count(pair) * tp
                         used = tuple(kind if at in where else None for at, kind in enumerate(kinds))
-                        for own in chosen_lyings(counts, kinds, pools, more):
+                        for own in feasible_placements(counts, kinds, pools, more):
                             found.add((where, sizes, ways, used, own, tps, split))
     return len(found)
 
@@ -143,10 +146,10 @@ def test_the_count_with_rows_split_over_two_pools_is_that_of_the_list(
         kv_heads=8,
         global_batch_size=6,
         stage_dp=stage_dp,
-        braid=6,
+        mixed_stage_rows=6,
     )
     plain = listed(layers, pools, degrees)
-    assert found.count == plain + listed_with_braids(layers, pools, degrees, [2, 3, 6])
+    assert found.count == plain + listed_with_mixed_stages(layers, pools, degrees, [2, 3, 6])
     assert found.axes["rows split over two"] == ("1+1", "1+2", "2+1", "1+5", "2+4", "3+3", "4+2", "5+1")
 
 
@@ -162,7 +165,7 @@ def test_tensor_parallelism_divides_what_it_splits() -> None:
     assert found.axes["tp on a"] == ("1", "2") and found.count == 2 * 3
 
 
-def test_two_stages_lie_together_or_in_nodes_of_their_own() -> None:
+def test_two_stages_share_a_node_or_have_their_own() -> None:
     # Of a device each together or, four pipelines, in two of four nodes; of two each the same with two
     # pipelines; of four in two nodes. Two layers are dealt in one way, recomputed in nine; or are one stage.
     found = count_pipelines(layers=2, pools=NODES[:1], splits=(8,), kv_heads=8, global_batch_size=4)

@@ -11,13 +11,13 @@ from tests.unit.cost.hand_made import cluster, with_efficiency
 
 from shardwise.check.collectives import (
     TierCost,
+    all_gather_s,
     all_reduce_s,
     all_to_all_s,
     fabric_of,
-    message_s,
-    pass_s,
+    send_s,
 )
-from shardwise.check.groups import groups_of, hop_crowd, hop_tier, inner, outer, sizes
+from shardwise.check.groups import groups_of, hop_senders, hop_tier, inner, outer, sizes
 from shardwise.check.rows import Column, distinct, rows_of, strides
 from shardwise.cluster import CollectiveCurve
 
@@ -77,7 +77,7 @@ def test_experts_skip_the_ranks_of_other_stages() -> None:
     assert hop_tier(groups_of(rows_of([strategy(tp=4, pp=2)]), cluster(2)), 0, 1).tolist() == [1]
 
 
-def test_each_hop_is_behind_its_own_tier() -> None:
+def test_each_hop_crosses_its_own_tier() -> None:
     """Eight stages in a row on two nodes of four: the fourth hop leaves the node, as does the way back to the
     first. Of pipelines of three (not on nodes of 4, but 2 of 6) each hop does, in one pipeline or another."""
     groups = groups_of(rows_of([strategy(pp=8)]), cluster(2))
@@ -87,7 +87,7 @@ def test_each_hop_is_behind_its_own_tier() -> None:
     assert [int(hop_tier(threes, rank, rank + 1)[0]) for rank in range(2)] == [1, 1]
 
 
-def test_how_many_hand_over_at_once() -> None:
+def test_how_many_send_at_once() -> None:
     """Two nodes of four behind a card of 80 B/s each. Stages of one, two and four ranks: so many of a node
     send outside, of four it is all of them. Nobody does where pipelines lie inside; with a card for each it
     is as if all did."""
@@ -95,13 +95,13 @@ def test_how_many_hand_over_at_once() -> None:
     on = replace(plain, tiers=(plain.tiers[0], replace(plain.tiers[1], flow_bytes_per_s=80.0)))
     rows = rows_of([strategy(pp=8), strategy(pp=4, dp=2), strategy(pp=2, dp=4)])
     groups = groups_of(rows, on)
-    assert [hop_crowd(groups, tier).tolist() for tier in (0, 1)] == [[0, 0, 0], [1, 2, 0]]
-    assert hop_crowd(groups_of(rows, plain), 1).tolist() == [0, 0, 0]
+    assert [hop_senders(groups, tier).tolist() for tier in (0, 1)] == [[0, 0, 0], [1, 2, 0]]
+    assert hop_senders(groups_of(rows, plain), 1).tolist() == [0, 0, 0]
     inside = rows_of([strategy(pp=4, dp=2, axis_order="pp-tp-cp-dp"), strategy(dp=8)])
-    assert hop_crowd(groups_of(inside, on), 1).tolist() == [0, 0]
+    assert hop_senders(groups_of(inside, on), 1).tolist() == [0, 0]
 
 
-def test_rows_that_are_alike_are_one() -> None:
+def test_equal_rows_are_one() -> None:
     first, of = distinct([np.array([3, 1, 3, 3]), np.array(["a", "a", "a", "b"])])
     assert len(first) == 3
     assert of[0] == of[2] and len(set(of.tolist())) == 3
@@ -119,26 +119,26 @@ def test_rows_that_are_alike_are_one() -> None:
     ],
 )
 def test_a_pass(members: tuple[int, int], expected: float) -> None:
-    assert pass_s(FABRIC, 80.0, group(*members))[0] == pytest.approx(expected)
+    assert all_gather_s(FABRIC, 80.0, group(*members))[0] == pytest.approx(expected)
 
 
-def test_a_ring_keeps_the_pace_of_its_slowest_hop() -> None:
+def test_a_ring_is_as_fast_as_its_slowest_hop() -> None:
     """400 B without latency outside. Half of each node: 3 * 1 + 3/4 * 400 / (2 * 20 * 0.5) + 0.5; all of it:
     7 * 1 + 7/8 * max(400 / 100, 400 / (4 * 20)) + 0.5; a rank of each: 1/2 * 400 / 20."""
     fast = (FABRIC[0], replace(FABRIC[1], latency_s=0.0, start_s=0.0))
-    assert pass_s(fast, 400.0, group(2, 2))[0] == pytest.approx(18.5)
-    assert pass_s(fast, 400.0, group(4, 2))[0] == pytest.approx(7 + 4.375 + 0.5)
-    assert pass_s(fast, 400.0, group(1, 2))[0] == pytest.approx(10.0)
+    assert all_gather_s(fast, 400.0, group(2, 2))[0] == pytest.approx(18.5)
+    assert all_gather_s(fast, 400.0, group(4, 2))[0] == pytest.approx(7 + 4.375 + 0.5)
+    assert all_gather_s(fast, 400.0, group(1, 2))[0] == pytest.approx(10.0)
     # Rows of a column each by their own part.
-    both = pass_s(fast, 400.0, (np.array([2, 4]), np.array([2, 2])))
+    both = all_gather_s(fast, 400.0, (np.array([2, 4]), np.array([2, 2])))
     assert both == pytest.approx([18.5, 11.875])
 
 
 def test_parts_of_nodes_with_one_card_have_all_of_it() -> None:
     # Two of four on each of two nodes: 3 * 2 + 3/4 * 400 / (2 * 20) + 0.5; by two cards at half that pace.
-    one, two = (replace(FABRIC[1], alone=alone) for alone in (4.0, 2.0))
-    assert pass_s((FABRIC[0], one), 400.0, group(2, 2))[0] == pytest.approx(6 + 7.5 + 0.5)
-    assert pass_s((FABRIC[0], two), 400.0, group(2, 2))[0] == pytest.approx(6 + 15.0 + 0.5)
+    one, two = (replace(FABRIC[1], lone_factor=lone_factor) for lone_factor in (4.0, 2.0))
+    assert all_gather_s((FABRIC[0], one), 400.0, group(2, 2))[0] == pytest.approx(6 + 7.5 + 0.5)
+    assert all_gather_s((FABRIC[0], two), 400.0, group(2, 2))[0] == pytest.approx(6 + 15.0 + 0.5)
 
 
 def test_tiers_of_a_cluster() -> None:
@@ -159,7 +159,7 @@ def test_tiers_of_a_cluster() -> None:
             in_switch=False,
             partial=0.5,
             inside=4,
-            both_ways=0.75,
+            pairwise=0.75,
             wait_s=0.125,
         ),
     )
@@ -173,11 +173,11 @@ def test_tiers_of_a_cluster() -> None:
 def test_ranks_wait_for_each_other_at_collectives_alone() -> None:
     """3.25 s outside before the first byte, where it had been the 0.5 s inside."""
     waiting = (FABRIC[0], replace(FABRIC[1], wait_s=3.0))
-    for collective in (pass_s, all_reduce_s):
+    for collective in (all_gather_s, all_reduce_s):
         assert collective(waiting, 80.0, group(2, 2))[0] == collective(FABRIC, 80.0, group(2, 2))[0] + 2.75
     sent = all_to_all_s(FABRIC, 80.0, group(2, 2), 1.0)[0]
     assert all_to_all_s(waiting, 80.0, group(2, 2), 1.0)[0] == sent + 2.75
-    assert message_s(waiting, 80.0, np.array([1])) == message_s(FABRIC, 80.0, np.array([1]))
+    assert send_s(waiting, 80.0, np.array([1])) == send_s(FABRIC, 80.0, np.array([1]))
 
 
 def test_groups_without_a_switch_have_the_links_between_them() -> None:
@@ -185,18 +185,18 @@ def test_groups_without_a_switch_have_the_links_between_them() -> None:
     2 * 1 + 2/3 * 3.2 + 0.5; four all of it. All-reduce of two: twice 1 + 1.6, or trees, 2 + 6.4; + 0.5."""
     linked = (replace(FABRIC[0], links=((2, 0.25), (4, 1.0))), FABRIC[1])
     sizes = (np.array([2, 3, 4]), np.array([1, 1, 1]))
-    assert pass_s(linked, 80.0, sizes) == pytest.approx([3.1, 2 + 6.4 / 3 + 0.5, 4.1])
+    assert all_gather_s(linked, 80.0, sizes) == pytest.approx([3.1, 2 + 6.4 / 3 + 0.5, 4.1])
     assert all_reduce_s(linked, 80.0, group(2, 1))[0] == pytest.approx(5.7)
     # 80 B to the other: 40 / 25 and 1 s of latency; a message 1 + 0.5 + 80 / 25, outside as before.
     assert all_to_all_s(linked, 80.0, group(2, 1), 1.0)[0] == pytest.approx(3.1)
-    assert message_s(linked, 80.0, np.array([0, 1])) == pytest.approx([4.7, 6.25])
+    assert send_s(linked, 80.0, np.array([0, 1])) == pytest.approx([4.7, 6.25])
     on = cluster(2)
     tiers = (replace(on.tiers[0], part_shares=((2, 0.25), (4, 1.0))), on.tiers[1])
     found = fabric_of(replace(on, tiers=tiers), on.classes["ideal"].efficiency)
     assert [tier.links for tier in found] == [((2, 0.25), (4, 1.0)), ()]
 
 
-def test_an_all_reduce_takes_the_best_of_three_ways() -> None:
+def test_an_all_reduce_takes_the_best_of_three_algorithms() -> None:
     # Twice the pass: 18. Trees: 2 * log2(4) * 2 + 2 * 80 / (2 * 20 * 0.5) = 16. Plus 0.5.
     assert all_reduce_s(FABRIC, 80.0, group(2, 2))[0] == pytest.approx(16.5)
     switched = tuple(replace(tier, in_switch=True) for tier in FABRIC)
@@ -217,20 +217,22 @@ def test_an_all_to_all_sends_fewer_copies_outside() -> None:
     assert all_to_all_s(FABRIC, 80.0, group(1, 1), 1.0)[0] == 0.0
 
 
-def test_two_that_send_to_each_other_at_once_reach_a_share() -> None:
+def test_two_ranks_that_send_to_each_other_share_the_bandwidth() -> None:
     # A pass of two outside: 2 + 1/2 * 80 / (20 * 0.25) + 0.25; of four, or two inside, as without.
-    mutual = (FABRIC[0], replace(FABRIC[1], both_ways=0.25))
-    assert pass_s(mutual, 80.0, group(1, 2))[0] == pytest.approx(10.25)
+    mutual = (FABRIC[0], replace(FABRIC[1], pairwise=0.25))
+    assert all_gather_s(mutual, 80.0, group(1, 2))[0] == pytest.approx(10.25)
     for members in ((2, 1), (2, 2)):
-        assert pass_s(mutual, 80.0, group(*members))[0] == pass_s(FABRIC, 80.0, group(*members))[0]
+        assert (
+            all_gather_s(mutual, 80.0, group(*members))[0] == all_gather_s(FABRIC, 80.0, group(*members))[0]
+        )
     # 80 B to 4 ranks: outside 80 * 2 / 4 / (20 * 0.25) = 8 s; 2 s of latency; + 0.5.
     assert all_to_all_s(mutual, 80.0, group(2, 2), 1.0)[0] == pytest.approx(10.5)
 
 
 def test_a_message() -> None:
     # 1 + 0.5 + 0.8 inside, 2 + 0.25 + 4 outside.
-    assert message_s(FABRIC, 80.0, np.array([0, 1])) == pytest.approx([2.3, 6.25])
+    assert send_s(FABRIC, 80.0, np.array([0, 1])) == pytest.approx([2.3, 6.25])
     # Alone three times as fast outside: 2 + 0.25 + 80 / 60; two at once 80 / 30, four 80 / 20 as all.
-    wide = (FABRIC[0], replace(FABRIC[1], alone=3.0))
-    found = message_s(wide, 80.0, np.array([1, 1, 1, 1]), np.array([1, 2, 4, 0]))
+    wide = (FABRIC[0], replace(FABRIC[1], lone_factor=3.0))
+    found = send_s(wide, 80.0, np.array([1, 1, 1, 1]), np.array([1, 2, 4, 0]))
     assert found == pytest.approx([2.25 + 4 / 3, 2.25 + 8 / 3, 6.25, 6.25])

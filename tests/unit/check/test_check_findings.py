@@ -16,7 +16,7 @@ def test_numbers_agree_to_1e_9_of_the_larger() -> None:
     assert not same(float("inf"), 1.0)
 
 
-def test_a_number_that_differs_is_told_with_the_right_one() -> None:
+def test_a_wrong_number_is_reported_with_the_right_one() -> None:
     check = number_check("step time", 2.0, 3.0)
     assert (check.ok, check.found, check.expected) == (False, "2.0", "3.0")
 

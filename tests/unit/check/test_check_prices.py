@@ -18,11 +18,11 @@ from tests.unit.cost.hand_made import (
 )
 
 from shardwise.check.collectives import fabric_of
-from shardwise.check.figures import Figures, figures_of, limits_of
+from shardwise.check.figures import Figures, degree_limits_of, figures_of
 from shardwise.check.groups import groups_of
-from shardwise.check.operators import Place, keys_of_query, operator_seconds
+from shardwise.check.operators import LocalSizes, keys_of_query, operator_seconds
 from shardwise.check.price import evaluate, fitting, rank_hops_s
-from shardwise.check.result import judged, model_flop_per_token, tokens_per_s_per_device
+from shardwise.check.result import estimate_strategy, model_flop_per_token, tokens_per_s_per_device
 from shardwise.check.rows import families, rows_of
 from shardwise.check.stages import layers_of_stages
 from shardwise.cluster import MatmulCurve
@@ -34,7 +34,7 @@ from shardwise.strategy import Strategy
 def seconds(operator: Operator, chosen: Strategy, **changes: object) -> tuple[float, float, float]:
     """The three times of an operator on a device that is ideal but for `changes`."""
     figures = brick_figures(on=cluster(1, of=with_efficiency(**changes)))
-    found = operator_seconds(operator, Place(figures=figures, rows=rows_of([chosen]), experts=None))
+    found = operator_seconds(operator, LocalSizes(figures=figures, rows=rows_of([chosen]), experts=None))
     forward, input_, weight = (
         float(np.ravel(part)[0]) for part in (found.forward, found.input, found.weight)
     )
@@ -80,8 +80,8 @@ def test_attention() -> None:
 
 def under(operator: Operator, figures: Figures, chosen: Strategy | None = None) -> tuple[float, ...]:
     """The three times of an operator on any figures."""
-    place = Place(figures=figures, rows=rows_of([chosen or strategy()]), experts=None)
-    found = operator_seconds(operator, place)
+    sizes = LocalSizes(figures=figures, rows=rows_of([chosen or strategy()]), experts=None)
+    found = operator_seconds(operator, sizes)
     return tuple(float(np.ravel(part)[0]) for part in (found.forward, found.input, found.weight))
 
 
@@ -113,9 +113,11 @@ def test_bytes_of_what_only_a_product_reads() -> None:
     peaks = dict.fromkeys(("bf16", "fp8", "fp4", "fp32"), 1000.0)
     on = cluster(1, of=device(peak_flop_per_s=peaks))
     for dtype, nbytes in each.items():
-        place = Place(figures=brick_figures(on=on, dtype=dtype), rows=rows_of([strategy()]), experts=None)
+        sizes = LocalSizes(
+            figures=brick_figures(on=on, dtype=dtype), rows=rows_of([strategy()]), experts=None
+        )
         assert (
-            float(np.ravel(place.saved_bytes(tensor, matmul("m", Extent(1), Extent(1))))[0])
+            float(np.ravel(sizes.saved_bytes(tensor, matmul("m", Extent(1), Extent(1))))[0])
             == 5 * 32 * nbytes
         )
 
@@ -124,18 +126,18 @@ def test_a_step_that_waits_for_the_host() -> None:
     """dp 4, two microbatches, 2 s for each kernel: of four bricks two forward, two for the inputs and one for
     the weight, 4 * 10 s; of the embedding one, one and one; of the head two, two and one. Nothing takes
     longer than that, so that all of it counts."""
-    own = judged(brick_figures(profile=replace(SOFTWARE, dispatch_s=2.0)), strategy(dp=4))
+    own = estimate_strategy(brick_figures(profile=replace(SOFTWARE, dispatch_s=2.0)), strategy(dp=4))
     work_s = 2 * (7.8 + 7.6 + 6.5)
     assert own.breakdown["host_waits"] == pytest.approx(2 * (40 + 6 + 10) - work_s)
     computed = sum(own.breakdown[name] for name in ("matmul", "attention", "memory_bound"))
     assert computed == pytest.approx(work_s)
     # Full recomputation of all layers repeats 4 s of each, most of it waiting.
-    again = strategy(dp=4, recompute="full", recompute_layers=4)
-    found = judged(brick_figures(profile=replace(SOFTWARE, dispatch_s=2.0)), again)
+    recomputing = strategy(dp=4, recompute="full", recompute_layers=4)
+    found = estimate_strategy(brick_figures(profile=replace(SOFTWARE, dispatch_s=2.0)), recomputing)
     assert found.breakdown["recompute"] == pytest.approx(2 * 4 * 4)
     # Of a brick its matmul comes first: a recomputation that stops early repeats nothing.
     early = replace(SOFTWARE, dispatch_s=2.0, recompute_stops_early=True)
-    assert judged(brick_figures(profile=early), again).breakdown["recompute"] == 0.0
+    assert estimate_strategy(brick_figures(profile=early), recomputing).breakdown["recompute"] == 0.0
 
 
 def test_messages_between_stages() -> None:
@@ -155,7 +157,10 @@ def test_messages_between_stages() -> None:
     # Software that hides a quarter of them waits three quarters with each forward and backward.
     waiting = brick_figures(profile=replace(SOFTWARE, pipeline_overlap=0.25, data_overlap=0.0))
     plain = brick_figures(profile=replace(SOFTWARE, data_overlap=0.0))
-    more = judged(waiting, pipelines[0]).step_time_s - judged(plain, pipelines[0]).step_time_s
+    more = (
+        estimate_strategy(waiting, pipelines[0]).step_time_s
+        - estimate_strategy(plain, pipelines[0]).step_time_s
+    )
     # The longest path has a forward on stage 0, four forwards and backwards on stage 1 and a backward on
     # stage 0, and two hops between them. That forward and those four backwards send something: 5 * 0.75 more,
     # and 2 * 0.75 less.
@@ -176,7 +181,7 @@ def test_a_whole_step() -> None:
     is 43.8. Weights: 4 * 110 + 200 + 200 = 840. All-reduce of 3360 B by rings 2 * 3/4 * 33.6 = 50.4, of which
     3/4 of the last backward of 14.1 hides 10.575. Norm: 3 * 3360 / 1000 = 10.08. Optimizer: 840 * 30 / 1000.
     """
-    own = judged(brick_figures(), strategy(dp=4))
+    own = estimate_strategy(brick_figures(), strategy(dp=4))
     assert own.step_time_s == pytest.approx(43.8 + 39.825 + 10.08 + 25.2)
     assert own.breakdown["matmul"] == pytest.approx(2 * (3 * 4 + 3 * 2))
     assert own.breakdown["memory_bound"] == pytest.approx(2 * (4 * 0.3 + 0.2 + 1.2 + 0.8 + 0.5))
@@ -192,15 +197,18 @@ def test_software_that_goes_by_block_copies() -> None:
     plain = brick_figures()
     by_block = brick_figures(profile=replace(SOFTWARE, reduces_by_block=True))
     for shard, nbytes in ((1, 48.0), (4, 30.0)):
-        asked = strategy(dp=4, optim_shard=shard)
-        more = judged(by_block, asked).breakdown["optimizer"] - judged(plain, asked).breakdown["optimizer"]
+        sharded = strategy(dp=4, optim_shard=shard)
+        more = (
+            estimate_strategy(by_block, sharded).breakdown["optimizer"]
+            - estimate_strategy(plain, sharded).breakdown["optimizer"]
+        )
         assert more == pytest.approx(0.84 * nbytes), shard
 
 
 def test_the_memory_of_a_rank() -> None:
     """840 weights at 2, 4 and 12 B; one microbatch keeps 4 * 300; temporaries are 2 * 200, more than the
     logits' 400 is not, and 110 gradients of 2 B."""
-    own = judged(brick_figures(), strategy(dp=4))
+    own = estimate_strategy(brick_figures(), strategy(dp=4))
     expected = {
         "parameters": 1680, "gradients": 3360, "optimizer": 10080, "gathered": 0, "activations": 1200,
         "temporaries": 620, "buffers": 0, "fragmentation": 0, "communicators": 0, "context": 0,
@@ -209,15 +217,17 @@ def test_the_memory_of_a_rank() -> None:
     assert own.device_bytes == pytest.approx(16_940)
     # Optimizer states over 4 ranks: a quarter. Away from the device: none, and all of them on the host, with
     # the weights that go back: 14 B.
-    assert judged(brick_figures(), strategy(dp=4, optim_shard=4)).memory["optimizer"] == pytest.approx(2520)
-    away = judged(brick_figures(), strategy(dp=4, offload="optimizer"))
+    assert estimate_strategy(brick_figures(), strategy(dp=4, optim_shard=4)).memory[
+        "optimizer"
+    ] == pytest.approx(2520)
+    away = estimate_strategy(brick_figures(), strategy(dp=4, offload="optimizer"))
     assert (away.memory["optimizer"], away.host_bytes) == pytest.approx((0, 11_760))
 
 
-def test_recompute_keeps_less_and_repeats() -> None:
+def test_recompute_saves_fewer_activations_and_repeats_work() -> None:
     """Selective: the 200 B of each norm are computed again in 0.1 s. Full, 2 of 4: half of kept - input."""
     plain, selective, full = (
-        judged(brick_figures(), strategy(dp=4, recompute=kind, recompute_layers=layers))
+        estimate_strategy(brick_figures(), strategy(dp=4, recompute=kind, recompute_layers=layers))
         for kind, layers in (("none", 0), ("selective", 0), ("full", 2))
     )
     assert selective.memory["activations"] == pytest.approx(1200 - 4 * 200)
@@ -228,10 +238,10 @@ def test_recompute_keeps_less_and_repeats() -> None:
     assert plain.breakdown["recompute"] == 0
 
 
-def test_a_pipeline_holds_what_is_in_flight() -> None:
+def test_activations_in_flight_of_a_pipeline() -> None:
     """pp 4, dp 1, 8 microbatches: rank 0 has 4 of its brick's 300 B; only it has the embedding's 200."""
     chosen = strategy(pp=4, first_stage_layers=1, last_stage_layers=1)
-    own = judged(brick_figures(), chosen)
+    own = estimate_strategy(brick_figures(), chosen)
     # Rank 0: 310 weights * 18 + 4 * 300 + 620 + 4 * 100. Rank 3: the same weights, 300.
     assert own.device_bytes == pytest.approx(310 * 18 + 1200 + 620 + 400)
     assert own.tightest_rank == 0
@@ -280,7 +290,7 @@ def test_a_dtype_that_is_unknown_or_missing() -> None:
 
 def test_limits_of_a_model_without_heads() -> None:
     """Nothing to divide: gcd of nothing is 0, which every degree divides."""
-    limits = limits_of(brick_model())
+    limits = degree_limits_of(brick_model())
     assert (limits.layers, limits.heads, limits.kv_heads, limits.experts) == (4, 0, 0, 0)
     assert limits.ffn == 10
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from tests.unit.check.by_hand import strategy
 
-from shardwise.check.durations import StageTimes
+from shardwise.check.durations import StageSeconds
 from shardwise.check.price import hops_s
 from shardwise.check.rows import Family, rows_of
-from shardwise.check.schedules import Table, in_flight, table_of, waiting
-from shardwise.check.timing import StuckError, makespan_s
+from shardwise.check.schedules import Table, in_flight, pending_weights, table_of
+from shardwise.check.timing import DeadlockError, makespan_s
 
-TIMES = StageTimes(
+TIMES = StageSeconds(
     forward_s=1.0, input_s=1.0, weight_s=1.0, weight_action_s=1.0, gather_s=0.25, reduce_s=0.5,
-    again_s=0.0, offload_s=0.0, traffic_s=0.0,
+    recompute_s=0.0, offload_s=0.0, traffic_s=0.0,
 )  # fmt: skip
 
 
@@ -50,12 +50,12 @@ def test_tables_of_two_ranks(schedule: str, vpp: int, expected: list[str]) -> No
     assert words(table_of(family(schedule, 2, 3, vpp))) == expected
 
 
-def test_interleaved_takes_turns_of_pp_microbatches() -> None:
+def test_interleaved_has_rounds_of_pp_microbatches() -> None:
     expected = ["0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1", "1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1"]
     assert words(table_of(family("interleaved_1f1b", 2, 2, 2))) == expected
 
 
-def test_a_v_turns_on_the_last_rank() -> None:
+def test_a_v_schedule_folds_back_on_the_last_rank() -> None:
     v = family("zb_v", 2, 4, 2)
     assert [v.rank_of(stage) for stage in range(4)] == [0, 1, 1, 0]
     assert [v.stages_of(rank) for rank in range(2)] == [(0, 3), (1, 2)]
@@ -71,20 +71,20 @@ def test_a_v_turns_on_the_last_rank() -> None:
 @pytest.mark.parametrize(
     "schedule", ["1f1b", "gpipe", "zb_h1", "zb_h2", "interleaved_1f1b", "zb_v", "dualpipe_v"]
 )
-def test_in_flight_and_waiting_are_what_the_table_holds(schedule: str) -> None:
+def test_in_flight_and_pending_weights_are_those_of_the_table(schedule: str) -> None:
     """Counted from the table: forwards begun and not yet ended by a B or W, at most; and of them those whose
     I has begun."""
     vpp = 2 if schedule in ("interleaved_1f1b", "zb_v", "dualpipe_v") else 1
     for pp, m in ((2, 4), (3, 6), (4, 8)):
         run = family(schedule, pp, m, vpp)
         for rank, row in enumerate(table_of(run)):
-            held = peak = waits = most = 0
+            in_flight_now = peak = waits = most = 0
             for _, kind, _ in row:
-                held += (kind == "F") - (kind in "BW")
+                in_flight_now += (kind == "F") - (kind in "BW")
                 waits += (kind == "I") - (kind == "W")
-                peak, most = max(peak, held), max(most, waits)
-            assert (held, peak) == (0, in_flight(run, rank)), (pp, m, rank)
-            assert (waits, most) == (0, waiting(run, rank)), (pp, m, rank)
+                peak, most = max(peak, in_flight_now), max(most, waits)
+            assert (in_flight_now, peak) == (0, in_flight(run, rank)), (pp, m, rank)
+            assert (waits, most) == (0, pending_weights(run, rank)), (pp, m, rank)
 
 
 def test_the_makespan_of_two_ranks() -> None:
@@ -97,11 +97,11 @@ def test_the_makespan_of_two_ranks() -> None:
     assert makespan_s(table, [TIMES, TIMES], [0.5], max) == pytest.approx(10.75)
 
 
-def test_columns_walk_as_numbers_do() -> None:
+def test_columns_are_simulated_as_numbers_are() -> None:
     table = table_of(family("1f1b", 2, 2))
     slow = replace(TIMES, forward_s=3.0, gather_s=9.0)
-    names = StageTimes.__dataclass_fields__
-    both = StageTimes(**{name: np.array([getattr(TIMES, name), getattr(slow, name)]) for name in names})
+    names = StageSeconds.__dataclass_fields__
+    both = StageSeconds(**{name: np.array([getattr(TIMES, name), getattr(slow, name)]) for name in names})
     found = makespan_s(table, [both, both], [np.array([0.5, 0.5])], np.maximum)
     alone = [makespan_s(table, [times, times], [0.5], max) for times in (TIMES, slow)]
     assert found.tolist() == pytest.approx(alone)
@@ -109,10 +109,10 @@ def test_columns_walk_as_numbers_do() -> None:
 
 def test_a_gather_delays_the_first_forward_only_once() -> None:
     """Rank 0 waits 5 s for its parameters; rank 1, whose own take 1 s, waits for rank 0."""
-    late, soon = replace(TIMES, gather_s=5.0), replace(TIMES, gather_s=1.0)
+    slow_gather, fast_gather = replace(TIMES, gather_s=5.0), replace(TIMES, gather_s=1.0)
     table: Table = (((0, "F", 0), (0, "B", 0)), ((1, "F", 0), (1, "B", 0)))
     # F 5-6, F 6.5-7.5, B -9.5, B 10-12, reduction -12.5.
-    assert makespan_s(table, [late, soon], [0.5], max) == pytest.approx(12.5)
+    assert makespan_s(table, [slow_gather, fast_gather], [0.5], max) == pytest.approx(12.5)
     # Rank 1 waits for its own 9 s although what it needs of rank 0 is there at 5.5 s: B -12, B 12.5-14.5.
     slow = replace(TIMES, gather_s=9.0)
     assert makespan_s(table, [replace(TIMES, gather_s=4.0), slow], [0.5], max) == pytest.approx(15.0)
@@ -128,5 +128,5 @@ def test_reductions_of_a_rank_run_one_after_another() -> None:
 
 def test_a_table_that_waits_for_ever() -> None:
     table: Table = (((0, "B", 0), (0, "F", 0)), ((1, "F", 0), (1, "B", 0)))
-    with pytest.raises(StuckError):
+    with pytest.raises(DeadlockError):
         makespan_s(table, [TIMES, TIMES], [0.5], max)

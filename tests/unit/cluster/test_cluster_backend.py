@@ -7,10 +7,10 @@ from shardwise.cluster import NATIVE, cluster_from_record, cluster_record, find_
 
 def test_processes_of_cpus_have_gloo_and_all_else_its_own() -> None:
     gloo = find_device("cpu").backend
-    assert (gloo.name, gloo.does("reduce_scatter")) == ("gloo", "all_reduce")
-    assert gloo.does("all_gather") == "all_gather"
+    assert (gloo.name, gloo.substitute("reduce_scatter")) == ("gloo", "all_reduce")
+    assert gloo.substitute("all_gather") == "all_gather"
     assert find_device("H100-SXM").backend == NATIVE
-    assert NATIVE.does("reduce_scatter") == "reduce_scatter"
+    assert NATIVE.substitute("reduce_scatter") == "reduce_scatter"
 
 
 def test_a_backend_goes_with_its_device_into_plans() -> None:

@@ -16,10 +16,10 @@ from shardwise.cluster import (
     NodeView,
     Notice,
     Slowdown,
-    alike_cluster,
     link_graph,
     load_cluster,
-    stepped,
+    rounded_down,
+    uniform_cluster,
 )
 from shardwise.replan import situation_of
 
@@ -43,10 +43,10 @@ def test_absent_nodes_are_not_there_until_they_join() -> None:
 
 
 def test_a_lost_node_is_gone_and_its_notice_with_it() -> None:
-    told = START.after(Notice(time_s=0.0, node="n1", lost_at_s=120.0))
-    assert told.noticed == {"n1"}
-    assert list(VIEW.states(told)) == ["n0", "n1", "n2", "n3"]
-    lost = told.after(NodeLost(time_s=120.0, node="n1"))
+    after_notice = START.after(Notice(time_s=0.0, node="n1", lost_at_s=120.0))
+    assert after_notice.noticed == {"n1"}
+    assert list(VIEW.states(after_notice)) == ["n0", "n1", "n2", "n3"]
+    lost = after_notice.after(NodeLost(time_s=120.0, node="n1"))
     assert (lost.noticed, list(VIEW.states(lost))) == (frozenset(), ["n0", "n2", "n3"])
 
 
@@ -61,13 +61,13 @@ def test_a_node_is_as_slow_as_its_slowest_device() -> None:
     fast = START.after(Slowdown(time_s=0.0, where="n3", speed=2.0))
     assert VIEW.states(fast)["n3"].speed == 1.0
     well = slow.after(Slowdown(time_s=1.0, where="d15", speed=1.0))
-    assert VIEW.states(well)["n1"].speed == stepped(0.7)
+    assert VIEW.states(well)["n1"].speed == rounded_down(0.7)
 
 
 def test_devices_of_a_slow_node_are_slower_still() -> None:
     slow = START.after(Slowdown(time_s=0.0, where="n3", speed=0.5))
     slow = slow.after(Slowdown(time_s=0.0, where="d24", speed=0.5))
-    assert VIEW.states(slow)["n3"].speed == stepped(0.25)
+    assert VIEW.states(slow)["n3"].speed == rounded_down(0.25)
 
 
 def test_a_node_has_the_worse_of_its_two_directions() -> None:
@@ -76,16 +76,16 @@ def test_a_node_has_the_worse_of_its_two_directions() -> None:
     changed = START.after(LinkChange(time_s=0.0, link=name, bytes_per_s=nominal(name) * 0.8))
     changed = changed.after(LinkChange(time_s=0.0, link=back, bytes_per_s=nominal(back) * 0.4))
     states = VIEW.states(changed)
-    assert states["n1"].network == stepped(0.4)
+    assert states["n1"].network == rounded_down(0.4)
     assert states["n0"] == NodeState(pool=0)
     faster = START.after(LinkChange(time_s=0.0, link=name, bytes_per_s=nominal(name) * 3.0))
     assert VIEW.states(faster)["n1"].network == 1.0
 
 
-def test_links_inside_a_node_and_between_nodes_are_told_apart() -> None:
+def test_links_inside_a_node_and_between_nodes_are_distinguished() -> None:
     name = next(link.name for link in link_graph(CLUSTER) if link.name.startswith("d0>u"))
     changed = START.after(LinkChange(time_s=0.0, link=name, bytes_per_s=nominal(name) * 0.5))
-    assert VIEW.states(changed)["n0"] == NodeState(pool=0, inside=stepped(0.5))
+    assert VIEW.states(changed)["n0"] == NodeState(pool=0, inside=rounded_down(0.5))
 
 
 def test_a_node_whose_link_stands_still_is_unreachable() -> None:
@@ -103,15 +103,15 @@ def test_latency_counts_from_what_the_tier_has() -> None:
     assert VIEW.states(changed)["n1"].latency_s == pytest.approx(CLUSTER.tiers[-1].latency_s + 1e-3)
 
 
-def test_a_cluster_of_alike_nodes_is_the_cluster_itself() -> None:
-    same = alike_cluster(CLUSTER, VIEW.pools[0], 4, NodeState(pool=0))
+def test_a_cluster_of_equal_nodes_is_the_cluster_itself() -> None:
+    same = uniform_cluster(CLUSTER, VIEW.pools[0], 4, NodeState(pool=0))
     assert same.tiers == CLUSTER.tiers
     assert same.devices == CLUSTER.devices
 
 
 def test_states_scale_the_tier_that_they_are_about() -> None:
     state = NodeState(pool=0, speed=0.5, network=0.25, inside=0.5, latency_s=1.0)
-    changed = alike_cluster(CLUSTER, VIEW.pools[0], 4, state)
+    changed = uniform_cluster(CLUSTER, VIEW.pools[0], 4, state)
     inner, outer = changed.tiers[0], changed.tiers[-1]
     assert inner.bytes_per_s == CLUSTER.tiers[0].bytes_per_s * 0.5
     assert outer.bytes_per_s == CLUSTER.tiers[-1].bytes_per_s * 0.25
@@ -121,8 +121,8 @@ def test_states_scale_the_tier_that_they_are_about() -> None:
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.5, 0.99, 0.999999])
 def test_rounding_down_loses_at_most_two_percent(share: float) -> None:
-    assert share / 1.02 - 1e-12 <= stepped(share) <= share * (1 + 1e-9)
-    assert stepped(stepped(share)) == stepped(share)
+    assert share / 1.02 - 1e-12 <= rounded_down(share) <= share * (1 + 1e-9)
+    assert rounded_down(rounded_down(share)) == rounded_down(share)
 
 
 RACKS = """

@@ -19,7 +19,7 @@ from shardwise.cluster import (
     check_events,
     convert_events,
     events_text,
-    first_fault,
+    first_invalid_event,
     generate_events,
     load_cluster,
     load_events,
@@ -55,11 +55,11 @@ def test_a_file_is_read_back_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize("kind", EVENT_KINDS)
-def test_generated_traces_are_whole_alike_for_a_seed_and_belong_to_their_cluster(kind: str) -> None:
+def test_generated_traces_are_complete_deterministic_and_fit_their_cluster(kind: str) -> None:
     cluster = load_cluster("3x4xA100-80G+2x2xT4")
     for seed in range(20):
         trace = generate_events(cluster, kind, length_s=2 * 86400.0, seed=seed)
-        assert first_fault(trace) is None
+        assert first_invalid_event(trace) is None
         check_events(trace, cluster)
         assert trace == generate_events(cluster, kind, length_s=2 * 86400.0, seed=seed)
         assert trace.end_s <= 2 * 86400.0
@@ -68,7 +68,7 @@ def test_generated_traces_are_whole_alike_for_a_seed_and_belong_to_their_cluster
     assert one.events and one.events != other.events
 
 
-def test_shuffled_events_are_faults_and_so_is_each_broken_rule() -> None:
+def test_shuffled_events_and_broken_rules_are_invalid() -> None:
     cluster = load_cluster("6x2xT4")
     rng = random.Random(3)
     for seed in range(30):
@@ -76,14 +76,14 @@ def test_shuffled_events_are_faults_and_so_is_each_broken_rule() -> None:
         events = list(trace.events)
         rng.shuffle(events)
         if [e.time_s for e in events] != sorted(e.time_s for e in events):
-            assert first_fault(replace(trace, events=tuple(events))) is not None
+            assert first_invalid_event(replace(trace, events=tuple(events))) is not None
         # Leaving a loss out leaves its node there when it joins again, or nothing is wrong.
         lost = [place for place, event in enumerate(trace.events) if isinstance(event, NodeLost)]
         for place in lost:
-            rest = trace.events[:place] + trace.events[place + 1 :]
+            remaining_events = trace.events[:place] + trace.events[place + 1 :]
             node = trace.events[place].node  # type: ignore[union-attr]
-            again = any(isinstance(e, NodeJoined) and e.node == node for e in trace.events[place:])
-            assert (first_fault(replace(trace, events=rest)) is not None) == again
+            joins_later = any(isinstance(e, NodeJoined) and e.node == node for e in trace.events[place:])
+            assert (first_invalid_event(replace(trace, events=remaining_events)) is not None) == joins_later
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_shuffled_events_are_faults_and_so_is_each_broken_rule() -> None:
 )  # fmt: skip
 def test_a_wrong_line_is_named(text: str, key: str | None, message: str) -> None:
     if text == HEAD + '{"time_s": 1, "kind": "lost", "node": "n1"':
-        trace, told = parse_events(text, file="t.jsonl")
-        assert trace.events == () and told is not None and "line 2 ends in its middle" in told
+        trace, notes = parse_events(text, file="t.jsonl")
+        assert trace.events == () and notes is not None and "line 2 ends in its middle" in notes
         return
     with pytest.raises(ConfigError) as caught:
         parse_events(text, file="t.jsonl")
@@ -124,9 +124,9 @@ def test_a_wrong_line_is_named(text: str, key: str | None, message: str) -> None
     assert caught.value.key == key and message in caught.value.message
 
 
-def test_a_whole_last_line_without_an_end_is_kept() -> None:
-    trace, told = parse_events(HEAD + LOST.rstrip("\n"))
-    assert trace.events == (NodeLost(time_s=10.0, node="n1"),) and told is None
+def test_a_complete_last_line_without_a_newline_is_read() -> None:
+    trace, notes = parse_events(HEAD + LOST.rstrip("\n"))
+    assert trace.events == (NodeLost(time_s=10.0, node="n1"),) and notes is None
 
 
 def test_a_trace_of_another_cluster_is_refused() -> None:
@@ -149,39 +149,39 @@ def test_added_and_removed_nodes_become_a_trace(tmp_path: Path) -> None:
     path.write_text(
         "1000,add,b\n1000,add,a\n3000,remove,b\n2000,add,c\n4000,add,c\n5000,remove,x\n6000,add,b\n"
     )
-    trace, told = convert_events(str(path), per_node=1)
+    trace, notes = convert_events(str(path), per_node=1)
     # b, a and c are n0, n1, n2 as they come by time; x is n3, which is removed without being there.
     assert trace.nodes == 4 and trace.absent == {"n0", "n1", "n2", "n3"}
     assert [(event.time_s, type(event).__name__, event.node) for event in trace.events] == [  # type: ignore[union-attr]
         (0.0, "NodeJoined", "n0"), (0.0, "NodeJoined", "n1"), (1.0, "NodeJoined", "n2"),
         (2.0, "NodeLost", "n0"), (5.0, "NodeJoined", "n0"),
     ]  # fmt: skip
-    assert told == [
+    assert notes == [
         "1 lines are earlier than the one before them: sorted by time",
         "2 lines add a node that is there or remove one that is not: skipped",
     ]
-    assert first_fault(trace) is None
+    assert first_invalid_event(trace) is None
 
 
 def test_counts_become_nodes_of_which_the_first_are_there(tmp_path: Path) -> None:
     path = tmp_path / "counts.csv"
     path.write_text("2021-12-10, 13:00:00, 8\n2021-12-10, 13:01:00, 17\n2021-12-10, 13:03:00, 3\n")
-    trace, told = convert_events(str(path), per_node=4)
-    assert trace.nodes == 4 and trace.absent == frozenset({"n2", "n3"}) and not told
+    trace, notes = convert_events(str(path), per_node=4)
+    assert trace.nodes == 4 and trace.absent == frozenset({"n2", "n3"}) and not notes
     assert [(start, len(there)) for start, there in trace.present()] == [(0.0, 2), (60.0, 4), (180.0, 0)]
 
 
 def test_pairs_of_regions_become_sites_with_their_links(tmp_path: Path) -> None:
     path = tmp_path / "regions.csv"
     path.write_text(f"{REGIONS}Oregon,Ohio,49,1.10\nOregon,Tokyo,96,0.5\n")
-    trace, told = convert_events(str(path), per_node=1)
-    assert dict(trace.sites) == {"Oregon": ("n0",), "Ohio": ("n1",), "Tokyo": ("n2",)} and not told
+    trace, notes = convert_events(str(path), per_node=1)
+    assert dict(trace.sites) == {"Oregon": ("n0",), "Ohio": ("n1",), "Tokyo": ("n2",)} and not notes
     # 1.1 Gbit/s are 137.5 MB/s, 0.5 are 62.5.
     assert trace.events == (
         LinkChange(time_s=0.0, sites=("Oregon", "Ohio"), bytes_per_s=137.5e6, latency_s=0.049),
         LinkChange(time_s=0.0, sites=("Oregon", "Tokyo"), bytes_per_s=62.5e6, latency_s=0.096),
     )
-    assert first_fault(trace) is None and parse_events(events_text(trace))[0] == trace
+    assert first_invalid_event(trace) is None and parse_events(events_text(trace))[0] == trace
 
 
 @pytest.mark.parametrize(
@@ -211,9 +211,9 @@ def test_other_csv_files_are_refused_by_line(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     "path", [*sorted(REAL.glob("*.csv")), *REAL.parent.glob("wan-*.csv")], ids=lambda path: path.stem
 )
-def test_the_real_traces_convert_without_fault(path: Path) -> None:
+def test_the_real_traces_convert_to_valid_events(path: Path) -> None:
     trace, _ = convert_events(str(path), per_node=1)
-    assert first_fault(trace) is None and trace.events
+    assert first_invalid_event(trace) is None and trace.events
     assert parse_events(events_text(trace))[0] == trace
 
 

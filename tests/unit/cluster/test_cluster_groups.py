@@ -11,11 +11,11 @@ from shardwise.cluster import (
     Cluster,
     NodeGroups,
     NodeState,
-    alike_cluster,
+    cluster_of_nodes,
     cluster_of_pools,
     load_cluster,
-    of_nodes,
     pools_of,
+    uniform_cluster,
 )
 
 RACKS = """
@@ -61,15 +61,15 @@ def spans(cluster: Cluster) -> dict[str, int]:
 def test_a_tier_joins_those_that_the_cluster_has_together(
     racks: Cluster, places: list[int], expected: dict[str, int]
 ) -> None:
-    assert spans(of_nodes(racks, places)) == expected
-    state = NodeState(pool=0, spans=NodeGroups(racks).changed(places, places[0]))
-    assert spans(alike_cluster(racks, pools_of(racks)[0], len(places), state)) == expected
+    assert spans(cluster_of_nodes(racks, places)) == expected
+    state = NodeState(pool=0, spans=NodeGroups(racks).changed_spans(places, places[0]))
+    assert spans(uniform_cluster(racks, pools_of(racks)[0], len(places), state)) == expected
 
 
 def test_nodes_that_change_places_within_their_racks_are_the_cluster_itself(racks: Cluster) -> None:
-    assert of_nodes(racks, [1, 0, 2, 3, 5, 4, 7, 6]) is racks
-    assert of_nodes(racks, [4, 5, 6, 7, 0, 1, 2, 3]) is racks
-    assert of_nodes(racks, [0, 2, 1, 3, 4, 5, 6, 7]) is not racks
+    assert cluster_of_nodes(racks, [1, 0, 2, 3, 5, 4, 7, 6]) is racks
+    assert cluster_of_nodes(racks, [4, 5, 6, 7, 0, 1, 2, 3]) is racks
+    assert cluster_of_nodes(racks, [0, 2, 1, 3, 4, 5, 6, 7]) is not racks
 
 
 def test_every_span_is_the_largest_that_holds(racks: Cluster) -> None:
@@ -77,20 +77,23 @@ def test_every_span_is_the_largest_that_holds(racks: Cluster) -> None:
     of the cluster's, and no larger divisor of its span would do."""
     groups = NodeGroups(racks)
     for order in permutations(range(4)):
-        rack, room = groups.held(order)
+        rack, outer = groups.common_spans(order)
         together = [{place // 2 for place in order[begin : begin + 2]} for begin in (0, 2)]
         assert (rack == 16) == all(len(one) == 1 for one in together)
-        assert rack in (8, 16) and room == 32
+        assert rack in (8, 16) and outer == 32
 
 
 def test_scale_up_groups_are_filled_node_by_node() -> None:
     """72 GB200 are 18 nodes of 4: n0 to n17 and n18 to n35."""
     cluster = load_cluster("36x4xGB200")
-    assert spans(of_nodes(cluster, range(18, 36))) == {"NVLink 5": 72}
-    assert spans(of_nodes(cluster, range(1, 36))) == {"NVLink 5": 4, "InfiniBand": 140}
-    assert spans(of_nodes(cluster, [*range(18, 36), *range(1, 18)])) == {"NVLink 5": 72, "InfiniBand": 140}
-    assert spans(of_nodes(cluster, [0, 18])) == {"NVLink 5": 4, "InfiniBand": 8}
-    assert spans(of_nodes(cluster, [0, 1])) == {"NVLink 5": 8}
+    assert spans(cluster_of_nodes(cluster, range(18, 36))) == {"NVLink 5": 72}
+    assert spans(cluster_of_nodes(cluster, range(1, 36))) == {"NVLink 5": 4, "InfiniBand": 140}
+    assert spans(cluster_of_nodes(cluster, [*range(18, 36), *range(1, 18)])) == {
+        "NVLink 5": 72,
+        "InfiniBand": 140,
+    }
+    assert spans(cluster_of_nodes(cluster, [0, 18])) == {"NVLink 5": 4, "InfiniBand": 8}
+    assert spans(cluster_of_nodes(cluster, [0, 1])) == {"NVLink 5": 8}
 
 
 def test_groups_stay_together_and_full_ones_come_first(racks: Cluster) -> None:
@@ -98,23 +101,25 @@ def test_groups_stay_together_and_full_ones_come_first(racks: Cluster) -> None:
     # n2 is the worst and n0 is gone: of the first room three nodes are left, its whole rack before n1 alone.
     order = groups.ordered([1, 2, 3, 4, 5, 6, 7], lambda place: (place == 2, place))
     assert order == [4, 5, 6, 7, 3, 2, 1]
-    assert groups.held(order) == (16, 32)
+    assert groups.common_spans(order) == (16, 32)
 
 
 def test_clusters_without_tiers_between_nodes_have_no_groups() -> None:
     groups = NodeGroups(load_cluster("4x8xH100-SXM"))
-    assert not groups.are_told and groups.held([3, 1, 2]) == () and groups.changed([3, 1], 3) == ()
+    assert (
+        not groups.has_any and groups.common_spans([3, 1, 2]) == () and groups.changed_spans([3, 1], 3) == ()
+    )
     assert groups.ordered([0, 1, 2], lambda place: (-place,)) == [2, 1, 0]
 
 
-def test_tiers_inside_sites_are_told_from_those_between_them(racks: Cluster) -> None:
+def test_tiers_inside_sites_and_between_them_are_distinguished(racks: Cluster) -> None:
     groups = NodeGroups(racks)
-    assert groups.inside([0, 1, 2, 3], [4, 5, 6, 7]) == 2
-    assert groups.inside([0, 1], [2, 3]) == 1
-    assert groups.inside([0], [1]) == 0
+    assert groups.separate_tiers([0, 1, 2, 3], [4, 5, 6, 7]) == 2
+    assert groups.separate_tiers([0, 1], [2, 3]) == 1
+    assert groups.separate_tiers([0], [1]) == 0
 
 
-def test_nodes_of_two_sizes_keep_the_tiers_that_lie_inside_the_larger(tmp_path: Path) -> None:
+def test_nodes_of_two_sizes_have_the_tiers_inside_the_larger(tmp_path: Path) -> None:
     """Two nodes of 8 fill a rack of 16, four of 4 another."""
     path = tmp_path / "sizes.yaml"
     path.write_text(
@@ -127,14 +132,14 @@ tiers:
 """
     )
     cluster = load_cluster(str(path))
-    assert spans(of_nodes(cluster, [2, 3])) == {"NVLink": 4, "rack": 8}
+    assert spans(cluster_of_nodes(cluster, [2, 3])) == {"NVLink": 4, "rack": 8}
     # n1, and n2 with n3: 8 devices of either rack.
-    assert spans(of_nodes(cluster, [1, 2, 3])) == {"NVLink": 4, "rack": 8, "room": 16}
+    assert spans(cluster_of_nodes(cluster, [1, 2, 3])) == {"NVLink": 4, "rack": 8, "room": 16}
     small = pools_of(cluster)[1]
-    state = NodeState(pool=1, spans=NodeGroups(cluster).changed([2, 3, 4, 5], 2))
-    assert spans(alike_cluster(cluster, small, 4, state)) == {"NVLink": 4, "rack": 16}
-    state = NodeState(pool=1, spans=NodeGroups(cluster).changed([1, 2, 3], 2))
-    assert spans(alike_cluster(cluster, small, 4, state)) == {"NVLink": 4, "rack": 8, "room": 16}
+    state = NodeState(pool=1, spans=NodeGroups(cluster).changed_spans([2, 3, 4, 5], 2))
+    assert spans(uniform_cluster(cluster, small, 4, state)) == {"NVLink": 4, "rack": 16}
+    state = NodeState(pool=1, spans=NodeGroups(cluster).changed_spans([1, 2, 3], 2))
+    assert spans(uniform_cluster(cluster, small, 4, state)) == {"NVLink": 4, "rack": 8, "room": 16}
 
 
 def test_a_pool_whose_nodes_are_in_several_racks_has_none(tmp_path: Path) -> None:

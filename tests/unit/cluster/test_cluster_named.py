@@ -59,7 +59,7 @@ def test_every_file_names_the_source_of_its_figures(name: str) -> None:
     assert any(word in " ".join(head) for word in ("data sheet", "user guide"))
 
 
-def test_an_unknown_name_tells_the_known_ones() -> None:
+def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="neither a cluster nor a file") as caught:
         load_cluster("three-glasses")
     assert "three-classes" in str(caught.value.allowed)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.cost.hand_made import cluster as alike
+from tests.unit.cost.hand_made import cluster as uniform
 from tests.unit.cost.hand_made import with_efficiency
 
 from shardwise.cluster import (
@@ -16,7 +16,7 @@ from shardwise.cluster import (
     cluster_of_pools,
     load_cluster,
     pools_of,
-    tier_seen_by,
+    tier_of_pool,
 )
 
 GIVEN = """\
@@ -30,7 +30,7 @@ tiers:
 """
 
 
-def test_alike_nodes_are_one_pool_wherever_they_stand() -> None:
+def test_equal_nodes_are_one_pool_whatever_their_order() -> None:
     pools = pools_of(load_cluster("2x8xA100-80G+1x4xT4+3x8xA100-80G"))
     assert [(pool.name, pool.nodes, pool.devices) for pool in pools] == [("A100-80G", 5, 40), ("T4", 1, 4)]
 
@@ -50,7 +50,7 @@ def test_a_slow_node_is_a_pool_of_its_own(tmp_path: Path) -> None:
     assert [pool.node.speed for pool in pools] == [1.0, 0.8, 1.0]
 
 
-def test_customary_tiers_are_those_of_the_nodes_that_are_left() -> None:
+def test_default_tiers_are_those_of_the_remaining_nodes() -> None:
     cluster = load_cluster("2x8xA100-80G+2x8xV100-32G")
     fast = cluster_of_pools(cluster, pools_of(cluster)[:1])
     alone = load_cluster("2x8xA100-80G")
@@ -79,7 +79,7 @@ def mixed(rate: float, fractions: tuple[float, float]) -> Cluster:
         name: replace(with_efficiency(scale_out=CollectiveCurve(fraction=fraction, startup_s=0.0)), name=name)
         for name, fraction in zip(("near", "far"), fractions, strict=True)
     }
-    node = alike(1).nodes[0]
+    node = uniform(1).nodes[0]
     nodes = [
         replace(node, name=f"{name}{i}", device_class=name, devices=4, nics=1, nic_bytes_per_s=card)
         for name, card in (("near", 10.0), ("far", 40.0))
@@ -108,7 +108,7 @@ def test_a_tier_goes_at_the_pace_of_its_slowest_end(
     rate: float, fractions: tuple[float, float], seen: tuple[float, float]
 ) -> None:
     cluster = mixed(rate, fractions)
-    tiers = [tier_seen_by(pool, cluster) for pool in pools_of(cluster)]
+    tiers = [tier_of_pool(pool, cluster) for pool in pools_of(cluster)]
     assert [tier.bytes_per_s for tier in tiers] == pytest.approx(seen)
     assert [tier.flow_bytes_per_s for tier in tiers] == pytest.approx([4 * one for one in seen])
 
@@ -116,4 +116,4 @@ def test_a_tier_goes_at_the_pace_of_its_slowest_end(
 def test_a_fabric_inside_nodes_is_as_it_is() -> None:
     cluster = mixed(2.5, (0.8, 0.4))
     inside = replace(cluster, tiers=(replace(cluster.tiers[0], is_network=False),))
-    assert tier_seen_by(pools_of(inside)[1], inside) == inside.tiers[0]
+    assert tier_of_pool(pools_of(inside)[1], inside) == inside.tiers[0]

@@ -18,7 +18,7 @@ from shardwise.cluster import (
     check_events,
     cluster_from_record,
     cluster_record,
-    events_in_words,
+    events_from_text,
     events_of_nodes,
     events_text,
     load_cluster,
@@ -44,8 +44,8 @@ def racks(tmp_path: object, uplinks: dict[str, tuple[int, ...]]) -> Cluster:
     ]
     for node in range(4):
         first, second = 2 * node, 2 * node + 1
-        for ends in ((f"d{first}", f"n{node}"), (f"d{first}", f"d{second}"), (f"d{second}", f"n{node}")):
-            lines.append(f"  - {{from: {ends[0]}, to: {ends[1]}, bandwidth: 100GB/s, latency: 2us}}")
+        for pair in ((f"d{first}", f"n{node}"), (f"d{first}", f"d{second}"), (f"d{second}", f"n{node}")):
+            lines.append(f"  - {{from: {pair[0]}, to: {pair[1]}, bandwidth: 100GB/s, latency: 2us}}")
     for switch, nodes in uplinks.items():
         lines += [f"  - {{from: n{node}, to: {switch}, bandwidth: 100Gb/s, latency: 5us}}" for node in nodes]
         lines.append(f"  - {{from: {switch}, to: core, bandwidth: 2Gb/s, latency: 5us}}")
@@ -64,13 +64,13 @@ def racks(tmp_path: object, uplinks: dict[str, tuple[int, ...]]) -> Cluster:
         ({"ra": (0, 2), "rb": (1, 3)}, "125 MB/s"),
     ],
 )
-def test_links_say_which_tiers_they_are_priced_as(
+def test_links_state_the_tiers_that_approximate_them(
     tmp_path: object, uplinks: dict[str, tuple[int, ...]], outer: str
 ) -> None:
     assert racks(tmp_path, uplinks).priced_as == (LINE.format(outer=outer),)
 
 
-def test_a_part_of_a_cluster_of_links_says_so_too(tmp_path: object) -> None:
+def test_a_part_of_a_cluster_of_links_states_them_too(tmp_path: object) -> None:
     """A part has no links any more, and its tiers stand for them all the same, in a plan file as well."""
     whole = racks(tmp_path, {"ra": (0, 1), "rb": (2, 3)})
     part = part_of(whole, 4)
@@ -81,7 +81,7 @@ def test_a_part_of_a_cluster_of_links_says_so_too(tmp_path: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["4x2xT4", "spot-mix", "fast-slow-racks"])
-def test_a_cluster_of_tiers_is_priced_as_it_is(name: str) -> None:
+def test_a_cluster_of_tiers_needs_no_approximation(name: str) -> None:
     cluster = load_cluster(name)
     assert cluster.priced_as == () and part_of(cluster, 1).priced_as == ()
     assert "is_without_links" not in cluster_record(cluster)
@@ -110,8 +110,8 @@ PROVEN = "; nothing is proven of the devices themselves"
         ("slow n0 1.5", "n0 runs no faster than the cluster has it"),
     ],
 )
-def test_a_device_that_is_taken_for_its_node_is_named(words: str, line: str) -> None:
-    assert events_of_nodes(events_in_words(words, 3), PAIRS).priced_as == (line + PROVEN,)
+def test_a_device_approximated_by_its_node_is_named(words: str, line: str) -> None:
+    assert events_of_nodes(events_from_text(words, 3), PAIRS).priced_as == (line + PROVEN,)
 
 
 @pytest.mark.parametrize(
@@ -127,14 +127,14 @@ def test_a_device_that_is_taken_for_its_node_is_named(words: str, line: str) -> 
         "link n0>s1g0 6.25GB/s",  # as it is
     ],
 )
-def test_events_of_whole_nodes_and_those_that_change_nothing_are_priced_as_they_are(words: str) -> None:
-    assert events_of_nodes(events_in_words(words, 3), PAIRS).priced_as == ()
+def test_events_of_whole_nodes_and_those_that_change_nothing_need_no_approximation(words: str) -> None:
+    assert events_of_nodes(events_from_text(words, 3), PAIRS).priced_as == ()
 
 
 @pytest.mark.parametrize("words", ["slow d1 0.5", "lost d1"])
 def test_a_device_that_is_all_of_its_node_is_its_node(words: str) -> None:
     single = load_cluster("3x1xT4")
-    found = events_of_nodes(events_in_words(words, 3), single)
+    found = events_of_nodes(events_from_text(words, 3), single)
     assert found.priced_as == ()
     assert words != "lost d1" or found.trace.events == (NodeLost(time_s=0.0, node="n1"),)
 
@@ -142,13 +142,13 @@ def test_a_device_that_is_all_of_its_node_is_its_node(words: str) -> None:
 def test_many_devices_are_one_line() -> None:
     many = load_cluster("9x2xT4")
     words = "; ".join(f"slow d{2 * node} 0.5" for node in range(9))
-    (line,) = events_of_nodes(events_in_words(words, 9), many).priced_as
+    (line,) = events_of_nodes(events_from_text(words, 9), many).priced_as
     assert "node n2:" in line and "node n3:" not in line and "6 more nodes alike" in line
 
 
 @pytest.mark.parametrize("words", ["link n0>s1g0 1GB/s", "latency n0>s1g0 2ms"])
 def test_links_that_change_are_one_line(words: str) -> None:
-    (line,) = events_of_nodes(events_in_words(f"{words}; slow n0 0.5", 3), PAIRS).priced_as
+    (line,) = events_of_nodes(events_from_text(f"{words}; slow n0 0.5", 3), PAIRS).priced_as
     assert line.startswith("n0>s1g0 changes: ") and line.endswith("nothing is proven of the links themselves")
 
 
@@ -188,7 +188,7 @@ def test_the_loss_of_a_device_is_the_loss_of_its_node() -> None:
 
 
 def test_a_node_that_joins_has_devices_as_new() -> None:
-    trace = events_of_nodes(events_in_words("slow d0 0.5; lost n0; joined n0", 3), PAIRS).trace
+    trace = events_of_nodes(events_from_text("slow d0 0.5; lost n0; joined n0", 3), PAIRS).trace
     conditions = Conditions.at_start(trace)
     for event in trace.events:
         conditions = conditions.after(event)
@@ -197,7 +197,7 @@ def test_a_node_that_joins_has_devices_as_new() -> None:
 
 
 def test_a_lost_device_is_read_from_words_and_files() -> None:
-    trace = events_in_words("lost d5", 3)
+    trace = events_from_text("lost d5", 3)
     assert trace.events == (DeviceLost(time_s=0.0, device="d5"),) and trace.absent == frozenset()
     assert '{"time_s": 0.0, "kind": "lost", "device": "d5"}' in events_text(trace)
     assert parse_events(events_text(trace))[0].events == trace.events
@@ -214,7 +214,7 @@ def test_a_lost_device_is_read_from_words_and_files() -> None:
 def test_a_device_that_cannot_be_lost_is_named(
     words: str, check: Callable[[EventTrace, Cluster], object], message: str
 ) -> None:
-    trace = events_in_words(words, 3)
+    trace = events_from_text(words, 3)
     with pytest.raises(ConfigError, match=message):
         check(trace, PAIRS)
 
@@ -223,9 +223,9 @@ def test_a_node_that_lost_no_device_does_not_join() -> None:
     """Which node a device is of is known with the cluster only: then the fault is found."""
     head = '{"schema": "shardwise.events", "version": 1, "nodes": 3}\n'
     lost = '{"time_s": 1, "kind": "lost", "device": "d1"}\n'
-    for node, is_fault in (("n0", False), ("n2", True)):
+    for node, is_invalid in (("n0", False), ("n2", True)):
         trace, _ = parse_events(f'{head}{lost}{{"time_s": 2, "kind": "joined", "node": "{node}"}}\n')
-        if is_fault:
+        if is_invalid:
             with pytest.raises(ConfigError, match="lets n2 join, which is there already"):
                 events_of_nodes(trace, PAIRS)
         else:
@@ -240,6 +240,6 @@ def test_a_file_names_devices_by_their_numbers(device: str) -> None:
 
 
 def test_a_device_alone_is_never_lost_in_plans() -> None:
-    trace = events_in_words("lost d1", 3)
+    trace = events_from_text("lost d1", 3)
     with pytest.raises(InternalError):
         Conditions.at_start(trace).after(trace.events[0])

@@ -67,12 +67,12 @@ def test_other_numbers_are_no_parts(devices: int) -> None:
         part_of(load_cluster("2x8xH100-SXM"), devices)
 
 
-def test_multiples_are_the_customary_cluster_of_that_size() -> None:
+def test_multiples_are_the_default_cluster_of_that_size() -> None:
     """One node has no network; two of them have that of the shorthand for two."""
     for small, factor, large in (("1x8xH100-SXM", 2, "2x8xH100-SXM"), ("4x4xGB200", 8, "32x4xGB200")):
-        found, wanted = multiplied(load_cluster(small), factor), load_cluster(large)
-        assert found.tiers == wanted.tiers
-        assert [node.devices for node in found.nodes] == [node.devices for node in wanted.nodes]
+        found, expected = multiplied(load_cluster(small), factor), load_cluster(large)
+        assert found.tiers == expected.tiers
+        assert [node.devices for node in found.nodes] == [node.devices for node in expected.nodes]
 
 
 def test_a_changed_network_stays_as_it_was_changed() -> None:

@@ -89,7 +89,7 @@ def test_tiers_of_shorthands(text: str, tiers: list[tuple[str, int, float, float
     assert tiers_of(load_cluster(text)) == tiers
 
 
-def test_a_shorthand_says_what_was_customary_and_what_was_given() -> None:
+def test_a_shorthand_states_which_figures_are_defaults_and_which_were_given() -> None:
     cluster = load_cluster("8x8xH100", inter_node="4x200Gb/s")
     assert cluster.tiers[-1].bytes_per_s == 4 * 25e9 / 8 and cluster.tiers[-1].flow_bytes_per_s == 25e9
     assert cluster.assumptions == (
@@ -114,7 +114,7 @@ def test_counts_and_prices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("0x8xH100", "has no devices"), ("8x0xH100", "has no devices"), ("0xH100", "has no devices"),
         ("8x8xH10O", "did you mean H100-SXM"), ("8x8x8xH100", "not a known"), ("8xA100", "A100-40G or"),
@@ -124,10 +124,10 @@ def test_counts_and_prices() -> None:
         ("-1xH100", "neither"),
     ],
 )  # fmt: skip
-def test_texts_that_are_no_cluster(text: str, says: str) -> None:
+def test_texts_that_are_no_cluster(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_cluster(text)
-    assert says in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["abc", "0Gb/s", "-1Gb/s", "0x100Gb/s", "400", "1e30Gb/s", ""])
@@ -221,7 +221,7 @@ NODES = "nodes: [{device: H100, count: 2}]\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "says"),
+    ("text", "key", "message"),
     [
         ("name: x", "nodes", "missing"), ("nodes: []", "nodes", "list of 1"), ("nodes: 3", "nodes", "list"),
         ("nodes: [{count: 2}]", "nodes[0].device", "missing"),
@@ -287,12 +287,12 @@ NODES = "nodes: [{device: H100, count: 2}]\n"
         (NODES + "tiers: [{name: a}]\nlinks: [{}]", "tiers", "not both"),
     ],
 )  # fmt: skip
-def test_errors_of_files_are_located(text: str, key: str, says: str) -> None:
+def test_errors_of_files_are_located(text: str, key: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         of_yaml(text)
     error = caught.value
     assert (error.file, error.key) == ("c.yaml", key)
-    assert says in str(error) and "\n" not in str(error)
+    assert message in str(error) and "\n" not in str(error)
 
 
 # --- groups of ranks -------------------------------------------------------------------------------------
@@ -357,9 +357,9 @@ def test_links_of_two_nodes_share_their_cards() -> None:
     assert len(links) == 68
     assert links["d0>u0"].capacity.at(0.0) == 150e9
     assert links["n0>s1g0"].capacity.at(0.0) == 12.5e9
-    for tier, way in zip(cluster.tiers, (route(cluster, 0, 7), route(cluster, 1, 8)), strict=True):
-        assert sum(links[name].latency_s for name in way) == pytest.approx(tier.latency_s)
-        assert min(links[name].capacity.at(0.0) for name in way) == tier.flow_bytes_per_s
+    for tier, route_links in zip(cluster.tiers, (route(cluster, 0, 7), route(cluster, 1, 8)), strict=True):
+        assert sum(links[name].latency_s for name in route_links) == pytest.approx(tier.latency_s)
+        assert min(links[name].capacity.at(0.0) for name in route_links) == tier.flow_bytes_per_s
 
 
 def test_a_spine_carries_what_the_oversubscription_leaves() -> None:
@@ -394,14 +394,14 @@ def test_records_round_trip(text: str) -> None:
 
 def test_a_record_that_lost_a_field_or_grew_one_is_refused() -> None:
     record = cluster_record(load_cluster("8xH100"))
-    for change, says in (
+    for change, message in (
         ({"tiers": []}, "cluster.tiers"), ({"extra": 1}, "cluster.extra"), ({"nodes": []}, "cluster.nodes"),
         ({"nodes": [{**record["nodes"][0], "device_class": "x"}]}, "cluster.nodes[0].device_class"),
         ({"nodes": [{**record["nodes"][0], "count": 2}]}, "cluster.tiers: do not span"),
     ):  # fmt: skip
         with pytest.raises(ConfigError) as caught:
             cluster_from_record({**record, **change}, file="p.json")
-        assert str(caught.value).startswith(f"p.json: {says}")
+        assert str(caught.value).startswith(f"p.json: {message}")
 
 
 def test_records_of_links() -> None:
@@ -413,12 +413,12 @@ def test_records_of_links() -> None:
         part.pop("part_shares", None), part.pop("scale_up_links", None)
     old = cluster_from_record(record)
     assert old.tiers[0].part_shares == () and old.classes["V100-32G"].scale_up_links == ()
-    for bad, says in (
+    for bad, message in (
         ([[4, 1.0], [2, 0.5]], "do not ascend"), ([[2, 0.5], [2, 0.5]], "do not ascend"), ([2], "members"),
         ([[2]], "figure"), ([[2, -1.0]], "figure"), ([["2", 0.5]], "members"), (3, "not a list"),
     ):  # fmt: skip
         tier = {**record["tiers"][0], "part_shares": bad}
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(ConfigError, match=message):
             cluster_from_record({**record, "tiers": [tier, record["tiers"][1]]})
 
 
@@ -460,18 +460,20 @@ def test_every_figure_of_a_record_has_a_range(text: str) -> None:
 def test_links_change_at_ascending_instants() -> None:
     record = json.loads(json.dumps(cluster_record(load_cluster(LINKS))))
     link = record["links"][0]
-    for capacity, says in (
+    for capacity, message in (
         ({"times_s": [1.0], "bytes_per_s": [1e9]}, "times_s: do not ascend"),
         ({"times_s": [0.0, 2.0, 2.0], "bytes_per_s": [1e9] * 3}, "times_s: do not ascend"),
         ({"times_s": [0.0, 2.0], "bytes_per_s": [1e9]}, "bytes_per_s: is not one for each instant"),
         ({"times_s": [0.0], "bytes_per_s": [0.0]}, "bytes_per_s.0: is not a number in range"),
     ):
         changed = {**record, "links": [{**link, "capacity": capacity}, *record["links"][1:]]}
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(ConfigError, match=message):
             cluster_from_record(changed)
     constant = {"times_s": [0.0, 2.0], "bytes_per_s": [1e9, 2e9]}
-    kept = cluster_from_record({**record, "links": [{**link, "capacity": constant}, *record["links"][1:]]})
-    assert kept.links[0].capacity.at(3.0) == 2e9
+    remaining = cluster_from_record(
+        {**record, "links": [{**link, "capacity": constant}, *record["links"][1:]]}
+    )
+    assert remaining.links[0].capacity.at(3.0) == 2e9
 
 
 def test_a_record_of_too_many_devices_is_refused_before_they_are_listed() -> None:

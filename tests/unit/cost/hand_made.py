@@ -28,7 +28,7 @@ from shardwise.cost import (
     StageTimes,
     StepEnd,
     bind,
-    price_everywhere,
+    costs_of_all_stages,
     rank_bytes,
     stage_times,
     step_end,
@@ -237,50 +237,50 @@ def with_efficiency(**changes: Any) -> Device:
     return device(replace(IDEAL, **changes))
 
 
-def table(asked: Problem, *texts: str) -> StrategyTable:
+def table(given: Problem, *texts: str) -> StrategyTable:
     """Strategies as text, what is not named at its plainest."""
-    experts = asked.model.experts
+    experts = given.model.experts
     return StrategyTable.of(
         [
             complete(
                 parse_fields(text),
-                devices=asked.cluster.devices,
-                layers=asked.model.layers,
+                devices=given.cluster.devices,
+                layers=given.model.layers,
                 experts=experts.experts if experts else None,
-                global_batch_size=asked.job.global_batch_size,
+                global_batch_size=given.job.global_batch_size,
             )
             for text in texts
         ]
     )
 
 
-def with_software(asked: Problem, **changes: Any) -> Problem:
+def with_software(given: Problem, **changes: Any) -> Problem:
     """The same problem with software that differs in some fields."""
-    profile = replace(asked.profile, **changes)
-    return bind(asked.model, asked.cluster, replace(asked.job, profile=profile))
+    profile = replace(given.profile, **changes)
+    return bind(given.model, given.cluster, replace(given.job, profile=profile))
 
 
-def exposed(asked: Problem) -> Problem:
+def exposed(given: Problem) -> Problem:
     """The same problem with software that hides no communication but that between stages."""
-    return with_software(asked, context_overlap=0.0, data_overlap=0.0, state_overlap=0.0, shard_overlap=0.0)
+    return with_software(given, context_overlap=0.0, data_overlap=0.0, state_overlap=0.0, shard_overlap=0.0)
 
 
-def times_of(asked: Problem, text: str) -> StageTimes:
+def times_of(given: Problem, text: str) -> StageTimes:
     """Times of one strategy, by stage."""
-    rows = table(asked, text)
-    return stage_times(asked, rows, price_everywhere(asked, rows))
+    rows = table(given, text)
+    return stage_times(given, rows, costs_of_all_stages(given, rows))
 
 
-def end_of(asked: Problem, text: str) -> StepEnd:
+def end_of(given: Problem, text: str) -> StepEnd:
     """The end of one strategy's step."""
-    rows = table(asked, text)
-    return step_end(asked, rows, price_everywhere(asked, rows))
+    rows = table(given, text)
+    return step_end(given, rows, costs_of_all_stages(given, rows))
 
 
-def bytes_of(asked: Problem, text: str) -> RankBytes:
+def bytes_of(given: Problem, text: str) -> RankBytes:
     """Memory of one strategy, by stage."""
-    rows = table(asked, text)
-    return rank_bytes(asked, rows, price_everywhere(asked, rows))
+    rows = table(given, text)
+    return rank_bytes(given, rows, costs_of_all_stages(given, rows))
 
 
 def operator_model(operators: tuple[Operator, ...], **changes: Any) -> Model:

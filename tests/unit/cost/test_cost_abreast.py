@@ -22,8 +22,8 @@ from tests.unit.cost.hand_made import (
 )
 
 from shardwise.cluster import CollectiveCurve
-from shardwise.cost import Problem, Shapes
-from shardwise.cost.abreast import UNPRICED
+from shardwise.cost import Problem, ProblemShapes
+from shardwise.cost.abreast import UNUSED_FIELDS
 from shardwise.model import load_model
 from shardwise.operators import Extent
 from shardwise.search import StepFigures, step_figures, step_figures_of
@@ -38,7 +38,7 @@ SLOW_STARTS = with_efficiency(
 )
 QUICK = replace(SOFTWARE, dispatch_s=0.5, data_overlap=0.5, pipeline_overlap=0.25, pointwise_passes=1.5)
 
-ASKED = (
+PROBLEMS = (
     (problem(brick_model(MIXED)), ("dp=8", "pp=4,tp=2,zero_stage=1")),
     (problem(brick_model(LONGER), cluster(3)), ("dp=4,pp=3,zero_stage=3",)),
     (problem(brick_model(MIXED), cluster(2, of=SLOW_STARTS)), ("dp=2,tp=4,recompute=full", "pp=8")),
@@ -54,21 +54,21 @@ def assert_same(found: StepFigures, expected: StepFigures) -> None:
 
 
 def test_every_row_costs_what_it_costs_alone() -> None:
-    problems = [asked for asked, _ in ASKED]
-    shapes = Shapes()
-    assert len({shapes.of(asked) for asked in problems}) == 1
-    tables = [table(asked, *texts) for asked, texts in ASKED]
-    for asked, rows, found in zip(problems, tables, step_figures_of(problems, tables), strict=True):
-        assert_same(found, step_figures(asked, rows))
+    problems = [cases for cases, _ in PROBLEMS]
+    shapes = ProblemShapes()
+    assert len({shapes.of(cases) for cases in problems}) == 1
+    tables = [table(cases, *texts) for cases, texts in PROBLEMS]
+    for cases, rows, found in zip(problems, tables, step_figures_of(problems, tables), strict=True):
+        assert_same(found, step_figures(cases, rows))
 
 
-def test_problems_with_columns_stand_abreast_too() -> None:
-    problems = [asked for asked, _ in ASKED]
-    tables = [table(asked, *texts) for asked, texts in ASKED]
-    shapes = Shapes()
-    both = shapes.abreast(problems[:3], [len(rows) for rows in tables[:3]])
+def test_problems_with_columns_can_be_stacked() -> None:
+    problems = [cases for cases, _ in PROBLEMS]
+    tables = [table(cases, *texts) for cases, texts in PROBLEMS]
+    shapes = ProblemShapes()
+    both = shapes.stacked(problems[:3], [len(rows) for rows in tables[:3]])
     joined = StrategyTable.joined(tables[:3])
-    expected = [step_figures(asked, rows) for asked, rows in zip(problems, tables, strict=True)]
+    expected = [step_figures(cases, rows) for cases, rows in zip(problems, tables, strict=True)]
     first, second = step_figures_of([both, problems[3]], [joined, tables[3]])
     alone = np.concatenate([one.step_time_s for one in expected[:3]])
     assert first.step_time_s == pytest.approx(alone, rel=1e-13)
@@ -79,9 +79,9 @@ def test_problems_may_share_a_record_with_columns() -> None:
     """Each has all of its values, one for each of its own rows."""
     starts = np.array([0.0, 0.5])
     shared = [with_efficiency(launch_s=starts), *(with_efficiency(launch_s=float(one)) for one in starts)]
-    many, *each = ([replace(asked, device=of) for asked, _ in ASKED[:2]] for of in shared)
-    tables = [table(asked, text, text) for asked, (text, *_) in ASKED[:2]]
-    found = step_figures_of([replace(asked, is_columnar=True) for asked in many], tables)
+    many, *each = ([replace(cases, device=of) for cases, _ in PROBLEMS[:2]] for of in shared)
+    tables = [table(cases, text, text) for cases, (text, *_) in PROBLEMS[:2]]
+    found = step_figures_of([replace(cases, is_columnar=True) for cases in many], tables)
     for place, (figures, rows) in enumerate(zip(found, tables, strict=True)):
         alone = [step_figures(on[place], rows.take(slice(0, 1))).step_time_s[0] for on in each]
         assert figures.step_time_s == pytest.approx(alone, rel=1e-13)
@@ -91,7 +91,7 @@ def test_problems_may_share_a_record_with_columns() -> None:
 def test_numbers_in_common_stay_numbers() -> None:
     """A column takes longer, and is not the same record."""
     one, other = problem(brick_model(MIXED)), problem(brick_model(MIXED), seq_len=7)
-    both = Shapes().abreast([one, other], [2, 1])
+    both = ProblemShapes().stacked([one, other], [2, 1])
     assert both.job.seq_len.tolist() == [5, 5, 7]  # type: ignore[attr-defined]
     assert both.job.global_batch_size == 8 and both.efficiency is IDEAL
     assert both.model.hidden == 10
@@ -133,36 +133,38 @@ def _with_operator(place: int, **changes: Any) -> Any:
 
 @pytest.mark.parametrize("change", CHANGED)
 def test_what_formulas_treat_differently_has_another_shape(change: str) -> None:
-    shapes = Shapes()
+    shapes = ProblemShapes()
     assert shapes.of(CHANGED[change]()) != shapes.of(problem())
 
 
 def test_sizes_and_names_have_the_same_shape() -> None:
-    shapes = Shapes()
+    shapes = ProblemShapes()
     other = problem(brick_model((0,) * 6, hidden=20, name="other"), cluster(5, of=device(name="other")))
     assert shapes.of(other) == shapes.of(problem())
 
 
-def without_unpriced(record: Any) -> Any:
+def without_unused_fields(record: Any) -> Any:
     """The record with nothing in the fields that no price may read."""
     if isinstance(record, tuple):
-        return tuple(without_unpriced(each) for each in record)
+        return tuple(without_unused_fields(each) for each in record)
     if not is_dataclass(record):
         return record
-    kept = {each.name: getattr(record, each.name) for each in fields(record) if each.init}
-    changed = {name: None if name in UNPRICED else without_unpriced(each) for name, each in kept.items()}
+    values = {each.name: getattr(record, each.name) for each in fields(record) if each.init}
+    changed = {
+        name: None if name in UNUSED_FIELDS else without_unused_fields(each) for name, each in values.items()
+    }
     return replace(record, **changed)  # type: ignore[type-var]
 
 
 @pytest.mark.parametrize("model", [brick_model(MIXED), load_model("mixtral-8x7b")], ids=["bricks", "experts"])
-def test_no_price_reads_what_shapes_leave_out(model: Any) -> None:
-    asked = problem(model, batch=16)
+def test_no_estimate_reads_unused_fields(model: Any) -> None:
+    cases = problem(model, batch=16)
     bare = replace(
-        asked,
-        model=without_unpriced(asked.model),
-        device=replace(asked.device, efficiency=without_unpriced(asked.efficiency)),
-        cluster=replace(asked.cluster, tiers=without_unpriced(asked.tiers)),
-        job=replace(asked.job, profile=without_unpriced(asked.profile)),
+        cases,
+        model=without_unused_fields(cases.model),
+        device=replace(cases.device, efficiency=without_unused_fields(cases.efficiency)),
+        cluster=replace(cases.cluster, tiers=without_unused_fields(cases.tiers)),
+        job=replace(cases.job, profile=without_unused_fields(cases.profile)),
     )
-    rows = table(asked, "dp=8", "dp=2,tp=2,pp=2,zero_stage=1,recompute=selective")
-    assert_same(step_figures(bare, rows), step_figures(asked, rows))
+    rows = table(cases, "dp=8", "dp=2,tp=2,pp=2,zero_stage=1,recompute=selective")
+    assert_same(step_figures(bare, rows), step_figures(cases, rows))

@@ -9,16 +9,16 @@ import pytest
 from tests.property.layout_instances import op
 
 from shardwise.cluster import load_cluster, mesh_of
-from shardwise.cost import LayoutPrice, Training, Turns, price_stage
-from shardwise.cost.one_layout.ledger import Ledger
-from shardwise.graph import WHOLE, Block, BlockLayout, GraphLayout, Mode, OpGraph, rules_of
+from shardwise.cost import LayoutEstimate, StepCounts, Training, estimate_stage
+from shardwise.cost.one_layout.ledger import StepLedger
+from shardwise.graph import REPLICATE, Block, BlockLayout, GraphLayout, Mode, OpGraph, rules_of
 
 ROWS, FIRST, SECOND, CLASSES = 1000, 1024, 512, 8
 
 # In bytes, four for each element, rows of 1,000. Kept: x 4 x 1,000 x 4 = 16,000 by the first layer, the
 # results of both relus, 4 x 1,000 x 1,024 = 4,096,000 and 4 x 1,000 x 512 = 2,048,000, and by the loss its
 # targets, 4 x 1,000, and as much as the logits, 4 x 1,000 x 8 = 32,000.
-KEPT = 16_000 + 4_096_000 + 2_048_000 + 4_000 + 32_000
+SAVED_BYTES = 16_000 + 4_096_000 + 2_048_000 + 4_000 + 32_000
 
 # At the first relu: its input and its result, 2 x 4,096,000, beside x and its result. At the second layer
 # x and both relus' results, 4,112,000, beside 4,096,000 + 2,048,000, are 10,256,000: less.
@@ -54,7 +54,7 @@ def narrowing() -> OpGraph:
     )
 
 
-def price_on_one(mode: Mode, turns: Turns) -> LayoutPrice:
+def estimate_on_one(mode: Mode, counts: StepCounts) -> LayoutEstimate:
     """On one processor."""
     graph, cluster = narrowing(), load_cluster("1x1xcpu")
     (block,) = graph.blocks
@@ -67,40 +67,46 @@ def price_on_one(mode: Mode, turns: Turns) -> LayoutPrice:
         mode=mode,
         rules=replicated,
         tensors={},
-        stored={parameter.name: (WHOLE,) for each in block.operators for parameter in each.parameters},
+        stored={parameter.name: (REPLICATE,) for each in block.operators for parameter in each.parameters},
         used={},
     )
-    lies, mesh = GraphLayout(ranks=(1,), blocks=(layout,)), mesh_of(cluster, (1,))
-    return price_stage(graph, cluster, Training(dtype="fp32"), mesh, lies, first=0, end=1, turns=turns)
+    graph_layout, mesh = GraphLayout(ranks=(1,), blocks=(layout,)), mesh_of(cluster, (1,))
+    return estimate_stage(
+        graph, cluster, Training(dtype="fp32"), mesh, graph_layout, first=0, end=1, counts=counts
+    )
 
 
-def tensors_at_once(price: LayoutPrice) -> float:
+def peak_tensor_bytes(estimate: LayoutEstimate) -> float:
     """Beside parameters, gradients and states, without what allocators and the driver have more."""
-    parts = dict(price.nbytes)
+    parts = dict(estimate.nbytes)
     more, context = parts.pop("fragmentation"), parts.pop("context")
     ratio = more / sum(parts.values())
     static = sum(parts[name] for name in ("parameters", "gradients", "optimizer"))
-    return (price.at_once_bytes - context) / (1.0 + ratio) - static
+    return (estimate.at_once_bytes - context) / (1.0 + ratio) - static
 
 
-def test_what_later_operators_keep_is_not_there_yet() -> None:
-    price = price_on_one("kept", Turns())
-    assert price.nbytes["activations"] + price.nbytes["temporaries"] == pytest.approx(KEPT + 8_192_000)
-    assert tensors_at_once(price) == pytest.approx(MOST, abs=1.0)
+def test_peak_excludes_activations_saved_later() -> None:
+    estimate = estimate_on_one("kept", StepCounts())
+    assert estimate.nbytes["activations"] + estimate.nbytes["temporaries"] == pytest.approx(
+        SAVED_BYTES + 8_192_000
+    )
+    assert peak_tensor_bytes(estimate) == pytest.approx(MOST, abs=1.0)
 
 
-def test_nor_what_is_made_again_later() -> None:
+def test_peak_excludes_tensors_recomputed_later() -> None:
     """The block's x and targets are kept, the rest made again: at the first relu x and its own result."""
-    price = price_on_one("recomputed", Turns())
-    assert tensors_at_once(price) == pytest.approx(MOST, abs=1.0)
+    estimate = estimate_on_one("recomputed", StepCounts())
+    assert peak_tensor_bytes(estimate) == pytest.approx(MOST, abs=1.0)
 
 
-def test_other_micro_batches_have_all_that_they_keep() -> None:
-    price = price_on_one("kept", Turns(microbatches=3, in_flight=2))
-    assert tensors_at_once(price) == pytest.approx(MOST + KEPT, abs=1.0)
+def test_other_micro_batches_count_in_full() -> None:
+    estimate = estimate_on_one("kept", StepCounts(microbatches=3, in_flight=2))
+    assert peak_tensor_bytes(estimate) == pytest.approx(MOST + SAVED_BYTES, abs=1.0)
 
 
 def test_a_twin_to_which_all_is_there_from_the_start_counts_all() -> None:
-    keep = Ledger.keep
-    with patch.object(Ledger, "keep", lambda ledger, nbytes, since: keep(ledger, nbytes, 0)):
-        assert tensors_at_once(price_on_one("kept", Turns())) == pytest.approx(KEPT + 8_192_000, abs=1.0)
+    save = StepLedger.save
+    with patch.object(StepLedger, "save", lambda ledger, nbytes, since: save(ledger, nbytes, 0)):
+        assert peak_tensor_bytes(estimate_on_one("kept", StepCounts())) == pytest.approx(
+            SAVED_BYTES + 8_192_000, abs=1.0
+        )

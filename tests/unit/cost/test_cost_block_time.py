@@ -25,14 +25,14 @@ from tests.unit.cost.hand_made import (
 from shardwise.cost import (
     Problem,
     Split,
-    block_of,
     end_s,
+    grids_of,
     known_split,
-    least_bytes,
-    least_s,
-    lie_of,
+    layer_counts_of,
+    lower_bound_bytes,
+    lower_bound_s,
     peaks_of,
-    priced_grids,
+    subproblem_of,
     traffic_of,
 )
 from shardwise.search.evaluate import step_times_s
@@ -48,10 +48,12 @@ def path_s(p: Problem, text: str, split: Split | None = None) -> float:
     """The least time of the strategy `text` (of any with the splits given), without the end of the step."""
     rows, one = table(p, text), np.arange(1)
     own = known_split(p.model.layers, rows.pp * rows.vpp, rows.first_stage_layers, rows.last_stage_layers)
-    grids = priced_grids(p, rows)
-    block, totals = block_of(p, rows, own if split is None else split), grids.totals_at(one)
+    grids = grids_of(p, rows)
+    block, totals = subproblem_of(p, rows, own if split is None else split), grids.totals_at(one)
     traffic = traffic_of(p, grids, one, rows.param_shard, rows.grad_shard)
-    return float((least_s(p, block, lie_of(block), totals, traffic) - end_s(p, block, totals))[0])
+    return float(
+        (lower_bound_s(p, block, layer_counts_of(block), totals, traffic) - end_s(p, block, totals))[0]
+    )
 
 
 def evaluated_s(p: Problem, text: str) -> float:
@@ -152,6 +154,6 @@ def test_bytes_of_a_known_split_are_exact(text: str) -> None:
     p = stack(8, fragmentation_ratio=0.5, context_bytes=100.0)
     rows, one = table(p, text), np.arange(1)
     split = known_split(8, rows.pp * rows.vpp, rows.first_stage_layers, rows.last_stage_layers)
-    block, totals = block_of(p, rows, split), priced_grids(p, rows).totals_at(one)
-    found = least_bytes(p, block, lie_of(block), totals)
+    block, totals = subproblem_of(p, rows, split), grids_of(p, rows).totals_at(one)
+    found = lower_bound_bytes(p, block, layer_counts_of(block), totals)
     np.testing.assert_allclose(found, peaks_of(p, rows).device_bytes, rtol=1e-12)

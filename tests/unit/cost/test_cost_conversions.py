@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 
 from shardwise.cluster import load_cluster, mesh_of
-from shardwise.cost.fabric import fabric_of
-from shardwise.cost.layouts.conversions import conversions_of, move_s, moved_elements
-from shardwise.cost.layouts.forms import gradient_forms, tensor_forms, value_forms
+from shardwise.cost.fabric import collective_model_of
+from shardwise.cost.layouts.conversions import redistribute_s, redistribution_elements, redistributions_of
+from shardwise.cost.layouts.forms import activation_placements, gradient_placements, value_placements
 from shardwise.cost.problem import machine_of
-from shardwise.graph import PARTIAL, STATES_SPLIT, WHOLE, WHOLE_SUMMED, Placement, shard
+from shardwise.graph import PARTIAL, REPLICATE, REPLICATE_SHARD_STATES, REPLICATE_SUM_GRAD, Placement, shard
 from shardwise.strategy import MEGATRON_2024
 
 Box = tuple[tuple[int, int], ...]
 
 CLUSTER = load_cluster("8x8xH100-SXM")
-FABRIC = fabric_of(machine_of(CLUSTER, "bf16", "adamw", MEGATRON_2024))
+FABRIC = collective_model_of(machine_of(CLUSTER, "bf16", "adamw", MEGATRON_2024))
 SHAPE = (64, 128)
 NBYTES = 64 * 128 * 2.0
 NODE = mesh_of(CLUSTER, (8,))
-S0, S1, R, RS, P = shard(0), shard(1), WHOLE, WHOLE_SUMMED, PARTIAL
+S0, S1, R, RS, P = shard(0), shard(1), REPLICATE, REPLICATE_SUM_GRAD, PARTIAL
 
 
 def ring_s(nbytes: float, sizes: tuple[int, int]) -> float:
@@ -39,7 +39,7 @@ def all_to_all_s(nbytes: float) -> float:
     return FABRIC.alphas_s[0] + nbytes * 7 / 8 / FABRIC.bytes_per_s[0] + FABRIC.startups_s[0]
 
 
-def moved(
+def redistributed_s(
     start: tuple[int, ...],
     end: tuple[int, ...],
     ranks: tuple[int, ...] = (8,),
@@ -47,17 +47,17 @@ def moved(
     element_bytes: float = 2.0,
 ) -> float:
     mesh = mesh_of(CLUSTER, ranks)
-    return float(move_s(FABRIC, mesh, shape, element_bytes, np.array(start), np.array(end)))
+    return float(redistribute_s(FABRIC, mesh, shape, element_bytes, np.array(start), np.array(end)))
 
 
 NOTHING = 0.0
 GATHER = ring_s(NBYTES, (8, 1))
 REDUCE = float(FABRIC.all_reduce_s(NBYTES, (8, 1)))
-EXCHANGE = all_to_all_s(NBYTES / 8)
+ALL_TO_ALL = all_to_all_s(NBYTES / 8)
 
 TABLE = {
     # from, to: forward, gradient; one axis of 8 ranks in a node, in the words of docs/tracking.md
-    (S0, S1): (EXCHANGE, EXCHANGE),
+    (S0, S1): (ALL_TO_ALL, ALL_TO_ALL),
     (S0, R): (GATHER, NOTHING),
     (S0, RS): (GATHER, GATHER),
     (S0, P): (NOTHING, NOTHING),
@@ -76,8 +76,8 @@ TABLE = {
 @pytest.mark.parametrize(("start", "end"), TABLE)
 def test_one_axis_follows_the_table(start: Placement, end: Placement) -> None:
     a, b = np.array([start]), np.array([end])
-    forward = float(move_s(FABRIC, NODE, SHAPE, 2.0, value_forms(a), value_forms(b)))
-    gradient = float(move_s(FABRIC, NODE, SHAPE, 2.0, gradient_forms(b), gradient_forms(a)))
+    forward = float(redistribute_s(FABRIC, NODE, SHAPE, 2.0, value_placements(a), value_placements(b)))
+    gradient = float(redistribute_s(FABRIC, NODE, SHAPE, 2.0, gradient_placements(b), gradient_placements(a)))
     assert (forward, gradient) == pytest.approx(TABLE[start, end], rel=1e-12)
 
 
@@ -89,8 +89,8 @@ def test_an_all_reduce_is_the_best_of_the_equations() -> None:
 
 def test_axes_that_need_the_same_collective_are_one_group() -> None:
     # 64 ranks, 8 in each of 8 nodes.
-    assert moved((S0, S0), (R, R), (8, 8)) == pytest.approx(ring_s(NBYTES, (8, 8)), rel=1e-12)
-    assert moved((P, P), (R, R), (8, 8)) == pytest.approx(
+    assert redistributed_s((S0, S0), (R, R), (8, 8)) == pytest.approx(ring_s(NBYTES, (8, 8)), rel=1e-12)
+    assert redistributed_s((P, P), (R, R), (8, 8)) == pytest.approx(
         float(FABRIC.all_reduce_s(NBYTES, (8, 8))), rel=1e-12
     )
 
@@ -98,41 +98,43 @@ def test_axes_that_need_the_same_collective_are_one_group() -> None:
 def test_what_shrinks_comes_before_what_grows() -> None:
     # The reduce-scatter in the node shrinks what the all-reduce among nodes moves to an eighth.
     expected = ring_s(NBYTES, (8, 1)) + float(FABRIC.all_reduce_s(NBYTES / 8, (1, 8)))
-    assert moved((P, P), (R, S0), (8, 8)) == pytest.approx(expected, rel=1e-12)
+    assert redistributed_s((P, P), (R, S0), (8, 8)) == pytest.approx(expected, rel=1e-12)
     # Slicing in the node comes before gathering among nodes.
-    assert moved((S0, R), (R, S1), (8, 8)) == pytest.approx(ring_s(NBYTES / 8, (1, 8)), rel=1e-12)
+    assert redistributed_s((S0, R), (R, S1), (8, 8)) == pytest.approx(ring_s(NBYTES / 8, (1, 8)), rel=1e-12)
 
 
 def test_optimizer_states_that_are_split_take_their_part_of_the_gradient() -> None:
     # The reduce-scatter of a partial sum; a gather of the updated weights.
-    assert moved((P,), (STATES_SPLIT,)) == pytest.approx(GATHER, rel=1e-12)
-    assert moved((STATES_SPLIT,), (R,)) == pytest.approx(GATHER, rel=1e-12)
-    assert moved((R,), (STATES_SPLIT,)) == 0.0
-    assert moved((S0,), (STATES_SPLIT,)) == 0.0
+    assert redistributed_s((P,), (REPLICATE_SHARD_STATES,)) == pytest.approx(GATHER, rel=1e-12)
+    assert redistributed_s((REPLICATE_SHARD_STATES,), (R,)) == pytest.approx(GATHER, rel=1e-12)
+    assert redistributed_s((R,), (REPLICATE_SHARD_STATES,)) == 0.0
+    assert redistributed_s((S0,), (REPLICATE_SHARD_STATES,)) == 0.0
 
 
 def test_uneven_parts_count_as_their_largest() -> None:
     # 65 rows over 8 ranks: 9 rows are moved by the fullest rank's all-to-all.
-    assert moved((S0,), (S1,), shape=(65, 128)) == pytest.approx(all_to_all_s(9 * 128 * 2.0), rel=1e-12)
+    assert redistributed_s((S0,), (S1,), shape=(65, 128)) == pytest.approx(
+        all_to_all_s(9 * 128 * 2.0), rel=1e-12
+    )
 
 
-def test_a_table_holds_every_pair() -> None:
+def test_a_table_has_every_pair() -> None:
     mesh = mesh_of(CLUSTER, (2, 8))
-    table = conversions_of(FABRIC, mesh, SHAPE, 2.0)
-    held = table.forms.named
-    for (i, start), (j, end) in product(enumerate(held), repeat=2):
-        assert table.seconds[i, j] == pytest.approx(moved(start, end, (2, 8)), rel=1e-12)
+    table = redistributions_of(FABRIC, mesh, SHAPE, 2.0)
+    rows = table.table.named
+    for (i, start), (j, end) in product(enumerate(rows), repeat=2):
+        assert table.seconds[i, j] == pytest.approx(redistributed_s(start, end, (2, 8)), rel=1e-12)
         assert table.seconds[i, i] == 0.0
 
 
-def test_forms_are_all_but_those_that_split_too_often() -> None:
+def test_placements_are_all_but_those_that_split_too_often() -> None:
     # 3 x 128 elements: 8 ranks cannot split dim 0, 2 ranks can; 2 x 8 of them only dim 1 twice.
-    forms = tensor_forms((3, 128), (2, 8))
-    assert len(forms) == 5 * 4
-    assert (S0, S1) in forms.named
-    assert (S0, S0) not in forms.named
-    assert forms.find(np.array([[S0, S0], [S1, R]])).tolist() == [-1, forms.named.index((S1, R))]
-    assert forms.local_elements(np.array([S0, S1])) == 2 * 16
+    table = activation_placements((3, 128), (2, 8))
+    assert len(table) == 5 * 4
+    assert (S0, S1) in table.named
+    assert (S0, S0) not in table.named
+    assert table.find(np.array([[S0, S0], [S1, R]])).tolist() == [-1, table.named.index((S1, R))]
+    assert table.local_elements(np.array([S0, S1])) == 2 * 16
 
 
 SIZE = 48
@@ -163,27 +165,27 @@ def is_alone(ranks: tuple[int, ...], start: tuple[int, ...], end: tuple[int, ...
 
 @pytest.mark.parametrize("ranks", [(4,), (2, 4), (8, 2), (2, 3), (2, 2, 2)])
 def test_nothing_is_free_but_what_each_rank_does_alone(ranks: tuple[int, ...]) -> None:
-    table = conversions_of(FABRIC, mesh_of(CLUSTER, ranks), (SIZE, SIZE), 2.0)
+    table = redistributions_of(FABRIC, mesh_of(CLUSTER, ranks), (SIZE, SIZE), 2.0)
     free = 0
-    for (i, start), (j, end) in product(enumerate(table.forms.named), repeat=2):
+    for (i, start), (j, end) in product(enumerate(table.table.named), repeat=2):
         if any(b == P and a != P for a, b in zip(start, end, strict=True)):
             continue  # with zeros around it a part is a partial sum: ranks need not have all of it
         assert (table.seconds[i, j] == 0.0) == is_alone(ranks, start, end), (start, end)
         free += table.seconds[i, j] == 0.0
-    assert 0 < free < len(table.forms) ** 2 / 2
+    assert 0 < free < len(table.table) ** 2 / 2
 
 
-def test_parts_that_shift_are_exchanged() -> None:
+def test_shifted_parts_need_an_all_to_all() -> None:
     # 8 ranks in a node hold an eighth each, in both of 2 nodes; then the nodes take half of the rows first:
     # a rank needs a sixteenth, which some rank has nothing of.
     shift_s = FABRIC.alphas_s[0] + NBYTES / 16 / FABRIC.bytes_per_s[0] + FABRIC.startups_s[0]
-    assert moved((R, S0), (S0, S0), (2, 8)) == pytest.approx(shift_s, rel=1e-12)
-    assert moved((S0, R), (S0, S0), (2, 8)) == 0.0
+    assert redistributed_s((R, S0), (S0, S0), (2, 8)) == pytest.approx(shift_s, rel=1e-12)
+    assert redistributed_s((S0, R), (S0, S0), (2, 8)) == 0.0
     # Back, an all-gather over both nodes, to an eighth each, and the eighths shift.
     back_s = FABRIC.alphas_s[0] + NBYTES / 8 / FABRIC.bytes_per_s[0] + FABRIC.startups_s[0]
     expected = ring_s(NBYTES / 8, (1, 2)) + back_s
-    assert moved((S0, S0), (R, S0), (2, 8)) == pytest.approx(expected, rel=1e-12)
-    assert moved((S0, S0), (S0, R), (2, 8)) == pytest.approx(ring_s(NBYTES / 2, (8, 1)), rel=1e-12)
+    assert redistributed_s((S0, S0), (R, S0), (2, 8)) == pytest.approx(expected, rel=1e-12)
+    assert redistributed_s((S0, S0), (S0, R), (2, 8)) == pytest.approx(ring_s(NBYTES / 2, (8, 1)), rel=1e-12)
 
 
 Way = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -220,12 +222,12 @@ COPIES: dict[Way, int] = {
 
 
 @pytest.mark.parametrize("way", COPIES)
-def test_what_is_there_while_a_tensor_is_brought(way: Way) -> None:
+def test_peak_elements_during_a_redistribution(way: Way) -> None:
     start, end, ranks, shape = way
-    found = float(moved_elements(shape, ranks, np.array(start), np.array(end)))
+    found = float(redistribution_elements(shape, ranks, np.array(start), np.array(end)))
     assert found == COPIES[way]
     # A table has the same, and nothing where nothing changes.
-    table = conversions_of(FABRIC, mesh_of(CLUSTER, ranks), shape, 2.0)
-    a, b = table.forms.find(np.array([start, end]))
+    table = redistributions_of(FABRIC, mesh_of(CLUSTER, ranks), shape, 2.0)
+    a, b = table.table.find(np.array([start, end]))
     assert table.copies_bytes[a, b] == 2.0 * found
     assert table.copies_bytes[a, a] == 0.0

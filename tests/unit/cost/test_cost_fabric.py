@@ -15,11 +15,11 @@ from tests.unit.cost.hand_made import cluster, device, problem, table, with_effi
 from shardwise.cluster import Backend, CollectiveCurve, Tier
 from shardwise.cost import Problem
 from shardwise.cost.fabric import (
-    Groups,
+    ProcessGroups,
     Sizes,
     alike_grids,
+    collective_model_of,
     contends,
-    fabric_of,
     groups_of,
     inner_part,
     joined,
@@ -120,7 +120,8 @@ def grouped(ranks: Sequence[int], key: Callable[[int], Any]) -> list[list[int]]:
 
 
 def counted_groups(order: str, degrees: dict[str, int], etp: int, ep: int) -> dict[str, tuple[int, ...]]:
-    """The groups of a mesh on 32 ranks in pairs, nodes and racks: every field of `Groups` with sizes."""
+    """The groups of a mesh on 32 ranks in pairs, nodes and racks: every field of `ProcessGroups` with
+    sizes."""
     places = coordinates(order, degrees)
     spans, ranks = (2, 4, 16, 32), range(len(places))
 
@@ -153,7 +154,7 @@ def counted_groups(order: str, degrees: dict[str, int], etp: int, ep: int) -> di
     }
 
 
-def groups(order: str, degrees: dict[str, int], etp: int, ep: int) -> Groups:
+def groups(order: str, degrees: dict[str, int], etp: int, ep: int) -> ProcessGroups:
     p = problem(on=replace(cluster(8), tiers=tiers(2, 4, 16, 32)))
     plain = table(p, "tp=32,sequence_parallel=no")
     return groups_of(p, plain.replaced(**degrees, etp=etp, ep=ep, axis_order=ORDERS.index(order)))
@@ -188,7 +189,7 @@ def test_groups_are_those_of_listed_ranks(order: str, degrees: tuple[int, ...]) 
 def test_the_tiers_between_neighbouring_stages(order: str, expected: list[int], ends: int) -> None:
     found = groups(order, {"tp": 2, "cp": 2, "dp": 2, "pp": 4}, 1, 1).stages
     assert [int(found.tier(rank)[0]) for rank in range(3)] == expected
-    assert int(found.ends_tier[0]) == ends
+    assert int(found.wraparound_tier[0]) == ends
 
 
 def test_orders_that_put_groups_alike_are_one() -> None:
@@ -241,13 +242,13 @@ def slow_problem(*, in_switch: bool = False) -> Problem:
 
 
 def test_collectives_reach_a_fraction_of_the_links() -> None:
-    fabric = fabric_of(slow_problem())
+    fabric = collective_model_of(slow_problem())
     assert fabric.alphas_s == (0.5, 2.0)
     assert fabric.startups_s == (0.2, 4.0)
     assert fabric.bytes_per_s == (50.0, 5.0)
     assert fabric.flow_bytes_per_s == (50.0, 5.0)
     assert fabric.in_switch == (0.0, 0.0)
-    assert fabric_of(slow_problem(in_switch=True)).in_switch == (1.0, 0.0)
+    assert collective_model_of(slow_problem(in_switch=True)).in_switch == (1.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -261,36 +262,40 @@ def test_collectives_reach_a_fraction_of_the_links() -> None:
     ],
 )
 def test_a_pass_over_the_fabric(sizes: Sizes, expected: float) -> None:
-    assert float(fabric_of(slow_problem()).pass_s(100.0, sizes)) == pytest.approx(expected, rel=1e-14)
+    assert float(collective_model_of(slow_problem()).all_gather_s(100.0, sizes)) == pytest.approx(
+        expected, rel=1e-14
+    )
 
 
-def test_two_that_send_to_each_other_at_once_reach_a_share() -> None:
+def test_two_ranks_that_send_to_each_other_share_the_bandwidth() -> None:
     curves = CURVES | {"scale_out": replace(CURVES["scale_out"], exchange_fraction=0.5)}
-    fabric = fabric_of(problem(on=cluster(2, of=with_efficiency(**curves), latency_s=(0.5, 2.0))))
+    fabric = collective_model_of(problem(on=cluster(2, of=with_efficiency(**curves), latency_s=(0.5, 2.0))))
     # A pass of two over the network: 2 + 1/2 * 100 / (5 * 0.5) + 4. Of two in a node all: 0.5 + 1 + 0.2.
-    assert float(fabric.pass_s(100.0, (1, 2))) == pytest.approx(26.0, rel=1e-14)
-    assert float(fabric.pass_s(100.0, (2, 1))) == pytest.approx(1.7, rel=1e-14)
+    assert float(fabric.all_gather_s(100.0, (1, 2))) == pytest.approx(26.0, rel=1e-14)
+    assert float(fabric.all_gather_s(100.0, (2, 1))) == pytest.approx(1.7, rel=1e-14)
     # Rings of more send to one and receive from another; reductions and messages go one way at a time.
-    plain = fabric_of(slow_problem())
-    assert float(fabric.pass_s(100.0, (2, 2))) == float(plain.pass_s(100.0, (2, 2)))
+    plain = collective_model_of(slow_problem())
+    assert float(fabric.all_gather_s(100.0, (2, 2))) == float(plain.all_gather_s(100.0, (2, 2)))
     assert float(fabric.all_reduce_s(100.0, (1, 2))) == float(plain.all_reduce_s(100.0, (1, 2)))
-    assert float(fabric.neighbour_s(100.0, 1)) == float(plain.neighbour_s(100.0, 1))
+    assert float(fabric.send_s(100.0, 1)) == float(plain.send_s(100.0, 1))
     # In an all-to-all all do: 2 + 100 * 4 / 8 / (5 * 0.5) + 4.
     assert float(fabric.all_to_all_s(100.0, (4, 2))) == pytest.approx(26.0, rel=1e-14)
     # Rows of a column each by their own size.
-    both = fabric.pass_s(100.0, (np.array([1, 2]), np.array([2, 2])))
+    both = fabric.all_gather_s(100.0, (np.array([1, 2]), np.array([2, 2])))
     np.testing.assert_allclose(both, [26.0, 25.0], rtol=1e-14)
 
 
 def test_ranks_wait_for_each_other_at_collectives_and_not_at_messages() -> None:
     curves = CURVES | {"scale_out": replace(CURVES["scale_out"], lockstep_s=3.0)}
-    fabric = fabric_of(problem(on=cluster(2, of=with_efficiency(**curves), latency_s=(0.5, 2.0))))
-    plain = fabric_of(slow_problem())
+    fabric = collective_model_of(problem(on=cluster(2, of=with_efficiency(**curves), latency_s=(0.5, 2.0))))
+    plain = collective_model_of(slow_problem())
     sizes = (2, 2)
-    for name in ("pass_s", "all_reduce_s", "all_to_all_s"):
+    for name in ("all_gather_s", "all_reduce_s", "all_to_all_s"):
         assert float(getattr(fabric, name)(100.0, sizes)) == float(getattr(plain, name)(100.0, sizes)) + 3.0
-    assert float(fabric.pass_s(100.0, (4, 1))) == float(plain.pass_s(100.0, (4, 1)))  # inside a node
-    assert float(fabric.neighbour_s(100.0, 1)) == float(plain.neighbour_s(100.0, 1))
+    assert float(fabric.all_gather_s(100.0, (4, 1))) == float(
+        plain.all_gather_s(100.0, (4, 1))
+    )  # inside a node
+    assert float(fabric.send_s(100.0, 1)) == float(plain.send_s(100.0, 1))
 
 
 @pytest.mark.parametrize(
@@ -317,19 +322,23 @@ def test_who_leaves_by_the_cards_of_the_replicas(group: Sizes, replicas: Sizes, 
 
 def test_a_scatter_is_what_the_backend_does_for_it() -> None:
     # Once around four of a node, 3.2 s as above; or all reduced, 6.2 s as below.
-    own = fabric_of(slow_problem())
-    assert float(own.scatter_s(100.0, (4, 1))) == pytest.approx(3.2, rel=1e-14)
+    own = collective_model_of(slow_problem())
+    assert float(own.reduce_scatter_s(100.0, (4, 1))) == pytest.approx(3.2, rel=1e-14)
     sums = replace(own, backend=Backend(name="sums", instead={"reduce_scatter": "all_reduce"}))
-    assert float(sums.scatter_s(100.0, (4, 1))) == pytest.approx(6.2, rel=1e-14)
-    assert float(sums.pass_s(100.0, (4, 1))) == pytest.approx(3.2, rel=1e-14)
-    assert fabric_of(problem(on=cluster(1, of=device(backend=sums.backend)))).backend is sums.backend
+    assert float(sums.reduce_scatter_s(100.0, (4, 1))) == pytest.approx(6.2, rel=1e-14)
+    assert float(sums.all_gather_s(100.0, (4, 1))) == pytest.approx(3.2, rel=1e-14)
+    assert (
+        collective_model_of(problem(on=cluster(1, of=device(backend=sums.backend)))).backend is sums.backend
+    )
 
 
 def test_an_all_reduce_over_the_fabric() -> None:
     # Tree 2 * 2 * 0.5 + 2 * 100 / 50 = 6 equals two passes; in the switch 2 * 0.5 + 100 / 50 = 3; 0.2 to
     # start.
-    assert float(fabric_of(slow_problem()).all_reduce_s(100.0, (4, 1))) == pytest.approx(6.2, rel=1e-14)
-    switched = fabric_of(slow_problem(in_switch=True))
+    assert float(collective_model_of(slow_problem()).all_reduce_s(100.0, (4, 1))) == pytest.approx(
+        6.2, rel=1e-14
+    )
+    switched = collective_model_of(slow_problem(in_switch=True))
     assert float(switched.all_reduce_s(100.0, (4, 1))) == pytest.approx(3.2, rel=1e-14)
     # The network cannot reduce: a tree 2 * 3 * 2 + 2 * 100 / 20 = 22 beats two passes 2 * 18.4; and 4.
     assert float(switched.all_reduce_s(100.0, (4, 2))) == pytest.approx(26.0, rel=1e-14)
@@ -352,12 +361,14 @@ def test_rings_through_parts_of_nodes_are_slower(sizes: Sizes, outer_s: float) -
     n, inner_s = sizes[0] * sizes[1], 2.0 if sizes[0] > 1 else 0.0
     alpha_s = (2.0, 4.0) if sizes[1] > 1 else (0.5, 0.2)
     expected = (n - 1) * alpha_s[0] + (n - 1) / n * max(inner_s, outer_s) + alpha_s[1]
-    assert float(fabric_of(p).pass_s(100.0, sizes)) == pytest.approx(expected, rel=1e-14)
+    assert float(collective_model_of(p).all_gather_s(100.0, sizes)) == pytest.approx(expected, rel=1e-14)
     # The tree of an all-reduce too: 2 log2(n) alpha + 2 max(inner, outer).
     tree_s = 2 * np.log2(n) * alpha_s[0] + 2 * max(inner_s, outer_s)
     all_reduce_s = min(tree_s, 2 * (expected - alpha_s[1])) + alpha_s[1]
-    assert float(fabric_of(p).all_reduce_s(100.0, sizes)) == pytest.approx(all_reduce_s, rel=1e-14)
-    is_slower = fabric_of(p).pass_s(100.0, sizes) > fabric_of(whole).pass_s(100.0, sizes)
+    assert float(collective_model_of(p).all_reduce_s(100.0, sizes)) == pytest.approx(all_reduce_s, rel=1e-14)
+    is_slower = collective_model_of(p).all_gather_s(100.0, sizes) > collective_model_of(whole).all_gather_s(
+        100.0, sizes
+    )
     assert bool(is_slower) == (sizes in ((2, 2), (3, 2)))
 
 
@@ -369,12 +380,14 @@ def test_parts_of_nodes_with_one_card_have_all_of_it(cards: int, outer_s: float)
     network = replace(p.tiers[1], flow_bytes_per_s=80.0 / cards)
     shared = problem(on=replace(p.cluster, tiers=(p.tiers[0], network)))
     expected = 3 * 2.0 + 3 / 4 * outer_s + 4.0
-    assert float(fabric_of(shared).pass_s(100.0, (2, 2))) == pytest.approx(expected, rel=1e-14)
+    assert float(collective_model_of(shared).all_gather_s(100.0, (2, 2))) == pytest.approx(
+        expected, rel=1e-14
+    )
 
 
 def test_parts_of_columns_are_slower_row_by_row() -> None:
     sizes = (np.array([4, 2, 1]), np.array([2, 2, 2]))
-    found = fabric_of(slow_problem()).pass_s(100.0, sizes)
+    found = collective_model_of(slow_problem()).all_gather_s(100.0, sizes)
     # 22.375 and 25 as above; one rank of each node 2 + 1/2 * 20 + 4.
     np.testing.assert_allclose(found, [22.375, 25.0, 16.0], rtol=1e-14)
 
@@ -384,22 +397,24 @@ def test_networks_that_join_more_nodes_are_crowded() -> None:
     # before, and a tier between counts what it joins alone.
     crowded = {**CURVES, "scale_out": replace(CURVES["scale_out"], crowding=0.5)}
     for nodes in (2, 8, 32):
-        fabric = fabric_of(problem(on=cluster(nodes, of=with_efficiency(**crowded))))
+        fabric = collective_model_of(problem(on=cluster(nodes, of=with_efficiency(**crowded))))
         assert fabric.bytes_per_s == pytest.approx((50.0, 5.0 / nodes**0.5), rel=1e-14)
         assert fabric.flow_bytes_per_s == pytest.approx((50.0, 5.0 / nodes**0.5), rel=1e-14)
     crowded["scale_up"] = replace(CURVES["scale_up"], crowding=1.0)
     on = replace(cluster(8, of=with_efficiency(**crowded)), tiers=tiers(4, 8, 32))
-    assert fabric_of(problem(on=on)).bytes_per_s == pytest.approx((0.5 / 4, 0.5 / 2, 0.5 / 4), rel=1e-14)
+    assert collective_model_of(problem(on=on)).bytes_per_s == pytest.approx(
+        (0.5 / 4, 0.5 / 2, 0.5 / 4), rel=1e-14
+    )
 
 
-def test_exchanges_and_messages_do_not_run_around_rings() -> None:
-    fabric = fabric_of(slow_problem())
+def test_all_to_all_and_send_do_not_run_around_rings() -> None:
+    fabric = collective_model_of(slow_problem())
     # 100 * 2/4 / 5 = 10 beats the inside; 2 s of latency and 4 to start.
     assert float(fabric.all_to_all_s(100.0, (2, 2))) == pytest.approx(16.0, rel=1e-14)
 
 
 def test_an_all_to_all_over_the_fabric() -> None:
-    fabric = fabric_of(slow_problem())
+    fabric = collective_model_of(slow_problem())
     # Inside 100 * 3/8 / 50 = 0.75; outside 100 * 4/8 / 5 = 10, or half of it; 2 s latency and 4 s start-up.
     assert float(fabric.all_to_all_s(100.0, (4, 2))) == pytest.approx(16.0, rel=1e-14)
     assert float(fabric.all_to_all_s(100.0, (4, 2), 0.5)) == pytest.approx(11.0, rel=1e-14)
@@ -417,32 +432,32 @@ def linked_problem() -> Problem:
 
 
 def test_groups_reach_what_the_links_between_them_carry() -> None:
-    plain, linked = fabric_of(slow_problem()), fabric_of(linked_problem())
+    plain, linked = collective_model_of(slow_problem()), collective_model_of(linked_problem())
     # Two: 1 * 0.5 + 1/2 * 100 / (50 / 4) + 0.2; three have the links of two; four have all, as with a switch.
-    assert float(linked.pass_s(100.0, (2, 1))) == pytest.approx(4.7, rel=1e-14)
-    assert float(linked.pass_s(100.0, (3, 1))) == pytest.approx(1.0 + 2 / 3 * 8.0 + 0.2, rel=1e-14)
-    assert float(linked.pass_s(100.0, (4, 1))) == float(plain.pass_s(100.0, (4, 1)))
+    assert float(linked.all_gather_s(100.0, (2, 1))) == pytest.approx(4.7, rel=1e-14)
+    assert float(linked.all_gather_s(100.0, (3, 1))) == pytest.approx(1.0 + 2 / 3 * 8.0 + 0.2, rel=1e-14)
+    assert float(linked.all_gather_s(100.0, (4, 1))) == float(plain.all_gather_s(100.0, (4, 1)))
     # Two trees: 2 * 0.5 + 2 * 8; twice the pass is 2 * 4.5.
     assert float(linked.all_reduce_s(100.0, (2, 1))) == pytest.approx(9.2, rel=1e-14)
     # All to all: 0.5 + 50 / 12.5 + 0.2; a message takes the links of two: 0.5 + 0.2 + 100 / 12.5, and outside
     # nothing changes.
     assert float(linked.all_to_all_s(100.0, (2, 1))) == pytest.approx(4.7, rel=1e-14)
     tiers_of_rows = np.array([0, 1])
-    found = linked.neighbour_s(100.0, tiers_of_rows)
-    np.testing.assert_allclose(found, [8.7, plain.neighbour_s(100.0, tiers_of_rows)[1]], rtol=1e-14)
+    found = linked.send_s(100.0, tiers_of_rows)
+    np.testing.assert_allclose(found, [8.7, plain.send_s(100.0, tiers_of_rows)[1]], rtol=1e-14)
     # Across nodes the two of a node are the slower hop: 3 * 2 + 3/4 * max(8, 100 / (2 * 5 * 0.5)) + 4; a
     # column row by row.
     sizes = (np.array([2, 2, 4, 1]), np.array([2, 1, 1, 2]))
-    np.testing.assert_allclose(linked.pass_s(100.0, sizes), [25.0, 4.7, 3.2, 16.0], rtol=1e-14)
+    np.testing.assert_allclose(linked.all_gather_s(100.0, sizes), [25.0, 4.7, 3.2, 16.0], rtol=1e-14)
 
 
 def test_a_message_to_a_neighbour() -> None:
-    fabric = fabric_of(slow_problem())
+    fabric = collective_model_of(slow_problem())
     # 0.5 + 0.2 + 100 / 50 and 2 + 4 + 100 / 5.
-    np.testing.assert_allclose(fabric.neighbour_s(100.0, np.array([0, 1])), [2.7, 26.0], rtol=1e-14)
+    np.testing.assert_allclose(fabric.send_s(100.0, np.array([0, 1])), [2.7, 26.0], rtol=1e-14)
     # With a card of 80 B/s per node, of which 20 are reached: 20, 10 and 6.7 B/s for one to three at once, 5
     # for more and for all; nothing changes inside.
-    on = fabric_of(slow_problem())
+    on = collective_model_of(slow_problem())
     wide = replace(on, flow_bytes_per_s=(50.0, 20.0))
-    found = wide.neighbour_s(100.0, np.array([0, 1, 1, 1, 1, 1]), np.array([1, 1, 2, 3, 6, 0]))
+    found = wide.send_s(100.0, np.array([0, 1, 1, 1, 1, 1]), np.array([1, 1, 2, 3, 6, 0]))
     np.testing.assert_allclose(found, [2.7, 11.0, 16.0, 21.0, 26.0, 26.0], rtol=1e-14)

@@ -12,7 +12,7 @@ from tests.unit.cost.hand_made import brick_model, cluster, end_of, exposed, pro
 from tests.unit.cost.test_cost_fabric import tiers
 
 from shardwise.cluster import Cluster
-from shardwise.cost.hops import Hops, Neighbours, neighbours_of
+from shardwise.cost.hops import HopTimes, Neighbours, neighbours_of
 
 SETTINGS = [
     # (spans of tiers, pp, stride): pipelines inside, along and across nodes, aligned with them or not.
@@ -54,7 +54,7 @@ def test_tiers_are_those_of_listed_ranks(spans: tuple[int, ...], pp: int, stride
     found = neighbours(spans, pp, stride)
     counted = [counted_tier(spans, pp, stride, *pair) for pair in pairwise(range(pp))]
     assert [int(found.tier(rank)[0]) for rank in range(pp - 1)] == counted
-    assert int(found.ends_tier[0]) == counted_tier(spans, pp, stride, 0, pp - 1)
+    assert int(found.wraparound_tier[0]) == counted_tier(spans, pp, stride, 0, pp - 1)
     assert [int(each[0]) for each in found.leaving] == [
         sum(tier > t for tier in counted) for t in range(-1, len(spans))
     ]
@@ -131,16 +131,16 @@ def test_tied_ends_share_the_card_too() -> None:
 
 def test_means_and_least_of_hops() -> None:
     # Four stages in a row on nodes of two: two hops of 1 s, one of 5 s; the way back to the first 5 s.
-    hops = Hops(neighbours((2, 8), 4, 1), np.array([[1.0], [5.0]]))
+    hops = HopTimes(neighbours((2, 8), 4, 1), np.array([[1.0], [5.0]]))
     assert hops.mean_s.tolist() == [pytest.approx(7.0 / 3.0)]
-    assert hops.least_s.tolist() == [1.0]
+    assert hops.shortest_s.tolist() == [1.0]
     # Two stages four apart: each hop leaves its node.
-    apart = Hops(neighbours((4, 8), 2, 4), np.array([[1.0], [5.0]]))
-    assert (apart.mean_s.tolist(), apart.least_s.tolist()) == ([5.0], [5.0])
+    apart = HopTimes(neighbours((4, 8), 2, 4), np.array([[1.0], [5.0]]))
+    assert (apart.mean_s.tolist(), apart.shortest_s.tolist()) == ([5.0], [5.0])
 
 
 def test_hops_of_chunks_and_of_a_v() -> None:
-    hops = Hops(neighbours((2, 8), 4, 1), np.array([[1.0], [5.0]]))
+    hops = HopTimes(neighbours((2, 8), 4, 1), np.array([[1.0], [5.0]]))
     chunked = hops.after_s(np.arange(7)[:, None], np.array([False]))
     assert chunked[:, 0].tolist() == [1.0, 5.0, 1.0, 5.0, 1.0, 5.0, 1.0]
     turned = hops.after_s(np.arange(7)[:, None], np.array([True]))

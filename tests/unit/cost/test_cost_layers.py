@@ -20,16 +20,16 @@ from tests.unit.cost.hand_made import (
     with_software,
 )
 
-from shardwise.cost import Parts, Problem
-from shardwise.cost.fabric import fabric_of, groups_of
+from shardwise.cost import PhaseTimes, Problem
+from shardwise.cost.fabric import collective_model_of, groups_of
 from shardwise.cost.layers import BlockCost, block_cost, grid_cost, tensor_sync_s
 from shardwise.model import Experts, Layer
 from shardwise.operators import Attention, Extent, GroupedMatmul, Matmul, Pointwise, Saved, Weight
 
 
-def priced(p: Problem, text: str, layer: Layer) -> BlockCost:
+def layer_cost(p: Problem, text: str, layer: Layer) -> BlockCost:
     rows = table(p, text)
-    fabric, groups = fabric_of(p), groups_of(p, rows)
+    fabric, groups = collective_model_of(p), groups_of(p, rows)
     joined_s = layer.tensor_syncs * tensor_sync_s(p, rows, groups, fabric)
     return block_cost(p, rows, groups, fabric, layer.operators, layer.experts, (joined_s, joined_s))
 
@@ -39,7 +39,7 @@ def close(found: Any, expected: float) -> None:
 
 
 def test_parts_add_up() -> None:
-    parts = Parts(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+    parts = PhaseTimes(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
     assert parts.compute_s == 71.0  # waiting for the host with it
     assert parts.total_s == 127.0
     assert (parts + parts.scaled(2.0)).total_s == 381.0
@@ -47,7 +47,7 @@ def test_parts_add_up() -> None:
 
 
 def test_a_brick_on_one_device() -> None:
-    cost = priced(problem(), "tp=1", brick())
+    cost = layer_cost(problem(), "tp=1", brick())
     close(cost.forward.matmul_s, 1.0)  # 2 * 5 * 10 * 10 flop at 1000 flop/s
     close(cost.forward.memory_bound_s, 0.1)  # 5 * 10 * 2 B at 1000 B/s
     close(cost.forward.total_s, 1.1)
@@ -57,16 +57,18 @@ def test_a_brick_on_one_device() -> None:
     close(cost.dense_weights, 110.0)
     close(cost.expert_weights, 0.0)
     close(cost.replicated_weights, 10.0)
-    close(cost.kept_bytes, 300.0)  # input 5 * 10 * 2 B, norm output 5 * 20 * 2 B
+    close(cost.saved_bytes, 300.0)  # input 5 * 10 * 2 B, norm output 5 * 20 * 2 B
     close(cost.selective_bytes, 100.0)
     close(cost.input_bytes, 100.0)
     close(cost.largest_bytes, 200.0)
     close(cost.output_bytes, 100.0)  # of the product: 5 * 10 * 2 B
 
 
-@pytest.mark.parametrize(("sequence_parallel", "norm_s", "kept"), [("no", 0.1, 300.0), ("yes", 0.05, 150.0)])
-def test_a_brick_on_two_tensor_ranks(sequence_parallel: str, norm_s: float, kept: float) -> None:
-    cost = priced(problem(), f"tp=2,sequence_parallel={sequence_parallel}", brick())
+@pytest.mark.parametrize(
+    ("sequence_parallel", "norm_s", "saved_bytes"), [("no", 0.1, 300.0), ("yes", 0.05, 150.0)]
+)
+def test_a_brick_on_two_tensor_ranks(sequence_parallel: str, norm_s: float, saved_bytes: float) -> None:
+    cost = layer_cost(problem(), f"tp=2,sequence_parallel={sequence_parallel}", brick())
     close(cost.forward.matmul_s, 0.5)
     close(cost.forward.memory_bound_s, norm_s)
     # Two all-reduces of 100 B, 2 * 1/2 * 100 / 100 each; or two passes twice, the same.
@@ -74,22 +76,22 @@ def test_a_brick_on_two_tensor_ranks(sequence_parallel: str, norm_s: float, kept
     close(cost.backward_input.tensor_s, 2.0)
     close(cost.backward_weight.tensor_s, 0.0)
     close(cost.dense_weights, 60.0)
-    close(cost.kept_bytes, kept)
+    close(cost.saved_bytes, saved_bytes)
     close(cost.input_bytes, 50.0 if sequence_parallel == "yes" else 100.0)
 
 
 def test_sequence_parallel_passes_beat_a_switch_only_without_it() -> None:
     p = problem(on=cluster(2, in_switch=True))
     # All-reduce of 100 B in the switch 100 / 100 = 1; the two passes over 4 ranks 2 * 3/4.
-    close(priced(p, "tp=4,sequence_parallel=no", brick()).forward.tensor_s, 2.0)
-    close(priced(p, "tp=4,sequence_parallel=yes", brick()).forward.tensor_s, 3.0)
+    close(layer_cost(p, "tp=4,sequence_parallel=no", brick()).forward.tensor_s, 2.0)
+    close(layer_cost(p, "tp=4,sequence_parallel=yes", brick()).forward.tensor_s, 3.0)
 
 
 def test_tensor_communication_hides_as_far_as_the_software_can() -> None:
     p = problem(on=cluster(of=with_efficiency(overlap_slowdown=1.5)))
     p = with_software(p, tensor_overlap=0.2)
     # Of 2 s, 0.4 s hide beside 0.5 s of matmul and slow it by half of 0.4 s.
-    close(priced(p, "tp=2", brick()).forward.tensor_s, 1.8)
+    close(layer_cost(p, "tp=2", brick()).forward.tensor_s, 1.8)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def test_tensor_communication_hides_more_in_the_backward(
     tensor: float, backward: float, forward_s: float, input_s: float
 ) -> None:
     p = with_software(problem(), tensor_overlap=tensor, tensor_backward_overlap=backward)
-    cost = priced(p, "tp=2", brick())
+    cost = layer_cost(p, "tp=2", brick())
     close(cost.forward.tensor_s, forward_s)
     close(cost.backward_input.tensor_s, input_s)
     close(cost.backward_weight.tensor_s, 0.0)
@@ -126,7 +128,7 @@ def test_tensor_communication_hides_more_in_the_backward(
 def test_a_device_that_is_sooner_done_waits_for_the_host(
     dispatch_s: float, waits: tuple[float, float, float]
 ) -> None:
-    cost = priced(with_software(problem(), dispatch_s=dispatch_s), "tp=1", brick())
+    cost = layer_cost(with_software(problem(), dispatch_s=dispatch_s), "tp=1", brick())
     for one, host_s in zip((cost.forward, cost.backward_input, cost.backward_weight), waits, strict=True):
         close(one.host_s, host_s)
     close(cost.forward.total_s, 1.1 + waits[0])
@@ -135,7 +137,7 @@ def test_a_device_that_is_sooner_done_waits_for_the_host(
 
 def test_communication_covers_the_waiting_for_the_host() -> None:
     # tp 2: 0.6 s of work and 2 s of messages forward, so that 2 * 2 s leave 1.4 s; backward 0.7 + 2.
-    cost = priced(with_software(problem(), dispatch_s=2.0), "tp=2,sequence_parallel=no", brick())
+    cost = layer_cost(with_software(problem(), dispatch_s=2.0), "tp=2,sequence_parallel=no", brick())
     close(cost.forward.host_s, 1.4)
     close(cost.backward_input.host_s, 1.3)
     close(cost.backward_weight.host_s, 1.5)  # 2 - 0.5
@@ -144,12 +146,12 @@ def test_communication_covers_the_waiting_for_the_host() -> None:
 def test_a_pass_through_experts_keeps_the_host_busy_longer() -> None:
     # One kernel and 10 s more; the work of 6.4 s hides as much of it.
     p = with_software(expert_problem(), dispatch_s=0.5, expert_dispatch_s=10.0)
-    cost = priced(p, "ep=1", expert_layer())
+    cost = layer_cost(p, "ep=1", expert_layer())
     close(cost.forward.host_s, 10.5 - 6.4)
     close(cost.backward_input.host_s, 10.5 - 6.4)
     close(cost.backward_weight.host_s, 0.0)
     # Blocks without routed work do not pay it: two kernels of 0.5 s.
-    close(priced(p, "ep=1", brick()).forward.host_s, 0.0)
+    close(layer_cost(p, "ep=1", brick()).forward.host_s, 0.0)
 
 
 def test_the_ends_wait_for_the_host_too() -> None:
@@ -167,45 +169,45 @@ def test_the_ends_wait_for_the_host_too() -> None:
 
 def test_recomputation_that_stops_early_leaves_out_the_last_product_and_what_follows() -> None:
     early = with_software(problem(), recompute_stops_early=True)
-    close(priced(problem(), "tp=1", brick()).repeated_s, 1.1)
-    close(priced(early, "tp=1", brick()).repeated_s, 0.0)  # the matmul comes first
+    close(layer_cost(problem(), "tp=1", brick()).repeated_s, 1.1)
+    close(layer_cost(early, "tp=1", brick()).repeated_s, 0.0)  # the matmul comes first
     # Two bricks in one layer: the second's matmul and norm are left out.
     first, second = brick(), brick(20, "second")
     both = replace(first, operators=(*first.operators, *second.operators))
-    close(priced(problem(), "tp=1", both).repeated_s, 1.1 + 2.1)
-    close(priced(early, "tp=1", both).repeated_s, 1.1)
+    close(layer_cost(problem(), "tp=1", both).repeated_s, 1.1 + 2.1)
+    close(layer_cost(early, "tp=1", both).repeated_s, 1.1)
     # Its communication is repeated in full: 2 s; and 0.5 + 0.1 s of the first brick.
-    close(priced(early, "tp=2,sequence_parallel=no", both).repeated_s, 2.6)
+    close(layer_cost(early, "tp=2,sequence_parallel=no", both).repeated_s, 2.6)
     # Without a product everything is repeated.
     plain = replace(first, operators=first.operators[1:])
-    close(priced(early, "tp=1", plain).repeated_s, 0.1)
+    close(layer_cost(early, "tp=1", plain).repeated_s, 0.1)
     # The host starts two kernels of the four again, 2 s each, whatever the others take on the device.
     slow = with_software(early, dispatch_s=2.0)
-    close(priced(slow, "tp=1", both).repeated_s, 4.0)
-    close(priced(with_software(problem(), dispatch_s=2.0), "tp=1", both).repeated_s, 8.0)
+    close(layer_cost(slow, "tp=1", both).repeated_s, 4.0)
+    close(layer_cost(with_software(problem(), dispatch_s=2.0), "tp=1", both).repeated_s, 8.0)
     # Grouped products count as products.
     grouped = replace(expert_layer(), operators=(*first.operators, *expert_layer().operators))
     p = with_software(expert_problem(), recompute_stops_early=True)
-    close(priced(p, "tp=1", grouped).repeated_s, 1.6 + 0.16)  # the brick on 8 tokens
+    close(layer_cost(p, "tp=1", grouped).repeated_s, 1.6 + 0.16)  # the brick on 8 tokens
 
 
 def unfused(p: Problem) -> Problem:
     return with_software(p, attention=())
 
 
-def test_unfused_attention_keeps_five_bytes_of_every_score() -> None:
-    cost = priced(unfused(attention_problem()), "cp=1", attention_layer())
+def test_unfused_attention_saves_five_bytes_of_every_score() -> None:
+    cost = layer_cost(unfused(attention_problem()), "cp=1", attention_layer())
     # 8 queries * 8 keys * 4 heads * 5 B beside the saved tensors; all but the log-sum-exp and the scores
     # under selective recompute.
-    close(cost.kept_bytes, 368.0 + 1280.0)
+    close(cost.saved_bytes, 368.0 + 1280.0)
     close(cost.selective_bytes, 240.0)
     close(cost.largest_bytes, 1280.0)
     # cp 2 keeps half of the queries, tp 2 half of the heads.
-    close(priced(unfused(attention_problem()), "cp=2,tp=2", attention_layer()).largest_bytes, 320.0)
+    close(layer_cost(unfused(attention_problem()), "cp=2,tp=2", attention_layer()).largest_bytes, 320.0)
 
 
 def test_regions_that_tensor_parallelism_joins_are_counted() -> None:
-    close(priced(problem(), "tp=2", replace(brick(), tensor_syncs=1)).forward.tensor_s, 1.0)
+    close(layer_cost(problem(), "tp=2", replace(brick(), tensor_syncs=1)).forward.tensor_s, 1.0)
 
 
 def attention_layer(window: int | None = None) -> Layer:
@@ -231,12 +233,12 @@ def attention_problem(*, overlap: float = 0.0, slowdown: float = 1.0) -> Problem
 
 
 def test_attention_is_a_part_of_its_own_and_selective() -> None:
-    cost = priced(attention_problem(), "cp=1", attention_layer())
+    cost = layer_cost(attention_problem(), "cp=1", attention_layer())
     close(cost.forward.attention_s, 2.048)  # 2 * 8 * 4 * 4 * 8 flop
     close(cost.backward_input.attention_s, 5.12)
     close(cost.selective.attention_s, 2.048)
     # 8 * 12 * 2 B, 8 * 4 * 4 B, 8 * 6 * 1 B; the log-sum-exp is computed again under selective recompute.
-    close(cost.kept_bytes, 368.0)
+    close(cost.saved_bytes, 368.0)
     close(cost.selective_bytes, 240.0)
     close(cost.largest_bytes, 192.0)
 
@@ -244,15 +246,15 @@ def test_attention_is_a_part_of_its_own_and_selective() -> None:
 def test_ring_attention_moves_keys_and_values() -> None:
     # 4 tokens * 2 heads * 8 * 2 B = 128 B a rank, 256 B in all: 1/2 * 256 / 100; gradients too in the
     # backward.
-    cost = priced(attention_problem(), "cp=2", attention_layer())
+    cost = layer_cost(attention_problem(), "cp=2", attention_layer())
     close(cost.forward.context_s, 1.28)
     close(cost.backward_input.context_s, 2.56)
     # Key-value heads are split over tp: half the bytes.
-    close(priced(attention_problem(), "cp=2,tp=2", attention_layer()).forward.context_s, 0.64)
+    close(layer_cost(attention_problem(), "cp=2,tp=2", attention_layer()).forward.context_s, 0.64)
 
 
-def test_ring_attention_hides_beside_attention() -> None:
-    cost = priced(attention_problem(overlap=0.5, slowdown=1.25), "cp=2", attention_layer())
+def test_ring_attention_is_hidden_by_attention() -> None:
+    cost = layer_cost(attention_problem(overlap=0.5, slowdown=1.25), "cp=2", attention_layer())
     # Forward: 0.64 of 1.28 s hide beside 1.024 s and cost a quarter of it; backward twice as much beside 2.56
     # s.
     close(cost.forward.context_s, 0.8)
@@ -262,13 +264,13 @@ def test_ring_attention_hides_beside_attention() -> None:
 def test_all_to_all_attention_moves_heads_and_hides_nothing() -> None:
     # q, k, v and output of 4 tokens: (4 + 2) heads * 8 * 2 B * 4 = 384 B in four exchanges, half to the other
     # rank.
-    cost = priced(attention_problem(overlap=0.5), "cp=2,cp_kind=all_to_all", attention_layer())
+    cost = layer_cost(attention_problem(overlap=0.5), "cp=2,cp_kind=all_to_all", attention_layer())
     close(cost.forward.context_s, 1.92)
     close(cost.backward_input.context_s, 1.92)
 
 
 def test_attention_on_the_whole_sequence_moves_nothing() -> None:
-    cost = priced(attention_problem(), "cp=1", attention_layer())
+    cost = layer_cost(attention_problem(), "cp=1", attention_layer())
     close(cost.forward.context_s, 0.0)
 
 
@@ -288,13 +290,13 @@ def expert_problem(experts: Experts = FREE, **job: Any) -> Problem:
     return problem(operator_model(expert_layer().operators, experts=experts), seq_len=8, **job)
 
 
-def test_experts_on_one_rank_exchange_nothing() -> None:
-    cost = priced(expert_problem(), "tp=1,ep=1", expert_layer())
+def test_experts_on_one_rank_send_nothing() -> None:
+    cost = layer_cost(expert_problem(), "tp=1,ep=1", expert_layer())
     close(cost.forward.matmul_s, 6.4)  # 16 rows * 2 * 10 * 20 flop
     close(cost.forward.expert_s, 0.0)
     close(cost.expert_weights, 1600.0)  # 8 experts * 10 * 20
     close(cost.dense_weights, 0.0)
-    close(cost.kept_bytes, 320.0)  # 16 routed rows * 10 * 2 B
+    close(cost.saved_bytes, 320.0)  # 16 routed rows * 10 * 2 B
 
 
 @pytest.mark.parametrize(("imbalance", "seconds"), [(1.0, 3.2), (1.5, 4.8)])
@@ -302,20 +304,20 @@ def test_tokens_are_sent_to_experts_and_back(imbalance: float, seconds: float) -
     # 8 tokens * 2 * 10 * 2 B = 320 B a rank (more for the busiest), half to the other rank, twice: 2 * 160 /
     # 100.
     p = expert_problem(expert_imbalance=imbalance)
-    cost = priced(p, "ep=2", expert_layer())
+    cost = layer_cost(p, "ep=2", expert_layer())
     close(cost.forward.expert_s, seconds)
     close(cost.backward_input.expert_s, seconds)
     close(cost.expert_weights, 800.0)
 
 
 def test_a_block_without_routed_work_sends_nothing() -> None:
-    cost = priced(expert_problem(), "ep=2", replace(brick(), experts=FREE))
+    cost = layer_cost(expert_problem(), "ep=2", replace(brick(), experts=FREE))
     close(cost.forward.expert_s, 0.0)
 
 
 def test_a_capacity_bounds_what_is_sent() -> None:
     capped = Experts(experts=8, top_k=2, capacity_factor=2.0)
-    cost = priced(expert_problem(capped, expert_imbalance=1.5), "ep=2", expert_layer(capped))
+    cost = layer_cost(expert_problem(capped, expert_imbalance=1.5), "ep=2", expert_layer(capped))
     close(cost.forward.expert_s, 6.4)
     close(cost.forward.matmul_s, 12.8)
 
@@ -334,31 +336,31 @@ def test_a_capacity_bounds_what_is_sent() -> None:
 )
 def test_a_token_goes_to_a_node_once(groups: int, groups_per_token: int, seconds: float) -> None:
     experts = Experts(experts=8, top_k=2, groups=groups, groups_per_token=groups_per_token)
-    cost = priced(expert_problem(experts), "ep=8", expert_layer(experts))
+    cost = layer_cost(expert_problem(experts), "ep=8", expert_layer(experts))
     close(cost.forward.expert_s, seconds)
 
 
 def test_experts_split_over_tensor_ranks_join_their_tokens() -> None:
     # etp 2: all-gather and reduce-scatter of 16 rows * 10 * 2 B: 2 * 1/2 * 320 / 100; and with ep 2, each
     # rank sends half.
-    cost = priced(expert_problem(), "tp=2,etp=2,ep=1", expert_layer())
+    cost = layer_cost(expert_problem(), "tp=2,etp=2,ep=1", expert_layer())
     close(cost.forward.expert_s, 3.2)
     close(cost.expert_weights, 800.0)
-    cost = priced(expert_problem(), "tp=2,etp=2,ep=2", expert_layer())
+    cost = layer_cost(expert_problem(), "tp=2,etp=2,ep=2", expert_layer())
     close(cost.forward.expert_s, 3.2 + 1.6)  # 2 * 1/2 * 160 / 100 inside the node
 
 
 def test_tensor_ranks_without_sequence_parallelism_gather_the_result() -> None:
     # tp 2, ep 1, etp 1: 8 * 10 * 2 B over two ranks, 1/2 * 160 / 100.
-    cost = priced(expert_problem(), "tp=2,etp=1,ep=1,sequence_parallel=no", expert_layer())
+    cost = layer_cost(expert_problem(), "tp=2,etp=1,ep=1,sequence_parallel=no", expert_layer())
     close(cost.forward.expert_s, 0.8)
-    cost = priced(expert_problem(), "tp=2,etp=1,ep=1,sequence_parallel=yes", expert_layer())
+    cost = layer_cost(expert_problem(), "tp=2,etp=1,ep=1,sequence_parallel=yes", expert_layer())
     close(cost.forward.expert_s, 0.0)
 
 
 def test_expert_communication_hides_as_far_as_the_software_can() -> None:
     p = with_software(expert_problem(), expert_overlap=0.5)
-    close(priced(p, "ep=2", expert_layer()).forward.expert_s, 1.6)
+    close(layer_cost(p, "ep=2", expert_layer()).forward.expert_s, 1.6)
 
 
 def test_a_weight_that_is_partly_split_is_not_whole() -> None:
@@ -377,7 +379,7 @@ def test_a_weight_that_is_partly_split_is_not_whole() -> None:
             ),
         ),
     )
-    cost = priced(problem(), "tp=4", layer)
+    cost = layer_cost(problem(), "tp=4", layer)
     close(cost.dense_weights, 116.0)  # 220 over two key-value heads, and 6 whole
     close(cost.replicated_weights, 6.0)
 
@@ -386,10 +388,10 @@ def test_work_that_is_not_selective_is_not_recomputed() -> None:
     layer = Layer(
         name="plain", operators=(Pointwise(name="p", forward=(Extent(10),), backward=(Extent(10),)),)
     )
-    close(priced(problem(), "tp=1", layer).selective.total_s, 0.0)
+    close(layer_cost(problem(), "tp=1", layer).selective.total_s, 0.0)
 
 
-def test_a_grid_prices_every_kind_and_both_ends() -> None:
+def test_a_grid_has_costs_of_every_kind_and_both_ends() -> None:
     p = problem(brick_model((0, 1)))
     grid = grid_cost(p, table(p, "tp=1,pp=2"))
     close(grid.kinds[1].forward.total_s, 2.1)
@@ -400,7 +402,7 @@ def test_a_grid_prices_every_kind_and_both_ends() -> None:
     close(grid.head.backward_weight.total_s, 2.0)
     close(grid.head.logits_bytes, 400.0)
     close(grid.head.largest_bytes, 0.0)
-    close(grid.head.kept_bytes, 0.0)
+    close(grid.head.saved_bytes, 0.0)
     # Two of 200 B, and 210 gradients of the larger kind's weights of 2 B; of the head, 400 B and the same.
     close(grid.temporaries.layer, 820.0)
     close(grid.temporaries.head, 820.0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.unit.cost.hand_made import brick_model, cluster, exposed, problem, table
 
-from shardwise.cost import block_of, known_split, lie_of
+from shardwise.cost import known_split, layer_counts_of, subproblem_of
 from shardwise.strategy import layer_counts
 
 SHAPES = (
@@ -26,20 +26,22 @@ def test_layers_on_stages_and_ranks(shape: str, layers: int) -> None:
     for first in firsts:
         for last in [layers - first] if stages == 2 else firsts:
             rows = plain.replaced(first_stage_layers=np.array([first]), last_stage_layers=np.array([last]))
-            lie = lie_of(block_of(p, rows, known_split(layers, stages, np.array([first]), np.array([last]))))
+            found = layer_counts_of(
+                subproblem_of(p, rows, known_split(layers, stages, np.array([first]), np.array([last])))
+            )
             counts = layer_counts(layers, stages, first, last)
             rank_of = [2 * pp - 1 - s if is_v and s >= pp else s % pp for s in range(stages)]
             on = [sum(n for n, rank in zip(counts, rank_of, strict=True) if rank == r) for r in range(pp)]
             between = range(1, stages - 1)
             full = [max([counts[s] for s in between if rank_of[s] == r], default=0) for r in range(pp)]
             if pp == 1:
-                assert lie.on_first[0] == layers
+                assert found.on_first[0] == layers
                 continue
-            assert (lie.on_first[0], lie.on_last[0]) == (on[0], on[-1])
-            assert lie.least[0] == min((counts[s] for s in between), default=0)
+            assert (found.on_first[0], found.on_last[0]) == (on[0], on[-1])
+            assert found.least[0] == min((counts[s] for s in between), default=0)
             if pp > 2:
-                assert (lie.on_second[0], lie.on_third[0]) == (on[1], on[-2])
-                assert (lie.full_second[0], lie.full_third[0]) == (full[1], full[-2])
+                assert (found.on_second[0], found.on_third[0]) == (on[1], on[-2])
+                assert (found.full_second[0], found.full_third[0]) == (full[1], full[-2])
             if stages > pp:
-                assert lie.full_last[0] == full[-1]
-                assert is_v or lie.full_first[0] == full[0]
+                assert found.full_last[0] == full[-1]
+                assert is_v or found.full_first[0] == full[0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shardwise.cluster import load_cluster
-from shardwise.cost import StageShape, bind, hop_s, kinds_of, stage_price
+from shardwise.cost import StageShape, bind, hop_s, stage_costs, stage_kinds_of
 from shardwise.model import load_model
 from shardwise.search import default_job, evaluate
 from shardwise.sim import Durations, makespan_s
@@ -36,18 +36,18 @@ def test_stages_of_a_uniform_strategy_cost_the_same(
     )  # fmt: skip
     uniform = evaluate(model, cluster, job, strategy)
 
-    kinds = kinds_of(bind(model, cluster, job), [(tp, dp)], size * dp)
+    kinds = stage_kinds_of(bind(model, cluster, job), [(tp, dp)], size * dp)
     microbatches = 64 // (size * dp * pipelines)
     place = np.arange(pp, 0, -1)[:, None]
     counts = layer_counts(model.layers, pp, *(int(end) for end in even_ends(model.layers, pp)))
     shape = StageShape(
         layers=np.array(counts)[:, None],
-        held=np.minimum(place, microbatches),
+        in_flight=np.minimum(place, microbatches),
         is_first=1.0 * (place == pp),
         is_last=1.0 * (place == 1),
         replicas=(pipelines,),
     )
-    price = stage_price(kinds, shape)
+    price = stage_costs(kinds, shape)
     way = RECOMPUTES.index(recompute)
     hop = hop_s(kinds)[0]
     durations = Durations.of(

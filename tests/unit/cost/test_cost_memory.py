@@ -22,9 +22,9 @@ from tests.unit.cost.hand_made import (
 
 from shardwise.cost import (
     Problem,
+    costs_of_all_stages,
     host_bytes,
     peaks_of,
-    price_everywhere,
 )
 from shardwise.cost.memory import communicators
 from shardwise.model import Experts
@@ -134,7 +134,7 @@ def test_microbatches_in_flight(text: str, activations: tuple[float, ...]) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"),
+    ("text", "saved_losses"),
     [
         # The backward of a loss follows at once, and its logits of 400 B are gone ...
         ("pp=4,schedule=1f1b", 0),
@@ -149,10 +149,10 @@ def test_microbatches_in_flight(text: str, activations: tuple[float, ...]) -> No
         ("pp=2,schedule=dualpipe_v", 4),
     ],
 )
-def test_losses_that_are_kept(text: str, kept: int) -> None:
+def test_losses_that_are_saved(text: str, saved_losses: int) -> None:
     # Temporaries: 2 * 200 B of the norm and 110 * 2 B of gradients; the logits of one are no more.
     found = np.asarray(bytes_of(one_node(), text).temporaries)[:, 0]
-    assert found.tolist() == [620.0] * (len(found) - 1) + [620.0 + kept * 400.0]
+    assert found.tolist() == [620.0] * (len(found) - 1) + [620.0 + saved_losses * 400.0]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_losses_that_are_kept(text: str, kept: int) -> None:
         ("full,recompute_layers=2", (2 * 200 + 200, 200 + 200)),
     ],
 )
-def test_recomputation_keeps_less(recompute: str, activations: tuple[float, ...]) -> None:
+def test_recomputation_saves_fewer_activations(recompute: str, activations: tuple[float, ...]) -> None:
     close(bytes_of(one_node(), f"pp=2,recompute={recompute}").activations, *activations)
 
 
@@ -190,7 +190,7 @@ def test_what_is_recomputed_waits_for_the_weights(text: str, activations: tuple[
     close(bytes_of(one_node(), text).activations, *activations)
 
 
-def test_sequence_parallelism_splits_what_norms_keep() -> None:
+def test_sequence_parallelism_splits_saved_activations_of_norms() -> None:
     close(bytes_of(one_node(), "tp=2,sequence_parallel=no").activations, 4 * 300.0)
     close(bytes_of(one_node(), "tp=2,sequence_parallel=yes").activations, 4 * 150.0)
 
@@ -230,7 +230,7 @@ def test_offloaded_bytes_move_to_the_host(offload: str, states: float, on_host: 
     p = one_node()
     rows = table(p, f"pp=4,offload={offload}")
     close(bytes_of(p, f"pp=4,offload={offload}").optimizer[:1], states)
-    close(host_bytes(rows, price_everywhere(p, rows)), on_host)
+    close(host_bytes(rows, costs_of_all_stages(p, rows)), on_host)
     close(peaks_of(p, rows).host_bytes, on_host)
 
 
@@ -286,7 +286,7 @@ def test_temporaries_of_blocks_that_are_reduced_one_by_one(
     close(bytes_of(p, text).gradients, *gradients)
 
 
-def test_gathered_inputs_of_products_are_kept_where_the_software_keeps_them() -> None:
+def test_gathered_inputs_are_saved_where_the_profile_says_so() -> None:
     # Four layers: the product's input of 100 B is a half on either tensor rank, so is the norm's 200 B.
     p = one_node()
     close(bytes_of(p, "tp=2,dp=2").activations, 4 * (50.0 + 100.0))
@@ -299,7 +299,7 @@ def test_gathered_inputs_of_products_are_kept_where_the_software_keeps_them() ->
     close(bytes_of(keeps, whole).activations, float(np.asarray(bytes_of(p, whole).activations)[0, 0]))
 
 
-def test_unfused_attention_keeps_its_scores() -> None:
+def test_unfused_attention_saves_its_scores() -> None:
     core = Attention(
         name="a", heads=Extent(4, "heads"), kv_heads=Extent(2, "kv_heads"), qk_dim=3, v_dim=5,
         saved=(Saved(name="q", width=Extent(12, "heads")),),
@@ -315,7 +315,7 @@ def test_unfused_attention_keeps_its_scores() -> None:
     close(bytes_of(unfused, "dp=4,recompute=selective").activations, 2 * 192.0)
 
 
-def test_what_only_a_product_reads_is_kept_in_its_dtype() -> None:
+def test_inputs_of_one_matmul_are_saved_in_its_dtype() -> None:
     operand = Saved(name="input", width=Extent(128), dtype="operand")
     work = matmul("m", Extent(128), Extent(10, "ffn"), saved=(operand,))
     model = operator_model((work,), embedding=(), head=())
@@ -469,7 +469,7 @@ def test_the_peak_is_that_of_the_tightest_rank() -> None:
         ("pp=2,schedule=zb_v", (420, 220, 220, 420)),  # both ends on one rank
     ],
 )
-def test_a_tied_table_is_held_by_both_ends(text: str, weights: tuple[int, ...]) -> None:
+def test_a_tied_embedding_is_on_both_ends(text: str, weights: tuple[int, ...]) -> None:
     memory = bytes_of(problem(brick_model(tied=True), cluster(1)), text)
     close(memory.parameters, *(2.0 * count for count in weights))
     close(memory.optimizer, *(12.0 * count for count in weights))

@@ -38,7 +38,7 @@ HALF_SPEED = MatmulCurve(peak_fraction=0.5, tile_m=1, tile_n=1, units=1, k_half=
 SLOW_MEMORY = MemoryCurve(fraction=0.5, half_bytes=100.0)
 
 
-def asked(efficiency: dict[str, Any], *, experts: Experts | None = None, **job: Any) -> Problem:
+def given(efficiency: dict[str, Any], *, experts: Experts | None = None, **job: Any) -> Problem:
     model = operator_model((Pointwise(name="none", forward=(), backward=()),), experts=experts)
     return problem(model, cluster(of=with_efficiency(**efficiency)), **job)
 
@@ -56,13 +56,13 @@ def seconds(p: Problem, operator: Operator, text: str, experts: Experts | None =
 )
 def test_a_width_is_split_by_its_role(role: Any, expected: float) -> None:
     # tp 4, etp 2; two key-value heads are repeated on pairs of tp ranks.
-    p = asked({}, experts=EXPERTS)
+    p = given({}, experts=EXPERTS)
     assert width_of(p, table(p, "tp=4,etp=2"), Extent(12, role)) == expected
     assert 12 / degree_of(p, table(p, "tp=4,etp=2"), Extent(12, role)) == expected
 
 
 def test_key_value_heads_are_split_while_there_are_enough() -> None:
-    p = asked({})
+    p = given({})
     assert width_of(p, table(p, "tp=2"), Extent(12, "kv_heads")) == 6.0
     assert width_of(p, table(p, "tp=1"), Extent(12, "kv_heads")) == 12.0
 
@@ -84,22 +84,22 @@ def test_key_value_heads_are_split_while_there_are_enough() -> None:
     ],
 )
 def test_rows_on_a_rank(text: str, rows: str, expected: float) -> None:
-    p = asked({}, experts=EXPERTS, seq_len=16, batch=16, expert_imbalance=1.5)
+    p = given({}, experts=EXPERTS, seq_len=16, batch=16, expert_imbalance=1.5)
     assert rows_of(p, table(p, text), rows, EXPERTS) == expected
 
 
 def test_a_capacity_takes_the_place_of_the_imbalance() -> None:
-    p = asked({}, experts=EXPERTS, seq_len=16, expert_imbalance=1.5)
+    p = given({}, experts=EXPERTS, seq_len=16, expert_imbalance=1.5)
     capped = Experts(experts=8, top_k=2, capacity_factor=1.25)
     assert rows_of(p, table(p, "tp=1"), "routed", capped) == 40.0  # 16 * 2 * 1.25
 
 
 def test_bytes_of_saved_elements() -> None:
-    p = asked({})
+    p = given({})
     kinds = ("compute", "operand", "fp32", "mask")
     assert [element_bytes(p, kind) for kind in kinds] == [2.0, 2.0, 4.0, 1.0]
-    assert [element_bytes(asked({}, dtype="fp8"), kind) for kind in kinds] == [2.0, 1.0, 4.0, 1.0]
-    assert [element_bytes(asked({}, dtype="fp32"), kind) for kind in kinds] == [4.0, 4.0, 4.0, 1.0]
+    assert [element_bytes(given({}, dtype="fp8"), kind) for kind in kinds] == [2.0, 1.0, 4.0, 1.0]
+    assert [element_bytes(given({}, dtype="fp32"), kind) for kind in kinds] == [4.0, 4.0, 4.0, 1.0]
 
 
 MATMUL = Matmul(name="m", k=Extent(10), n=Extent(20, "ffn"))
@@ -107,12 +107,12 @@ MATMUL = Matmul(name="m", k=Extent(10), n=Extent(20, "ffn"))
 
 def test_an_ideal_matmul() -> None:
     # 2 * 5 * 10 * 20 = 2000 flop at 1000 flop/s, each phase.
-    assert seconds(asked({}), MATMUL, "tp=1") == (2.0, 2.0, 2.0)
-    assert seconds(asked({}), MATMUL, "tp=2") == (1.0, 1.0, 1.0)
+    assert seconds(given({}), MATMUL, "tp=1") == (2.0, 2.0, 2.0)
+    assert seconds(given({}), MATMUL, "tp=2") == (1.0, 1.0, 1.0)
 
 
 def test_a_matmul_by_its_inner_dimension() -> None:
-    p = asked({"matmul": HALF_SPEED, "launch_s": 0.25})
+    p = given({"matmul": HALF_SPEED, "launch_s": 0.25})
     # Forward k = 10: half saturated, 2000 / (500 / 2); input k = 20: 2000 / (500 * 2/3); weight k = 5: / (500
     # / 3).
     assert seconds(p, MATMUL, "tp=1") == pytest.approx((8.25, 6.25, 12.25), rel=1e-14)
@@ -122,7 +122,7 @@ def test_a_matmul_by_its_inner_dimension() -> None:
 
 def test_a_matmul_by_its_tiles() -> None:
     curve = MatmulCurve(peak_fraction=1.0, tile_m=4, tile_n=8, units=2, k_half=0.0, small_tile_fraction=0.5)
-    p = asked({"matmul": curve})
+    p = given({"matmul": curve})
     # Forward [5, 20]: 2 x 3 tiles in 3 waves fill 100 / (3 * 2 * 32); small ones 0.5 * 100 / (8 * 2 * 8) =
     # 0.39.
     forward = 100 / 192
@@ -134,7 +134,7 @@ def test_a_matmul_by_its_tiles() -> None:
 
 def test_a_matmul_that_memory_limits() -> None:
     # (5 * 10 + 10 * 20 + 5 * 20) * 2 B = 700 B at 1000 * 0.1 B/s.
-    p = asked({"memory": MemoryCurve(fraction=0.1, half_bytes=100.0)})
+    p = given({"memory": MemoryCurve(fraction=0.1, half_bytes=100.0)})
     assert seconds(p, MATMUL, "tp=1") == (7.0, 7.0, 7.0)
 
 
@@ -142,7 +142,7 @@ GROUPED = GroupedMatmul(name="g", experts=8, k=Extent(10), n=Extent(20, "expert_
 
 
 def grouped_problem(**efficiency: Any) -> Problem:
-    return asked(efficiency, experts=EXPERTS, seq_len=8, expert_imbalance=1.25)
+    return given(efficiency, experts=EXPERTS, seq_len=8, expert_imbalance=1.25)
 
 
 def test_a_grouped_matmul_by_tokens_per_expert() -> None:
@@ -174,7 +174,7 @@ def curve(seq_half: float = 0.0) -> dict[str, AttentionCurve]:
 
 
 def test_causal_attention() -> None:
-    p = asked({"attention": curve(seq_half=8.0), "launch_s": 0.5}, seq_len=8)
+    p = given({"attention": curve(seq_half=8.0), "launch_s": 0.5}, seq_len=8)
     # 2 * 8 queries * 4 keys * 4 heads * 8 = 2048 flop at 1000 * 0.5 * 8/16; backward 2.5 times at half the
     # speed.
     assert seconds(p, ATTENTION, "tp=1") == pytest.approx((8.692, 0.5 + 8.192 * 5, 0.0), rel=1e-14)
@@ -183,7 +183,7 @@ def test_causal_attention() -> None:
 
 def test_attention_runs_at_the_peak_of_the_other_dtype() -> None:
     # The recipe fp8 has 2000 flop/s for matmuls, and 1000 for attention.
-    p = asked({"attention": curve()}, seq_len=8, dtype="fp8")
+    p = given({"attention": curve()}, seq_len=8, dtype="fp8")
     assert seconds(p, ATTENTION, "tp=1")[0] == pytest.approx(4.096, rel=1e-14)
     # [8, 10] x [10, 20] is 3200 flop at 2000 flop/s; casts of 4 B for each of 8 * 10 inputs and of 8 * 20
     # gradients of outputs, at 1000 B/s.
@@ -195,7 +195,7 @@ def test_attention_runs_at_the_peak_of_the_other_dtype() -> None:
     [(2, True, 1.75), (2, False, 1.75), (None, False, 8.0), (8, True, 4.0), (100, True, 4.0)],  # 2 - 4 / 16
 )
 def test_attention_within_a_window(window: int | None, causal: bool, keys: float) -> None:
-    p = asked({}, seq_len=8)
+    p = given({}, seq_len=8)
     core = Attention(
         name="a", heads=Extent(4, "heads"), kv_heads=Extent(2, "kv_heads"), qk_dim=3, v_dim=5,
         window=window, causal=causal,
@@ -205,7 +205,7 @@ def test_attention_within_a_window(window: int | None, causal: bool, keys: float
 
 
 def test_attention_that_memory_limits() -> None:
-    p = asked({"memory": MemoryCurve(fraction=0.1, half_bytes=0.0)}, seq_len=8)
+    p = given({"memory": MemoryCurve(fraction=0.1, half_bytes=0.0)}, seq_len=8)
     # q and out 4 heads, k and v 2 heads, of (3 + 5) elements together: 8 * 6 * 8 * 2 B = 768 B at 100 B/s;
     # twice back.
     assert seconds(p, ATTENTION, "tp=1") == pytest.approx((7.68, 15.36, 0.0), rel=1e-14)
@@ -215,13 +215,13 @@ def test_attention_that_memory_limits() -> None:
 
 def test_attention_over_a_part_of_the_sequence() -> None:
     # cp 2 has half of the queries, which meet all the keys.
-    p = asked({}, seq_len=8)
+    p = given({}, seq_len=8)
     assert seconds(p, ATTENTION, "cp=2")[0] == pytest.approx(1.024, rel=1e-14)
 
 
 def unfused(efficiency: dict[str, Any] | None = None, **changes: Any) -> Problem:
     """Sequences of 8 on software that knows no fused attention."""
-    return with_software(asked(efficiency or {}, seq_len=8, **changes), attention=())
+    return with_software(given(efficiency or {}, seq_len=8, **changes), attention=())
 
 
 def test_unfused_attention() -> None:
@@ -231,7 +231,7 @@ def test_unfused_attention() -> None:
     expected = (4.096 + 2.304, 8.192 + 2.816, 0.0)
     assert seconds(unfused(), ATTENTION, "tp=1") == pytest.approx(expected, rel=1e-14)
     # A device without a fused kernel is the same.
-    assert seconds(asked({"attention": {}}, seq_len=8), ATTENTION, "tp=1") == pytest.approx(
+    assert seconds(given({"attention": {}}, seq_len=8), ATTENTION, "tp=1") == pytest.approx(
         expected, rel=1e-14
     )
     # tp 2 has half of the heads, cp 2 half of the queries.
@@ -248,7 +248,7 @@ def test_unfused_attention_computes_what_a_window_would_leave_out() -> None:
         name="a", heads=Extent(4, "heads"), kv_heads=Extent(2, "kv_heads"), qk_dim=3, v_dim=5, window=2
     )
     assert seconds(unfused(), core, "tp=1") == seconds(unfused(), ATTENTION, "tp=1")
-    assert seconds(asked({}, seq_len=8), core, "tp=1")[0] < 1.0
+    assert seconds(given({}, seq_len=8), core, "tp=1")[0] < 1.0
 
 
 def test_unfused_attention_runs_as_products_do() -> None:
@@ -270,7 +270,7 @@ def test_unfused_attention_runs_as_products_do() -> None:
 def test_software_prefers_its_first_kernel_that_the_device_has() -> None:
     slow = AttentionCurve(forward_fraction=0.5, backward_fraction=0.25, seq_half=0.0)
     fast = AttentionCurve(forward_fraction=1.0, backward_fraction=1.0, seq_half=0.0)
-    p = asked({"attention": {"flash-2": slow, "flash-3": fast}}, seq_len=8)
+    p = given({"attention": {"flash-2": slow, "flash-3": fast}}, seq_len=8)
     for order, curve in (
         (("flash-3", "flash-2"), fast),
         (("flash-2", "flash-3"), slow),
@@ -282,7 +282,7 @@ def test_software_prefers_its_first_kernel_that_the_device_has() -> None:
 
 
 def test_memory_bound_work_moves_as_often_as_software_makes_it() -> None:
-    p = with_software(asked({"memory": SLOW_MEMORY, "launch_s": 0.5}), pointwise_passes=2.0)
+    p = with_software(given({"memory": SLOW_MEMORY, "launch_s": 0.5}), pointwise_passes=2.0)
     pointwise = Pointwise(name="p", forward=(Extent(10),), backward=(Extent(30),), rows="tokens")
     # 5 * 10 * 2 B and 5 * 30 * 2 B, twice, each with 100 B, at 500 B/s.
     assert seconds(p, pointwise, "tp=1") == pytest.approx((1.1, 1.9, 0.0), rel=1e-14)
@@ -292,7 +292,7 @@ def test_memory_bound_work_moves_as_often_as_software_makes_it() -> None:
     assert found == pytest.approx((4.096 + 4.608, 8.192 + 5.632, 0.0), rel=1e-14)
     # Products, lookups and losses move what they move.
     for operator in (MATMUL, Lookup(name="l", width=Extent(10)), Loss(name="l", classes=Extent(20, "vocab"))):
-        assert seconds(twice, operator, "tp=1") == seconds(asked({}, seq_len=8), operator, "tp=1")
+        assert seconds(twice, operator, "tp=1") == seconds(given({}, seq_len=8), operator, "tp=1")
 
 
 @pytest.mark.parametrize(("dtype", "cast"), [("bf16", 0.0), ("fp32", 0.0), ("fp8", 1.0), ("nvfp4", 1.0)])
@@ -310,7 +310,7 @@ def test_casts_before_products_of_low_precision(dtype: str, cast: float) -> None
 
 
 def test_pointwise_work() -> None:
-    p = asked({"memory": SLOW_MEMORY, "launch_s": 0.5})
+    p = given({"memory": SLOW_MEMORY, "launch_s": 0.5})
     pointwise = Pointwise(
         name="p", forward=(Extent(10), Extent(20, "ffn")), backward=(Extent(40, "ffn"),), rows="tokens"
     )
@@ -321,18 +321,18 @@ def test_pointwise_work() -> None:
 
 
 def test_pointwise_work_that_moves_nothing_is_a_launch() -> None:
-    p = asked({"memory": SLOW_MEMORY, "launch_s": 0.5})
+    p = given({"memory": SLOW_MEMORY, "launch_s": 0.5})
     assert seconds(p, Pointwise(name="p", forward=(), backward=()), "tp=1") == (0.5, 0.5, 0.0)
 
 
 def test_a_lookup_reads_and_writes_rows_and_adds_gradients_in_fp32() -> None:
-    p = asked({"memory": SLOW_MEMORY, "launch_s": 0.5})
+    p = given({"memory": SLOW_MEMORY, "launch_s": 0.5})
     # 2 * 5 * 10 * 2 B and 5 * 10 * (2 + 4 + 4) B, each with 100 B, at 500 B/s; no gradient of an input.
     assert seconds(p, Lookup(name="l", width=Extent(10)), "tp=1") == pytest.approx((1.1, 0.0, 1.7), rel=1e-14)
 
 
 def test_a_loss_passes_over_fp32_logits() -> None:
-    p = asked({"memory": SLOW_MEMORY, "launch_s": 0.5})
+    p = given({"memory": SLOW_MEMORY, "launch_s": 0.5})
     # 5 * 20 * 4 = 400 B three times and twice, each with 100 B, at 500 B/s.
     loss = Loss(name="l", classes=Extent(20, "vocab"))
     assert seconds(p, loss, "tp=1") == pytest.approx((3.1, 2.3, 0.0), rel=1e-14)

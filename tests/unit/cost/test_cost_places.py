@@ -16,7 +16,7 @@ PATTERN = (1, 0, 0, 0, 1, 0, 0, 0)
 """Two of eight layers are of another kind."""
 
 
-def asked() -> Problem:
+def given() -> Problem:
     return problem(brick_model(PATTERN), cluster(1))
 
 
@@ -26,13 +26,13 @@ def listed(column: Any) -> list[Any]:
 
 
 def placed(text: str) -> Places:
-    p = asked()
+    p = given()
     return all_places(p, table(p, text))
 
 
 def test_layers_of_each_kind_before_each_layer() -> None:
     before = [[0, 0, 1, 2, 3, 3, 4, 5, 6], [0, 1, 1, 1, 1, 2, 2, 2, 2]]
-    assert asked().patterns.before.tolist() == [before]
+    assert given().patterns.before.tolist() == [before]
 
 
 def test_rows_have_layers_of_their_own_decoders() -> None:
@@ -77,7 +77,7 @@ def test_interleaved_stages_go_round() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["zb_v", "dualpipe_v"])
-def test_a_v_turns_round(schedule: str) -> None:
+def test_a_v_schedule_folds_back(schedule: str) -> None:
     # Layers 10 | 00 | 10 | 00 on ranks 0, 1, 1, 0.
     places = placed(f"pp=2,schedule={schedule}")
     assert listed(places.rank) == [0, 1, 1, 0]
@@ -88,7 +88,7 @@ def test_a_v_turns_round(schedule: str) -> None:
 
 
 def test_rows_with_fewer_stages_repeat_their_first() -> None:
-    p = asked()
+    p = given()
     texts = ("pp=4", "pp=1", "pp=2,vpp=2", "pp=2")
     together = all_places(p, table(p, *texts))
     assert together.stage.shape == (4, 4)
@@ -102,21 +102,21 @@ def test_rows_with_fewer_stages_repeat_their_first() -> None:
 
 
 def test_no_rank_counts_its_first_stage_again_where_it_is_repeated() -> None:
-    p = asked()
+    p = given()
     together = all_places(p, table(p, "pp=2", "pp=4"))
     assert together.rank_layers[:, :, 0].tolist() == [[3, 3, 3, 3], [1, 1, 1, 1]]
 
 
-def test_only_places_that_others_do_not_exceed_are_kept() -> None:
+def test_only_non_dominated_stages_remain() -> None:
     # 10 | 00 | 10 | 00: stage 2 equals stage 0 without its embedding, on a later rank; stage 1 is all zeros
     # of kind 0.
-    p = asked()
+    p = given()
     peaks = peak_places(p, table(p, "pp=4"))
     assert sorted(set(listed(peaks.stage))) == [0, 1, 3]
 
 
-def test_the_first_of_the_kept_places_is_the_first_stage() -> None:
-    p = asked()
+def test_the_first_remaining_stage_is_stage_0() -> None:
+    p = given()
     rows = table(p, "pp=4", "pp=2,vpp=2", "pp=2,schedule=zb_v", "pp=1", "pp=4,first_stage_layers=0")
     assert peak_places(p, rows).stage[0].tolist() == [0, 0, 0, 0, 0]
 
@@ -134,7 +134,7 @@ def test_rows_of_three_and_of_four_stages_stand_together() -> None:
             assert (columns[..., stages:] == columns[..., :1]).all()
 
 
-def test_of_alike_stages_that_split_their_backward_the_last_is_kept() -> None:
+def test_of_equal_split_backward_stages_the_last_remains() -> None:
     # 1 | 0 | 0 | 0 | 1 | 0 | 0 | 0: of stages 1, 2, 3, 5 and 6 the one where most waits for the weights.
     p = problem(brick_model(PATTERN), cluster(2))
     rows = table(p, "pp=8,schedule=zb_h1", "pp=8")
@@ -150,7 +150,7 @@ def measures(places: Places, place: int, row: int, by_rank: int) -> Any:
     return np.array([*counts, *(end[place, row] for end in ends), by_rank * places.rank[place, row]])
 
 
-def test_every_place_is_exceeded_by_one_that_is_kept() -> None:
+def test_every_stage_is_dominated_by_one_that_remains() -> None:
     p = problem(brick_model((0, 1, 1, 0, 0, 0, 1, 0, 0, 1, 0, 0)), cluster(3), batch=24)
     texts = [
         *(f"pp=4,first_stage_layers={a},last_stage_layers={b}" for a in range(4) for b in range(4)),
@@ -160,13 +160,13 @@ def test_every_place_is_exceeded_by_one_that_is_kept() -> None:
         "pp=12", "pp=6", "pp=3", "pp=2", "pp=1",
     ]  # fmt: skip
     rows = table(p, *texts)
-    every, kept = all_places(p, rows), peak_places(p, rows)
+    every, remaining = all_places(p, rows), peak_places(p, rows)
     widths = set()
     for row, text in enumerate(texts):
         by_rank = 1 if "zb_" in text else -1
         stages = range(int(rows.pp[row] * rows.vpp[row]))
         all_of_row = [measures(every, place, row, by_rank) for place in stages]
-        peaks = {tuple(measures(kept, place, row, by_rank)) for place in range(kept.stage.shape[0])}
+        peaks = {tuple(measures(remaining, place, row, by_rank)) for place in range(remaining.stage.shape[0])}
         assert peaks <= {tuple(found) for found in all_of_row}, text
         assert all(any((np.array(peak) >= found).all() for peak in peaks) for found in all_of_row), text
         needed = {

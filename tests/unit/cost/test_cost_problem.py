@@ -63,7 +63,7 @@ def test_every_rank_keeps_the_pace_of_the_slowest() -> None:
     assert p.host_link_bytes_per_s == 60.0
 
 
-def test_the_slowest_is_told_by_the_dtype_of_the_matmuls() -> None:
+def test_the_slowest_device_depends_on_the_matmul_dtype() -> None:
     p = problem(on=mixed_cluster(), dtype="fp32")
     assert p.device.name == "fast"
     assert p.matmul_flop_per_s == 100.0

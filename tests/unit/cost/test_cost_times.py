@@ -200,7 +200,7 @@ def test_sharded_optimizer_states_cost_a_microbatch_nothing() -> None:
     close(times_of(one_node(), "zero_stage=1").shard_s, 0.0)
 
 
-def test_sharding_hides_beside_the_neighbouring_layer() -> None:
+def test_sharding_is_hidden_by_the_neighbouring_layer() -> None:
     p = with_software(one_node(overlap_slowdown=1.5), shard_overlap=0.9)
     times = times_of(p, "zero_stage=3")
     # Gathers beside the forward: of a layer's 1.65 s 1.1 s hide (all its forward), adding 0.55 + 0.55; of the
@@ -290,7 +290,7 @@ def test_context_ranks_share_gradients_too() -> None:
     close(times.reduce_s, 25.2)
 
 
-def test_reductions_hide_beside_the_last_backward() -> None:
+def test_reductions_are_hidden_by_the_last_backward() -> None:
     p = with_software(one_node(), data_overlap=0.25, state_overlap=0.5)
     times = times_of(p, "zero_stage=1")
     # Four layers are four buckets. Half of 25.2, 12.6, passes beside 7.6 + 6.5: 25.2 - 12.6 * 3/4; half of

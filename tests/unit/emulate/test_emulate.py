@@ -24,8 +24,8 @@ from tests.sampling import sample_of
 
 from shardwise.cluster import EventTrace, LinkChange, NodeLost, Slowdown, load_cluster
 from shardwise.emulate import Emulation, shares, system
-from shardwise.emulate.changes import Change, changes_of
-from shardwise.emulate.shares import Shares
+from shardwise.emulate.changes import EmulatedChange, changes_of
+from shardwise.emulate.shares import CpuShares
 from shardwise.emulate.ticks import Ticks
 from shardwise.errors import ConfigError
 
@@ -113,7 +113,7 @@ def is_possible(ran: subprocess.CompletedProcess[str]) -> bool:
     return False
 
 
-TELL = """
+REPORT = """
 import json, os, subprocess, sys
 def said(*words): return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 lines = [line.strip().split(":") for line in open("/proc/self/cgroup")]
@@ -131,21 +131,22 @@ with open(sys.argv[1] + os.environ["RANK"], "w") as file:
 def test_every_rank_has_its_place_its_link_and_its_share(
     emulate: Emulate, cluster: str, tmp_path: Path
 ) -> None:
-    ran = emulate(cluster, "--", sys.executable, "-c", TELL, f"{tmp_path}/told")
+    ran = emulate(cluster, "--", sys.executable, "-c", REPORT, f"{tmp_path}/told")
     if not is_possible(ran):
         return
     assert (ran.returncode, ran.stderr) == (0, "")
-    told = [json.loads((tmp_path / f"told{rank}").read_text()) for rank in range(3)]
-    assert [(one["RANK"], one["GROUP_RANK"], one["LOCAL_RANK"], one["LOCAL_WORLD_SIZE"]) for one in told] == [
+    reported = [json.loads((tmp_path / f"told{rank}").read_text()) for rank in range(3)]
+    assert [(one["RANK"], one["GROUP_RANK"], one["LOCAL_RANK"],
+    one["LOCAL_WORLD_SIZE"]) for one in reported] == [
         ("0", "0", "0", "2"), ("1", "0", "1", "2"), ("2", "1", "0", "1"),
     ]  # fmt: skip
-    assert {(one["WORLD_SIZE"], one["MASTER_ADDR"]) for one in told} == {("3", "10.77.0.1")}
-    assert ["rate 160Mbit" in one["shaped"] for one in told] == [True, True, False]
-    assert "rate 80Mbit" in told[2]["shaped"]
-    assert {one["packet_bytes"] for one in told} == {
+    assert {(one["WORLD_SIZE"], one["MASTER_ADDR"]) for one in reported} == {("3", "10.77.0.1")}
+    assert ["rate 160Mbit" in one["shaped"] for one in reported] == [True, True, False]
+    assert "rate 80Mbit" in reported[2]["shaped"]
+    assert {one["packet_bytes"] for one in reported} == {
         9000
     }  # with 1,500 ranks pay up to half a step for packets
-    assert [one["group"] for one in told] == ["d0", "d1", "d2"]
+    assert [one["group"] for one in reported] == ["d0", "d1", "d2"]
 
 
 @pytest.mark.parametrize(
@@ -164,9 +165,9 @@ def test_a_rank_that_fails_ends_all_with_its_code(
     assert not is_possible(ran) or ran.returncode == code
 
 
-def test_tools_are_found_beside_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tools_are_found_outside_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    monkeypatch.setattr(system, "_BESIDE", (str(tmp_path),))
+    monkeypatch.setattr(system, "_SYSTEM_FOLDERS", (str(tmp_path),))
     with pytest.raises(ConfigError, match="tc: is not installed"):
         system.tool_path("tc")
     (tmp_path / "tc").touch(mode=0o755)
@@ -189,8 +190,8 @@ def test_more_interrupts_do_not_stop_what_takes_down(
 ) -> None:
     """What is left is looked for by the fixture."""
     ended = interrupted(emulate, cluster, tmp_path / "ready", numbers, apart_s=apart_s)
-    behind = -numbers[1]  # it came when all was taken down, and ended what was ending
-    assert not is_possible(ended) or ended.returncode in (130, behind)
+    lag = -numbers[1]  # it came when all was taken down, and ended what was ending
+    assert not is_possible(ended) or ended.returncode in (130, lag)
 
 
 def interrupted(
@@ -205,8 +206,8 @@ def interrupted(
         for number in numbers:
             process.send_signal(number)
             select.select([], [], [], apart_s)
-        _, said = process.communicate(timeout=600)
-    return subprocess.CompletedProcess(process.args, process.returncode, "", said)
+        _, messages = process.communicate(timeout=600)
+    return subprocess.CompletedProcess(process.args, process.returncode, "", messages)
 
 
 def test_what_a_killed_emulation_left_is_removed_by_the_next(
@@ -231,19 +232,19 @@ def test_groups_of_a_killed_emulation_are_deleted_when_their_processes_have_ende
     gone.wait()
     inner = tmp_path / f"shardwise-{gone.pid}" / "d0"
     inner.mkdir(parents=True)
-    held = [inner, inner]
+    is_busy = [inner, inner]
     rmdir = Path.rmdir
 
-    def held_rmdir(folder: Path) -> None:
-        if folder in held:
-            held.remove(folder)
+    def failing_rmdir(folder: Path) -> None:
+        if folder in is_busy:
+            is_busy.remove(folder)
             raise OSError(16, "Device or resource busy")
         rmdir(folder)
 
     monkeypatch.setattr(shares, "_cpu_root", lambda: tmp_path)
-    monkeypatch.setattr(Path, "rmdir", held_rmdir)
+    monkeypatch.setattr(Path, "rmdir", failing_rmdir)
     shares.remove_leftover_shares()
-    assert held == [] and list(tmp_path.iterdir()) == []
+    assert is_busy == [] and list(tmp_path.iterdir()) == []
 
 
 STREAM = """
@@ -311,8 +312,8 @@ def test_shares_are_of_the_cores_and_follow_the_speeds(tmp_path: Path) -> None:
     # 80 % of the cores among speeds that sum to 2.5; no device has more than a core.
     cores = os.cpu_count() or 1
     nominal = min(1.0, 0.8 * cores / 2.5)
-    asked = Emulation(cluster=place, command=("true",))
-    assert asked.shares == pytest.approx((nominal, nominal, nominal / 2))
+    requested = Emulation(cluster=place, command=("true",))
+    assert requested.shares == pytest.approx((nominal, nominal, nominal / 2))
 
 
 @pytest.mark.parametrize("is_v2", [False, True])
@@ -329,7 +330,7 @@ def test_a_share_is_a_millisecond_of_each_period(
 ) -> None:
     if is_v2:
         (tmp_path / "cgroup.controllers").write_text("cpu memory")
-    shares = Shares(2, 4711, root=tmp_path)
+    shares = CpuShares(2, 4711, root=tmp_path)
     shares.build()
     shares.set(1, share)
     group = tmp_path / "shardwise-4711" / "d1"
@@ -352,31 +353,31 @@ def ticking() -> dict[int, tuple[int, set[int]]]:
 
 
 def test_every_core_has_a_thread_above_all_devices_until_the_end() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     ticks = Ticks()
-    ticks.begin(said.append)
+    ticks.begin(messages.append)
     try:
         found = ticking()
     finally:
         ticks.close()
     assert not ticking()
-    if said:  # no root, or no time for such threads
-        assert "real-time threads are refused" in said[0] and len(said) == 1
+    if messages:  # no root, or no time for such threads
+        assert "real-time threads are refused" in messages[0] and len(messages) == 1
     else:
         cores = os.sched_getaffinity(0)
         assert found == {core: (os.SCHED_FIFO, {core}) for core in cores}
 
 
-def test_where_such_threads_are_refused_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_such_threads_are_refused_it_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int, policy: int, param: os.sched_param) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
-    said: list[str] = []
+    messages: list[str] = []
     ticks = Ticks()
-    ticks.begin(said.append)
+    ticks.begin(messages.append)
     ticks.close()
-    assert len(said) == 1 and said[0].endswith("(operation not permitted)")
+    assert len(messages) == 1 and messages[0].endswith("(operation not permitted)")
     assert not ticking()
 
 
@@ -395,12 +396,12 @@ def test_events_become_changes_of_links_and_ranks(tmp_path: Path) -> None:
         ),
     )
     assert changes_of(trace, place) == [
-        Change(time_s=1.0, value=1e6, link="n1>s1g0"),
-        Change(time_s=2.0, value=0.5, ranks=(0, 1)),
-        Change(time_s=3.0, value=0.25, ranks=(2,)),
-        Change(time_s=4.0, value=0.25, ranks=(1,)),
-        Change(time_s=5.0, value=0.25, ranks=(0,)),
-        Change(time_s=5.0, value=0.125, ranks=(1,)),
+        EmulatedChange(time_s=1.0, value=1e6, link="n1>s1g0"),
+        EmulatedChange(time_s=2.0, value=0.5, ranks=(0, 1)),
+        EmulatedChange(time_s=3.0, value=0.25, ranks=(2,)),
+        EmulatedChange(time_s=4.0, value=0.25, ranks=(1,)),
+        EmulatedChange(time_s=5.0, value=0.25, ranks=(0,)),
+        EmulatedChange(time_s=5.0, value=0.125, ranks=(1,)),
     ]
     for refused in (NodeLost(time_s=1.0, node="n0"), LinkChange(time_s=1.0, link="n1>s1g0", latency_s=1.0)):
         with pytest.raises(ConfigError, match="is not emulated"):
@@ -428,7 +429,7 @@ def test_what_cannot_be_emulated_is_refused_in_one_line(
     assert ran.stderr.count("\n") == 1 and named in ran.stderr
 
 
-def test_other_users_than_root_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_users_than_root_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from shardwise.emulate.system import check_system
 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

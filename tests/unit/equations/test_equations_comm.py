@@ -17,7 +17,7 @@ RATES = [10.0, 5.0]
 
 
 def test_a_group_of_one_is_not_at_work() -> None:
-    np.testing.assert_array_equal(comm.at_work(np.array([1, 2, 8])), [0, 1, 1])
+    np.testing.assert_array_equal(comm.has_peers(np.array([1, 2, 8])), [0, 1, 1])
 
 
 def test_one_message() -> None:
@@ -34,7 +34,7 @@ def test_one_message() -> None:
     ],
 )
 def test_a_trip_around_a_ring(n: int, expected: float) -> None:
-    assert comm.ring_pass_s(100.0, n, 0.5, 25.0) == expected
+    assert comm.ring_all_gather_s(100.0, n, 0.5, 25.0) == expected
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_members_of_a_group() -> None:
     ],
 )
 def test_a_pass_is_one_ring(sizes: list[int], alphas_s: list[float], expected: float) -> None:
-    assert comm.pass_s(120.0, sizes, alphas_s, RATES) == pytest.approx(expected, rel=1e-15)
+    assert comm.all_gather_s(120.0, sizes, alphas_s, RATES) == pytest.approx(expected, rel=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_all_to_all(sizes: list[int], copies: list[float], expected: float) -> N
     ],
 )
 def test_groups_that_draws_reach(groups: int, drawn: int, expected: float) -> None:
-    assert comm.groups_reached(groups, drawn) == pytest.approx(expected, rel=1e-14)
+    assert comm.expected_groups(groups, drawn) == pytest.approx(expected, rel=1e-14)
     draws = itertools.product(range(groups), repeat=drawn)
     if groups**drawn < 100:
         counts = [len(set(draw)) for draw in draws]
@@ -165,7 +165,7 @@ def test_all_to_all_over_three_tiers_counts_all_ranks_within() -> None:
 @pytest.mark.parametrize("collective", ["pass", "all_reduce", "all_to_all"])
 def test_zero_bytes_cost_latency_alone(collective: str) -> None:
     found: dict[str, Any] = {
-        "pass": comm.pass_s(0.0, SIZES, ALPHAS_S, RATES),  # 11 * 2
+        "pass": comm.all_gather_s(0.0, SIZES, ALPHAS_S, RATES),  # 11 * 2
         "all_reduce": comm.all_reduce_s(0.0, SIZES, ALPHAS_S, RATES, [0, 0]),  # 2 log2(12) * 2, under 44
         "all_to_all": comm.all_to_all_s(0.0, SIZES, ALPHAS_S, RATES, [1.0, 1.0]),
     }
@@ -175,6 +175,6 @@ def test_zero_bytes_cost_latency_alone(collective: str) -> None:
 
 def test_a_cluster_of_one_tier_is_a_plain_ring() -> None:
     # 3 * 0.5 + 3/4 * 120 / 10 = 10.5, flat or not; all to all 120 * 3/4 / 10 + 0.5.
-    assert float(comm.pass_s(120.0, [4], [0.5], [10.0])) == 10.5
+    assert float(comm.all_gather_s(120.0, [4], [0.5], [10.0])) == 10.5
     assert float(comm.all_reduce_s(120.0, [4], [0.5], [10.0], [0])) == 21.0
     assert comm.all_to_all_s(120.0, [4], [0.5], [10.0], [1.0]) == 9.5

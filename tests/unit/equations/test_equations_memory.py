@@ -30,11 +30,11 @@ def test_share_of_a_stage_that_is_recomputed(recomputed: int, layers: int, expec
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 100.0), (0.5, 55.0), (1.0, 10.0)])
 def test_activations_that_are_kept(share: float, expected: float) -> None:
-    assert memory.kept_activation_bytes(100.0, 10.0, share) == expected  # 100 - share * 90
+    assert memory.saved_activation_bytes(100.0, 10.0, share) == expected  # 100 - share * 90
 
 
 @pytest.mark.parametrize(
-    ("at_work", "given_back", "expected"),
+    ("at_work", "weights_freed", "expected"),
     [
         (100.0, 0, 140.0),  # 100 at work beside 40 of gradients; 80 sent beside 40 is less
         (70.0, 0, 120.0),  # 80 sent beside 40, more than 110
@@ -43,9 +43,9 @@ def test_activations_that_are_kept(share: float, expected: float) -> None:
     ],
 )
 def test_gradients_of_a_block_beside_its_work_or_beside_what_is_sent(
-    at_work: float, given_back: int, expected: float
+    at_work: float, weights_freed: int, expected: float
 ) -> None:
-    assert memory.beside_reduction_bytes(at_work, 40.0, 80.0, given_back) == expected
+    assert memory.block_reduction_bytes(at_work, 40.0, 80.0, weights_freed) == expected
 
 
 def test_what_the_allocator_holds() -> None:

@@ -7,19 +7,19 @@ import pytest
 
 import shardwise.frontier.algebra
 from shardwise.errors import InternalError
-from shardwise.frontier import Frontier, frontier_of, product, reduce, union, union_all
+from shardwise.frontier import Frontier, frontier_of, non_dominated, product, union, union_all
 
 
-def test_reduce_keeps_the_staircase_of_two_objectives() -> None:
+def test_non_dominated_points_of_two_objectives() -> None:
     """(3,3) and (2,4) fall to (2,3); (5,1) ties (4,1) in the second; the second (1,5) equals the first."""
     points = np.array([[3, 3], [1, 5], [2, 4], [2, 3], [5, 1], [4, 1], [1, 5]])
-    assert reduce(points).tolist() == [1, 3, 5]
+    assert non_dominated(points).tolist() == [1, 3, 5]
 
 
-def test_reduce_keeps_the_staircase_of_three_objectives() -> None:
+def test_non_dominated_points_of_three_objectives() -> None:
     """(2,2,2) falls to (2,1,2); (1,3,3) and (3,1,1) are better somewhere; (2,1,2) beats nothing else."""
     points = np.array([[2, 2, 2], [1, 3, 3], [3, 1, 1], [2, 1, 2], [3, 1, 1], [3, 1, 2], [1, 3, 3]])
-    assert reduce(points).tolist() == [1, 3, 2]
+    assert non_dominated(points).tolist() == [1, 3, 2]
 
 
 def test_product_adds_every_pair_and_points_back() -> None:
@@ -58,33 +58,33 @@ def test_no_points_are_neutral_for_union_and_absorb_a_product() -> None:
 
 
 def test_a_point_at_infinity_stays_only_where_it_is_better() -> None:
-    assert reduce(np.array([[1.0, np.inf], [2.0, np.inf], [3.0, 1.0]])).tolist() == [0, 2]
+    assert non_dominated(np.array([[1.0, np.inf], [2.0, np.inf], [3.0, 1.0]])).tolist() == [0, 2]
 
 
 def test_epsilon_drops_what_another_point_covers() -> None:
     """A factor of 1.1: (1, 100) and (1.01, 99.5) share a cell, (2, 50) is far, the last is the best in
     objective 1."""
     points = np.array([[1.0, 100.0], [1.01, 99.5], [2.0, 50.0], [2.001, 49.99]])
-    assert reduce(points, epsilon=0.1).tolist() == [0, 2, 3]
-    assert reduce(points).tolist() == [0, 1, 2, 3]
+    assert non_dominated(points, epsilon=0.1).tolist() == [0, 2, 3]
+    assert non_dominated(points).tolist() == [0, 1, 2, 3]
 
 
 def test_epsilon_never_exceeds_its_factor_by_rounding() -> None:
     """The second point is above 1.1 times the first by 5e-11 of itself: it may not be dropped for it."""
     points = np.array([[1.0, 10.0], [1.1 * (1.0 + 5e-11), 9.99], [5.0, 1.0]])
-    assert reduce(points, epsilon=0.1).tolist() == [0, 1, 2]
+    assert non_dominated(points, epsilon=0.1).tolist() == [0, 1, 2]
 
 
 def test_epsilon_takes_objectives_of_zero() -> None:
     """0 is in a cell of its own: no factor reaches it from 1e-300."""
     points = np.array([[0.0, 5.0], [1e-300, 4.9], [1.0, 0.0]])
-    assert reduce(points, epsilon=0.1).tolist() == [0, 1, 2]
+    assert non_dominated(points, epsilon=0.1).tolist() == [0, 1, 2]
 
 
 def test_epsilon_keeps_the_best_of_each_objective() -> None:
     """The first two share a cell; the second is kept for objective 1 alone, the third for objective 2."""
     points = np.array([[1.0, 1.01, 5.01], [1.01, 1.0, 5.0], [3.0, 3.0, 1.0]])
-    assert reduce(points, epsilon=0.1).tolist() == [0, 1, 2]
+    assert non_dominated(points, epsilon=0.1).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("pairs_at_once", [5, 20])
@@ -105,12 +105,12 @@ def test_a_product_in_blocks_equals_a_product_at_once(
 @pytest.mark.parametrize("points", [[1.0, 2.0], [[], []], [[[1.0, 2.0]]], [[1.0, float("nan")], [1.0, 2.0]]])
 def test_what_is_no_set_of_points_is_refused(points: object) -> None:
     with pytest.raises(InternalError):
-        reduce(np.array(points))
+        non_dominated(np.array(points))
 
 
 def test_a_relative_epsilon_refuses_negative_objectives() -> None:
     with pytest.raises(InternalError, match="not negative"):
-        reduce(np.array([[-1.0, 2.0]]), epsilon=0.1)
+        non_dominated(np.array([[-1.0, 2.0]]), epsilon=0.1)
 
 
 def test_union_of_nothing_is_refused() -> None:

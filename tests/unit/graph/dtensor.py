@@ -72,14 +72,14 @@ def _placements(tensor: torch.Tensor) -> list[Any]:
     return [*(Shard(dim) for dim in range(tensor.ndim)), Replicate(), *partial]
 
 
-def _stay(given: tuple[Any, ...], wanted: OpSchema | None) -> bool:
+def _stay(given: tuple[Any, ...], expected_schema: OpSchema | None) -> bool:
     """Whether the operator takes its tensors as they are placed; indices of a split table are masked where
     they lie."""
-    if wanted is None:
+    if expected_schema is None:
         return True
     before, after = (
         [spec.placements[0] for spec in tree_leaves(arguments) if isinstance(spec, DTensorSpec)]
-        for arguments in (given, wanted.args_schema)
+        for arguments in (given, expected_schema.args_schema)
     )
     return all(
         own == other or (own.is_replicate() and isinstance(other, _MaskPartial))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardwise.graph import Operand, OpNode, Parameter, Rule, placement_text
+from shardwise.graph import Operand, OpNode, Parameter, ShardingRule, placement_text
 
 
 def operator(
@@ -34,7 +34,7 @@ def operator(
     )
 
 
-def rule_text(rule: Rule) -> str:
+def rule_text(rule: ShardingRule) -> str:
     """`split k: S(2) / S(0) -> P`: inputs, parameters, output."""
     inputs, parameters = (" ".join(map(placement_text, places)) for places in (rule.inputs, rule.parameters))
     operands = f"{inputs} / {parameters}" if parameters else inputs

@@ -15,15 +15,15 @@ from tests.unit.graph.operators import operator
 from shardwise.graph import (
     KINDS,
     Attribute,
-    Exchange,
-    Kept,
+    CollectiveCall,
+    KernelWork,
     Moved,
     OpNode,
-    Rule,
-    Work,
+    SavedTensors,
+    ShardingRule,
     check_op,
-    kept_of,
     rules_of,
+    saved_of,
     work_of,
 )
 from shardwise.graph import placement_text as place
@@ -93,7 +93,7 @@ def _section(op: OpNode) -> Iterator[str]:
     yield from ("| rule | inputs | parameters | output | exchanges |", "|---|---|---|---|---|")
     yield from (_rule_row(rule) for rule in rules_of(op))
     yield f"\nWork: {'; '.join(map(_work_text, work_of(op))) or 'none, it is a view'}."
-    yield f"Kept for the backward pass: {_kept_text(kept_of(op))}."
+    yield f"Kept for the backward pass: {_saved_text(saved_of(op))}."
 
 
 def _attribute_row(attribute: Attribute) -> str:
@@ -124,20 +124,20 @@ def _settings(op: OpNode) -> str:
     return f" with {', '.join(texts)}" if texts else ""
 
 
-def _rule_row(rule: Rule) -> str:
+def _rule_row(rule: ShardingRule) -> str:
     inputs, parameters = (" ".join(map(place, places)) for places in (rule.inputs, rule.parameters))
-    exchanges = "; ".join(map(_exchange_text, rule.exchanges))
-    return f"| {rule.name} | {inputs} | {parameters} | {place(rule.output)} | {exchanges} |"
+    collectives = "; ".join(map(_collective_text, rule.collectives))
+    return f"| {rule.name} | {inputs} | {parameters} | {place(rule.output)} | {collectives} |"
 
 
-def _exchange_text(exchange: Exchange) -> str:
-    copies = f"{exchange.copies:g} x " if exchange.copies != 1 else ""
-    width = f" of {exchange.element_bytes:g} bytes" if exchange.element_bytes else ""
-    times = f"{exchange.forward_calls} forward, {exchange.backward_calls} backward"
-    return f"{exchange.collective} {copies}{_tensor(exchange.dims)}{width}: {times}"
+def _collective_text(call: CollectiveCall) -> str:
+    copies = f"{call.copies:g} x " if call.copies != 1 else ""
+    width = f" of {call.element_bytes:g} bytes" if call.element_bytes else ""
+    times = f"{call.forward_calls} forward, {call.backward_calls} backward"
+    return f"{call.collective} {copies}{_tensor(call.dims)}{width}: {times}"
 
 
-def _work_text(work: Work) -> str:
+def _work_text(work: KernelWork) -> str:
     serial = f" at each of [{' '.join(work.serial)}]" if work.serial else ""
     if work.kind == "memory":
         return ", ".join(map(_moved_text, work.moved)) + serial
@@ -155,10 +155,10 @@ def _moved_text(moved: Moved) -> str:
     return f"{_tensor(moved.dims)}{width} moved {moved.forward:g} times forward, {moved.backward:g} backward"
 
 
-def _kept_text(kept: Kept) -> str:
-    parts = [f"input {index}" for index in kept.inputs]
-    parts += ["the output"] if kept.output else []
-    parts += [f"{_tensor(dims)}{f' of {width:g} bytes' if width else ''}" for dims, width in kept.own]
+def _saved_text(saved: SavedTensors) -> str:
+    parts = [f"input {index}" for index in saved.inputs]
+    parts += ["the output"] if saved.output else []
+    parts += [f"{_tensor(dims)}{f' of {width:g} bytes' if width else ''}" for dims, width in saved.own]
     return ", ".join(parts) or "nothing"
 
 

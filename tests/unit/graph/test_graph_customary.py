@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from shardwise.cluster import load_cluster, mesh_of
-from shardwise.cost import Training, price_layout
+from shardwise.cost import Training, estimate_layout
 from shardwise.cost.one_layout.rank import rank_of
 from shardwise.graph import (
-    WHOLE,
+    REPLICATE,
     GraphLayout,
     OpGraph,
     data_parallel,
@@ -41,9 +41,9 @@ def words(layout: GraphLayout | None, name: str) -> tuple[dict[str, list[str]], 
 @pytest.mark.parametrize("ranks", MESHES, ids=str)
 def test_they_are_layouts_of_every_shipped_graph(name: str, ranks: tuple[int, ...]) -> None:
     graph = graph_of(name)
-    for customary in (data_parallel, megatron):
-        layout = customary(graph, ranks)
-        assert (layout is not None) == (customary is data_parallel or name in TRANSFORMERS)
+    for baseline in (data_parallel, megatron):
+        layout = baseline(graph, ranks)
+        assert (layout is not None) == (baseline is data_parallel or name in TRANSFORMERS)
         if layout is not None:  # a reader refuses what is none
             assert layout_from_record(layout_record(layout), graph, ranks) == layout
 
@@ -53,14 +53,16 @@ def test_data_parallelism_divides_the_batch_alone(name: str) -> None:
     graph = graph_of(name)
     layout = data_parallel(graph, (2, 8))
     assert layout is not None
-    for block, lies in zip(graph.blocks, dict.fromkeys(b.name for b in layout.blocks), strict=True):
-        operators, tensors = words(layout, lies)
+    for block, block_name in zip(graph.blocks, dict.fromkeys(b.name for b in layout.blocks), strict=True):
+        operators, tensors = words(layout, block_name)
         for op in block.operators:
             follows = [dim for dim in op.dims if graph.growth.get(dim) and graph.growth[dim].batch]
             expected = {f"split {dim}" for dim in follows} or {"replicate, gradients summed"}
             assert set(operators[op.name]) <= expected
         assert all(placements == ["S(0)", "S(0)"] for placements in tensors.values())
-    assert {each for block in layout.blocks for stored in block.stored.values() for each in stored} == {WHOLE}
+    assert {each for block in layout.blocks for stored in block.stored.values() for each in stored} == {
+        REPLICATE
+    }
     assert {block.mode for block in layout.blocks} == {"kept"}
 
 
@@ -80,7 +82,7 @@ def test_megatron_splits_heads_width_and_words_of_llama_within_a_node() -> None:
     assert words(layout, "layer")[1]["input_norm"] == ["S(0)", "R+"]
 
 
-def test_megatron_tells_ranks_four_sums_a_layer() -> None:
+def test_megatron_has_four_all_reduces_a_layer() -> None:
     """Of the result of attention and of the MLP forward, of what both read backward."""
     graph = scaled(graph_of("llama-3.1-8b"), 16, 512)
     more = replace(graph, blocks=(graph.blocks[0], replace(graph.blocks[1], repeat=33), graph.blocks[2]))
@@ -91,10 +93,10 @@ def test_megatron_tells_ranks_four_sums_a_layer() -> None:
     training = replace(training, profile=bare)
     mesh = mesh_of(cluster, (8,))
     seconds = []
-    for asked in (graph, more):
-        layout = megatron(asked, (8,))
+    for scaled_graph in (graph, more):
+        layout = megatron(scaled_graph, (8,))
         assert layout is not None
-        seconds.append(price_layout(asked, cluster, training, mesh, layout).seconds["conversions"])
+        seconds.append(estimate_layout(scaled_graph, cluster, training, mesh, layout).seconds["conversions"])
     # 16 x 512 tokens of 4,096 numbers of two bytes
     each_s = rank_of(cluster, training, mesh).all_reduce_s(16 * 512 * 4096 * 2.0, [8])
     assert seconds[1] - seconds[0] == pytest.approx(4.0 * each_s, rel=1e-9)

@@ -255,7 +255,7 @@ def ours(op: OpNode) -> set[Layout]:
             placement_text(rule.output).removesuffix("+"),
         )
         for rule in rules_of(op)
-        if not rule.exchanges
+        if not rule.collectives
     }
 
 

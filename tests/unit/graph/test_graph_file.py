@@ -13,7 +13,7 @@ import pytest
 from tests.unit.graph.texts import SMALL, TEXT, bent
 
 from shardwise.errors import ConfigError
-from shardwise.graph import Growth, OpGraph, graph_text, load_graph, parse_graph, scaled
+from shardwise.graph import OpGraph, SizeGrowth, graph_text, load_graph, parse_graph, scaled
 from shardwise.inputs import parse_mapping
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs/schemas/graph.json").read_text())
@@ -34,7 +34,7 @@ def test_a_file_is_read_as_it_is_written(tmp_path: Path) -> None:
     up = graph.blocks[1].operators[0]
     assert dict(up.dims) == {"b": 8, "s": 4, "h": 6, "f": 24}
     assert up.output == ("b", "s", "f") and up.parameters[0].name == "layers.{0}.up"
-    assert graph.growth == {"b": Growth(batch=1), "s": Growth(seq_len=1)}
+    assert graph.growth == {"b": SizeGrowth(batch=1), "s": SizeGrowth(seq_len=1)}
 
 
 def test_json_and_the_schema_agree(tmp_path: Path) -> None:
@@ -98,19 +98,19 @@ def test_a_name_defaults_to_the_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "size", "growth"),
     [
-        (5, 5, Growth()),
-        (5.0, 5, Growth()),
-        ("batch", 8, Growth(batch=1)),
-        ("batch*seq_len", 32, Growth(batch=1, seq_len=1)),
-        ("seq_len * 3 / 2", 6, Growth(seq_len=1)),
-        ("seq_len*seq_len", 16, Growth(seq_len=2)),
-        ("6*4", 24, Growth()),
+        (5, 5, SizeGrowth()),
+        (5.0, 5, SizeGrowth()),
+        ("batch", 8, SizeGrowth(batch=1)),
+        ("batch*seq_len", 32, SizeGrowth(batch=1, seq_len=1)),
+        ("seq_len * 3 / 2", 6, SizeGrowth(seq_len=1)),
+        ("seq_len*seq_len", 16, SizeGrowth(seq_len=2)),
+        ("6*4", 24, SizeGrowth()),
     ],
 )
-def test_sizes_are_products(text: object, size: int, growth: Growth) -> None:
+def test_sizes_are_products(text: object, size: int, growth: SizeGrowth) -> None:
     graph = parse_graph(bent("blocks.1.operators.0.dims", {"own": text}))
     assert graph.blocks[1].operators[0].dims["own"] == size
-    assert graph.growth.get("own", Growth()) == growth
+    assert graph.growth.get("own", SizeGrowth()) == growth
 
 
 def _without_entry() -> list[Any]:

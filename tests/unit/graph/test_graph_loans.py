@@ -6,25 +6,25 @@ import copy
 from typing import Any
 
 import pytest
-from tests.property.layout_instances import skips, skips_behind_the_first
+from tests.property.layout_instances import skips, skips_after_the_first
 from tests.unit.graph.texts import SMALL
 
-from shardwise.cost.layouts.stage import border_shapes
+from shardwise.cost.layouts.stage import entry_shapes
 from shardwise.errors import ConfigError
 from shardwise.graph import (
-    WHOLE_SUMMED,
+    REPLICATE_SUM_GRAD,
+    blocks_joined_by_skips,
     check_graph,
     data_parallel,
     graph_text,
-    joined_by_loans,
     layout_from_record,
     layout_record,
     load_graph,
-    loans_of,
     loss_weight,
     megatron,
     parse_graph,
     shard,
+    skip_tensors_of,
     staged_from_record,
     tensor_shapes,
 )
@@ -34,11 +34,11 @@ SKIPS = skips(8, 6, 12, 5)
 FIRST, SECOND, MIDDLE, LAST = range(4)
 
 
-def test_entries_results_and_what_is_between_are_lent() -> None:
-    loans = loans_of(SKIPS)
-    assert loans.lent == (("up",), ("n", "bend"), (), ())
-    assert loans.borrowed == ((), (), ("bend", "n"), ("up",))
-    assert loans.names == ("up", "n", "bend")
+def test_entries_results_and_inner_tensors_are_skip_outputs() -> None:
+    found = skip_tensors_of(SKIPS)
+    assert found.skip_outputs == (("up",), ("n", "bend"), (), ())
+    assert found.skip_inputs == ((), (), ("bend", "n"), ("up",))
+    assert found.names == ("up", "n", "bend")
     check_graph(SKIPS)
 
 
@@ -46,19 +46,19 @@ def test_shapes_are_those_of_all_that_a_block_has() -> None:
     shapes = tensor_shapes(SKIPS)
     assert shapes[MIDDLE] == dict.fromkeys(("bend", "n", "m", "mix", "gate", "add"), (8, 12))
     assert shapes[LAST] == {"up": (8, 12), "z": (8, 12), "join": (8, 12), "down": (8, 5), "loss": ()}
-    assert border_shapes(SKIPS) == (None, (8, 12), (8, 12), (8, 12), (8, 12))
+    assert entry_shapes(SKIPS) == (None, (8, 12), (8, 12), (8, 12), (8, 12))
 
 
-def test_a_graph_that_lends_is_written_and_read_again() -> None:
+def test_a_graph_with_skip_tensors_is_written_and_read_again() -> None:
     assert parse_graph(parse_mapping(graph_text(SKIPS))) == SKIPS
 
 
-def test_no_cut_lies_between_who_lends_and_who_borrows() -> None:
+def test_no_cut_separates_maker_and_reader_of_a_skip_tensor() -> None:
     """Of first, second, middle[0], middle[1], last the first lends to the last."""
-    assert joined_by_loans(SKIPS) == {1, 2, 3, 4}
-    graph = skips_behind_the_first(8, 6, 12, 5)
+    assert blocks_joined_by_skips(SKIPS) == {1, 2, 3, 4}
+    graph = skips_after_the_first(8, 6, 12, 5)
     check_graph(graph)
-    assert joined_by_loans(graph) == {2, 3}  # the second may begin a stage, and so may the last
+    assert blocks_joined_by_skips(graph) == {2, 3}  # the second may begin a stage, and so may the last
 
 
 BAD: dict[str, tuple[int, int, str, str]] = {
@@ -69,7 +69,7 @@ BAD: dict[str, tuple[int, int, str, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_borrowed_is_refused(case: str) -> None:
+def test_what_cannot_be_a_skip_tensor_is_refused(case: str) -> None:
     place, number, source, message = BAD[case]
     document: dict[str, Any] = parse_mapping(graph_text(SKIPS))
     document["blocks"][place]["operators"][number]["inputs"][0]["from"] = source
@@ -81,7 +81,7 @@ def test_what_cannot_be_borrowed_is_refused(case: str) -> None:
     )
 
 
-def test_an_entry_that_two_blocks_call_alike_is_not_lent() -> None:
+def test_an_entry_name_of_two_blocks_is_no_skip_tensor() -> None:
     document: dict[str, Any] = parse_mapping(graph_text(SKIPS))
     document["blocks"][LAST]["entry"] = "n"
     document["blocks"][LAST]["operators"][0]["inputs"][0]["from"] = "n"
@@ -89,7 +89,7 @@ def test_an_entry_that_two_blocks_call_alike_is_not_lent() -> None:
         parse_graph(document)
 
 
-def test_what_is_borrowed_grows_as_where_it_is_made() -> None:
+def test_a_skip_tensor_grows_as_where_it_is_made() -> None:
     document = copy.deepcopy(SMALL)
     head = document["blocks"][2]["operators"]
     head.insert(0, {
@@ -98,7 +98,7 @@ def test_what_is_borrowed_grows_as_where_it_is_made() -> None:
         "output": ["b", "s", "h"],
     })  # fmt: skip
     head[1]["inputs"][0]["from"] = "join"
-    assert loans_of(parse_graph(document)).borrowed == ((), (), ("embed",))
+    assert skip_tensors_of(parse_graph(document)).skip_inputs == ((), (), ("embed",))
     document["sizes"]["four"] = 4  # as long as a sequence, and does not grow with one
     head[0]["inputs"][1]["dims"] = ["b", "four", "h"]
     head[0]["kind"], head[0]["attributes"] = "einsum", {}
@@ -106,7 +106,7 @@ def test_what_is_borrowed_grows_as_where_it_is_made() -> None:
         parse_graph(document)
 
 
-def test_a_loan_lies_in_one_place() -> None:
+def test_a_skip_tensor_has_one_placement() -> None:
     layout = data_parallel(SKIPS, (2,))
     assert layout is not None
     record: dict[str, Any] = layout_record(layout)
@@ -121,7 +121,7 @@ def test_a_loan_lies_in_one_place() -> None:
         layout_from_record(record, SKIPS, (2,))
 
 
-def test_a_loan_that_a_layout_leaves_out_is_missing() -> None:
+def test_a_skip_tensor_missing_from_a_layout_is_refused() -> None:
     layout = data_parallel(SKIPS, (2,))
     assert layout is not None
     record: dict[str, Any] = layout_record(layout)
@@ -130,7 +130,7 @@ def test_a_loan_that_a_layout_leaves_out_is_missing() -> None:
         layout_from_record(record, SKIPS, (2,))
 
 
-def test_stages_part_nobody_who_lends_from_who_borrows() -> None:
+def test_stages_do_not_separate_maker_and_reader_of_a_skip_tensor() -> None:
     layout = data_parallel(SKIPS, (2,))
     assert layout is not None
     blocks = layout_record(layout)["blocks"]
@@ -141,7 +141,7 @@ def test_stages_part_nobody_who_lends_from_who_borrows() -> None:
     assert "begin where tensors cross besides; found second" in str(caught.value)
 
 
-def test_customs_lay_loans_as_all_readers_want_them() -> None:
+def test_baselines_place_skip_tensors_as_all_readers_need_them() -> None:
     layout = data_parallel(SKIPS, (2, 2))
     assert layout is not None
     split = (shard(0), shard(0))
@@ -151,8 +151,8 @@ def test_customs_lay_loans_as_all_readers_want_them() -> None:
     assert big is not None
     memory = [block.tensors["memory"] for block in big.blocks if "memory" in block.tensors]
     # The batch is divided, and columns of every cross attention read the whole width of it.
-    assert memory == [(shard(0), WHOLE_SUMMED)] * 7
+    assert memory == [(shard(0), REPLICATE_SUM_GRAD)] * 7
 
 
-def test_a_micro_batch_has_of_a_loan_what_its_maker_gave_it() -> None:
+def test_a_micro_batch_has_its_part_of_a_skip_tensor() -> None:
     assert loss_weight(SKIPS, 2) == 0.5

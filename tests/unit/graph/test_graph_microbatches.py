@@ -8,7 +8,7 @@ import pytest
 from tests.property.layout_instances import chain, op
 
 from shardwise.errors import ConfigError
-from shardwise.graph import Block, Growth, OpGraph, OpNode, loss_weight, samples_dim
+from shardwise.graph import Block, OpGraph, OpNode, SizeGrowth, loss_weight, samples_dim
 
 SIZES = {"b": 8, "s": 4, "e": 6, "f": 6, "v": 5}
 
@@ -16,7 +16,7 @@ SIZES = {"b": 8, "s": 4, "e": 6, "f": 6, "v": 5}
 def graph(*operators: OpNode, inputs: Sequence[tuple[str, str]] = (("x", "be"), ("target", "b"))) -> OpGraph:
     return OpGraph(
         name="one", inputs={name: tuple(SIZES[dim] for dim in dims) for name, dims in inputs},
-        blocks=(Block(name="all", operators=operators),), batch=8, growth={"b": Growth(batch=1)},
+        blocks=(Block(name="all", operators=operators),), batch=8, growth={"b": SizeGrowth(batch=1)},
     )  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def test_means_of_micro_batches_count_their_share_and_sums_in_full() -> None:
     assert loss_weight(chain(8, 6, 12, 5), 2) == 0.5
 
 
-def test_what_is_linear_behind_a_sum_changes_nothing() -> None:
+def test_what_is_linear_after_a_sum_changes_nothing() -> None:
     scaled = op("half", "elementwise", SIZES, [("loss", "")], "", function="scale", number=0.5)
     assert loss_weight(graph(HEAD, EACH, summed("sum"), scaled), 4) == 1.0
     assert loss_weight(graph(HEAD, MEAN, scaled), 4) == 0.25
@@ -102,14 +102,14 @@ def test_two_dims_that_grow_with_the_batch_are_refused() -> None:
     loss = op("loss", "reduce", {**SIZES, "c": 8}, [("pairs", "bc")], "", function="mean")
     found = OpGraph(
         name="pairs", inputs={"x": (8, 6), "y": (8, 6)}, blocks=(Block(name="all", operators=(pairs, loss)),),
-        batch=8, growth={"b": Growth(batch=1), "c": Growth(batch=1)},
+        batch=8, growth={"b": SizeGrowth(batch=1), "c": SizeGrowth(batch=1)},
     )  # fmt: skip
     with pytest.raises(ConfigError, match="matmul operator pairs"):
         loss_weight(found, 2)
 
 
 def flattened(dims: str, *operators: OpNode, others: tuple[int, ...] = ()) -> OpGraph:
-    growth = {"b": Growth(batch=1), "n": Growth(batch=1)}
+    growth = {"b": SizeGrowth(batch=1), "n": SizeGrowth(batch=1)}
     inputs = {"x": tuple(FLAT[dim] for dim in dims), **({"y": others} if others else {})}
     blocks = (Block(name="all", operators=operators),)
     return OpGraph(name="flat", inputs=inputs, blocks=blocks, batch=8, growth=growth)

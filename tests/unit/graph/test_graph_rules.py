@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.graph.operators import operator, rule_text
 
-from shardwise.graph import OpNode, Rule, allows, check_op, local_sizes, rules_of
+from shardwise.graph import OpNode, ShardingRule, allows, check_op, local_sizes, rules_of
 
 SIZES = {
     "b": 4, "s": 8, "t": 8, "k": 6, "n": 10, "h": 4, "g": 2, "d": 3, "e": 5, "v": 12, "m": 20, "one": 1,
@@ -209,12 +209,12 @@ def test_rules_are_those_written_by_hand(name: str) -> None:
     assert tuple(map(rule_text, rules_of(op))) == expected
 
 
-def test_dims_kept_whole_and_of_one_element_are_not_split() -> None:
+def test_dims_named_whole_and_of_one_element_are_not_split() -> None:
     op = operator("elementwise", "b one n -> b one n", SIZES, function="gelu", whole=("n",))
     assert [rule.split for rule in rules_of(op)] == [None, None, "b"]
 
 
-def _named(op: OpNode, *names: str) -> list[Rule]:
+def _named(op: OpNode, *names: str) -> list[ShardingRule]:
     by_name = {rule.name: rule for rule in rules_of(op)}
     return [by_name[name] for name in names]
 
@@ -249,7 +249,7 @@ def test_sizes_are_those_of_the_rank_that_has_most() -> None:
 
 def _halo(op: OpNode, split: str) -> tuple[float, ...]:
     (rule,) = _named(op, f"split {split}")
-    return tuple(exchange.copies for exchange in rule.exchanges)
+    return tuple(call.copies for call in rule.collectives)
 
 
 def test_halos_are_the_rows_of_a_window_beyond_its_part() -> None:

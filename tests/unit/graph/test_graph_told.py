@@ -40,7 +40,7 @@ def record() -> dict[str, Any]:
     }
 
 
-def test_what_is_told_is_read_back() -> None:
+def test_a_record_is_read_back() -> None:
     layout = layout_from_record(record(), graph(), (2, 4))
     assert len(layout.blocks) == 5
     assert layout.blocks[1] is layout.blocks[3]

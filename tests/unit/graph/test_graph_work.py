@@ -8,7 +8,7 @@ from math import prod
 import pytest
 from tests.unit.graph.operators import operator
 
-from shardwise.graph import OpNode, check_op, kept_of, local_sizes, rules_of, work_of
+from shardwise.graph import OpNode, check_op, local_sizes, rules_of, saved_of, work_of
 
 SIZES = {
     "b": 2, "s": 16, "t": 16, "k": 32, "n": 64, "h": 8, "g": 2, "d": 4, "e": 4, "v": 128, "c": 8, "o": 16,
@@ -24,7 +24,7 @@ class Counted:
     flop: int = 0
     forward_bytes: int = 0
     backward_bytes: int = 0
-    kept_bytes: int = 0
+    saved_bytes: int = 0
 
 
 CASES = {
@@ -32,37 +32,37 @@ CASES = {
     "linear": Counted(
         operator("linear", "b s k -> b s n", SIZES, parameters="n k, n"),
         flop=2 * 32 * 32 * 64,
-        kept_bytes=2 * 1024,
+        saved_bytes=2 * 1024,
     ),
     # 2 products of [16, 32] x [32, 64]; keeps 2*16*32 and 2*32*64.
     "batched matmul": Counted(
         operator("matmul", "b s k, b k n -> b s n", SIZES),
         flop=2 * 2 * 16 * 32 * 64,
-        kept_bytes=2 * (1024 + 4096),
+        saved_bytes=2 * (1024 + 4096),
     ),
     # First 2 x 32 with 32 x 64 (4096 products), then 2 x 64 with 64 x 128 (16384).
     "three operands": Counted(
         operator("einsum", "b k, k n, n v -> b v", SIZES),
         flop=2 * (4096 + 16384),
-        kept_bytes=2 * (64 + 2048 + 8192),
+        saved_bytes=2 * (64 + 2048 + 8192),
     ),
     # 2*14*14 places, 16 filters of 8*3*3.
     "convolution": Counted(
         operator("convolution", "b c x y -> b o x y", SIZES, parameters="o c i j, o", padding=1),
         flop=2 * (2 * 196) * 16 * 72,
-        kept_bytes=2 * 2 * 8 * 196,
+        saved_bytes=2 * 2 * 8 * 196,
     ),
     # 4 groups: filters of 2*3*3.
     "grouped convolution": Counted(
         operator("convolution", "b c x y -> b o x y", SIZES, parameters="o k4 i j", padding=1, groups=4),
         flop=2 * (2 * 196) * 16 * 18,
-        kept_bytes=2 * 2 * 8 * 196,
+        saved_bytes=2 * 2 * 8 * 196,
     ),
     # 8 channels, each 2*14*14 places and 9 taps.
     "depthwise convolution": Counted(
         operator("convolution", "b c x y -> b c x y", SIZES, parameters="c i j", padding=1),
         flop=2 * 8 * (2 * 196) * 9,
-        kept_bytes=2 * 2 * 8 * 196,
+        saved_bytes=2 * 2 * 8 * 196,
     ),
     # Half of 2 * (2*8 heads) * 16 * 16 * (4 + 4); keeps q and output of 2*16*8*4, k and v of 2*16*2*4, and a
     # statistic of 4 bytes for each of 2*8*16 rows.
@@ -71,14 +71,14 @@ CASES = {
             "attention", "b s h d, b t g d, b t g e -> b s h e", SIZES, causal=True, heads="h", kv_heads="g"
         ),
         flop=16 * 16 * 16 * 8,
-        kept_bytes=2 * (2 * 1024 + 2 * 256) + 4 * 256,
+        saved_bytes=2 * (2 * 1024 + 2 * 256) + 4 * 256,
     ),
     # Reads two of 2*64 and writes one; backward reads both and the gradient, writes two.
     "silu times": Counted(
         operator("elementwise", "b n, b n -> b n", SIZES, function="silu_multiply"),
         forward_bytes=2 * 3 * 128,
         backward_bytes=2 * 5 * 128,
-        kept_bytes=2 * 2 * 128,
+        saved_bytes=2 * 2 * 128,
     ),
     # Its gradient is handed on.
     "sum": Counted(
@@ -104,49 +104,49 @@ CASES = {
         operator("elementwise", "b n -> b n", SIZES, function="dropout"),
         forward_bytes=2 * 2 * 128 + 128,
         backward_bytes=2 * 2 * 128 + 128,
-        kept_bytes=128,
+        saved_bytes=128,
     ),
     # Two tensors forward, three backward; keeps the input, mean and deviation of 32 rows.
     "layer norm": Counted(
         operator("layer_norm", "b s n -> b s n", SIZES, parameters="n, n"),
         forward_bytes=2 * 2 * 2048,
         backward_bytes=2 * 3 * 2048,
-        kept_bytes=2 * 2048 + 2 * 4 * 32,
+        saved_bytes=2 * 2048 + 2 * 4 * 32,
     ),
     # Statistics of 8 channels.
     "batch norm": Counted(
         operator("batch_norm", "b c x y -> b c x y", SIZES, parameters="c, c"),
         forward_bytes=2 * 2 * 3136,
         backward_bytes=2 * 3 * 3136,
-        kept_bytes=2 * 3136 + 2 * 4 * 8,
+        saved_bytes=2 * 3136 + 2 * 4 * 8,
     ),
     # Backward reads the output and the gradient and writes.
     "softmax": Counted(
         operator("softmax", "b s t -> b s t", SIZES),
         forward_bytes=2 * 2 * 512,
         backward_bytes=2 * 3 * 512,
-        kept_bytes=2 * 512,
+        saved_bytes=2 * 512,
     ),
     # Rows of 64 for 32 indices, read and written; backward reads them and adds into rows of 4 bytes.
     "embedding": Counted(
         operator("embedding", "b s -> b s n", SIZES, parameters="v n"),
         forward_bytes=2 * 2 * 2048,
         backward_bytes=2 * 2048 + 8 * 2048,
-        kept_bytes=2 * 32,
+        saved_bytes=2 * 32,
     ),
     # Three passes of 4 bytes over 32*128 logits, two backward; keeps them in 4 bytes, and 32 targets.
     "cross entropy": Counted(
         operator("cross_entropy", "b s v, b s -> ", SIZES),
         forward_bytes=3 * 4 * 4096,
         backward_bytes=2 * 4 * 4096,
-        kept_bytes=4 * 4096 + 2 * 32,
+        saved_bytes=4 * 4096 + 2 * 32,
     ),
     # 2*8*14*14 read and 2*8*7*7 written, the same of gradients; keeps its input and 784 places of 8 bytes.
     "maximum of windows": Counted(
         operator("pool", "b c x y -> b c z w", SIZES, function="maximum", kernel=2),
         forward_bytes=2 * (3136 + 784),
         backward_bytes=2 * (3136 + 784),
-        kept_bytes=2 * 3136 + 8 * 784,
+        saved_bytes=2 * 3136 + 8 * 784,
     ),
     "mean": Counted(
         operator("reduce", "b s n -> b n", SIZES, function="mean"),
@@ -170,7 +170,7 @@ CASES = {
         flop=2 * 2 * 192 * (32 + 64),
         forward_bytes=2 * 2 * (3 * 192 + 3 * 64),
         backward_bytes=2 * 2 * (2 * 192 + 4 * 64),
-        kept_bytes=2 * 2 * (32 + 64 + 192 + 64),
+        saved_bytes=2 * 2 * (32 + 64 + 192 + 64),
     ),
     # 16 steps of 4*64 gates: the input's 32 and the state's 64 products for each of 2 rows. Between them
     # gates three times and 64 of state three times, backward twice and four times. Keeps inputs, states,
@@ -180,7 +180,7 @@ CASES = {
         flop=2 * 16 * 2 * 256 * (32 + 64),
         forward_bytes=2 * 16 * 2 * (3 * 256 + 3 * 64),
         backward_bytes=2 * 16 * 2 * (2 * 256 + 4 * 64),
-        kept_bytes=2 * 32 * (32 + 64 + 256 + 64),
+        saved_bytes=2 * 32 * (32 + 64 + 256 + 64),
     ),
 }
 
@@ -213,13 +213,13 @@ def test_work_is_what_a_hand_counts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_kept_is_what_a_hand_counts(name: str) -> None:
+def test_saved_tensors_are_what_a_hand_counts(name: str) -> None:
     counted = CASES[name]
-    op, kept = counted.op, kept_of(counted.op)
-    nbytes = sum(2 * elements(op, op.inputs[slot].dims) for slot in kept.inputs)
-    nbytes += 2 * elements(op, op.output) if kept.output else 0
-    own = sum(elements(op, dims) * (width or 2) for dims, width in kept.own)
-    assert nbytes + own == counted.kept_bytes
+    op, saved = counted.op, saved_of(counted.op)
+    nbytes = sum(2 * elements(op, op.inputs[slot].dims) for slot in saved.inputs)
+    nbytes += 2 * elements(op, op.output) if saved.output else 0
+    own = sum(elements(op, dims) * (width or 2) for dims, width in saved.own)
+    assert nbytes + own == counted.saved_bytes
 
 
 @pytest.mark.parametrize("name", CASES)

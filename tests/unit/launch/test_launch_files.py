@@ -117,7 +117,7 @@ def test_the_slurm_script_starts_torchrun_on_each_host(tmp_path: Path) -> None:
     assert calls == [words_of(0), words_of(1)]
 
 
-def test_what_slurm_is_asked_for() -> None:
+def test_what_slurm_is_requested() -> None:
     lines = slurm_script(launch(8, 8, gpu="NVIDIA")).splitlines()
     assert lines[:6] == [
         "#!/bin/bash",
@@ -243,7 +243,7 @@ def test_files_are_for_hosts_that_may_change_places(write: Any) -> None:
     assert commands == [["torchrun", *words_of(host)] for host in range(2)]
 
 
-def test_hosts_of_an_uneven_plan_are_told_apart_by_class_and_speed() -> None:
+def test_hosts_of_an_uneven_plan_are_distinguished_by_class_and_speed() -> None:
     slow = load_cluster("2x2xcpu")
     slow = replace(slow, nodes=(slow.nodes[0], replace(slow.nodes[1], speed=0.5)))
     uneven = replace(make_uneven("5 tp2l4+3 tp2l4"), cluster=slow)

@@ -41,7 +41,7 @@ def test_a_capacity_without_experts_means_nothing() -> None:
         model_from_config(dense | {"expert_capacity_factor": 1.0})
 
 
-def test_capacity_takes_the_place_of_the_imbalance() -> None:
+def test_capacity_replaces_the_imbalance() -> None:
     cluster = load_cluster("8xH100-SXM")
 
     def seconds(capacity: float | None, imbalance: float) -> float:

@@ -202,7 +202,7 @@ def test_missing_llama_keys_are_named(key: str) -> None:
     assert error.key == key and "is missing" in error.message
 
 
-def test_missing_latent_query_rank_is_not_taken_for_none() -> None:
+def test_a_missing_latent_query_rank_does_not_mean_none() -> None:
     assert refusal(without(DEEPSEEK, "q_lora_rank")).key == "q_lora_rank"
 
 

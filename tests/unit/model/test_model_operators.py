@@ -37,7 +37,7 @@ def weights_of(model: Model) -> list[Weight]:
     return [weight for operator in operators for weight in operator.weights]
 
 
-def test_gpt_layer_keeps_34_bytes_per_hidden_element_and_the_log_sum_exp() -> None:
+def test_gpt_layer_saves_34_bytes_per_hidden_element_and_the_log_sum_exp() -> None:
     # Korthikanti et al. 2022 (arXiv 2205.05198, equation 1) give s b h (34 + 5 a s / h) bytes for a layer;
     # the second term is the attention scores and their dropout, which fused attention does not keep. The 34,
     # in bytes per hidden element: norm inputs 2 + 2, norm outputs 2 + 2, q k v 6, attention output 2, two
@@ -47,7 +47,7 @@ def test_gpt_layer_keeps_34_bytes_per_hidden_element_and_the_log_sum_exp() -> No
     assert bytes_per_token(layer) == 34 * 64 + 4 * 4
 
 
-def test_selective_recompute_of_a_gpt_layer_keeps_what_is_not_cheap_to_compute_again() -> None:
+def test_selective_recompute_of_a_gpt_layer_saves_what_is_expensive_to_recompute() -> None:
     # Without norm outputs 2 + 2, attention output 2, log-sum-exp and GeLU output 8: 34 - 14 = 20 per element.
     assert bytes_per_token(model_from_config(GPT).kinds[0], selective=True) == 20 * 64
 
@@ -82,12 +82,12 @@ def test_pointwise_traffic_of_a_llama_layer() -> None:
     # Gated activation of 28672: reads 2, writes 1; reads 3, writes 2. Residual: reads 2, writes 1, both ways.
     # Rotary: queries (8192) and keys (1024) read and written.
     operators = load_model("llama-3.1-70b").kinds[0].operators
-    moved = {
+    traffic = {
         o.name: (o.rows, sum(e.size for e in o.forward), sum(e.size for e in o.backward), o.selective)
         for o in operators
         if isinstance(o, Pointwise)
     }
-    assert moved == {
+    assert traffic == {
         "attention.norm": ("sequence", 2 * 8192, 3 * 8192, True),
         "attention.rotary": ("tokens", 2 * 9216, 2 * 9216, False),
         "attention.residual": ("sequence", 3 * 8192, 3 * 8192, False),
@@ -160,7 +160,7 @@ def test_tied_head_has_no_weight_of_its_own() -> None:
     assert [weight.name for weight in named(untied.head, "head.output").weights] == ["head.output.weight"]
 
 
-def test_logits_are_kept_in_fp32_and_split_over_the_vocabulary() -> None:
+def test_logits_are_saved_in_fp32_and_split_over_the_vocabulary() -> None:
     loss = named(load_model("llama-3.1-8b").head, "head.loss")
     (logits,) = loss.saved
     assert (logits.width.size, logits.width.role, logits.rows, logits.dtype) == (
@@ -261,7 +261,7 @@ def test_node_limited_routing_needs_groups_that_divide() -> None:
     assert limited is not None and (limited.groups, limited.groups_per_token) == (8, 3)
 
 
-def moved(operators: tuple[Operator, ...]) -> dict[str, tuple[int, int]]:
+def traffic(operators: tuple[Operator, ...]) -> dict[str, tuple[int, int]]:
     """Elements moved per row, forward and backward, by operator."""
     return {
         o.name: (sum(e.size for e in o.forward), sum(e.size for e in o.backward))
@@ -275,7 +275,7 @@ def test_pointwise_traffic_of_a_deepseek_v3_layer() -> None:
     # Rotary: the 64 of every query read and written, 2 x 8192; keys of 24576 put together, read and written.
     # Top-k: 256 scores read, written by the softmax, read by the choice; 8 pairs of weight and index written.
     # Last residual: the stream, routed and shared outputs read, one written.
-    assert moved(load_model("deepseek-v3").kinds[1].operators) == {
+    assert traffic(load_model("deepseek-v3").kinds[1].operators) == {
         "attention.norm": (2 * 7168, 3 * 7168),
         "attention.q_norm": (2 * 1536, 3 * 1536),
         "attention.kv_norm": (2 * 512, 3 * 512),
@@ -294,20 +294,20 @@ def test_pointwise_traffic_of_a_deepseek_v3_layer() -> None:
 def test_pointwise_traffic_of_what_other_families_add() -> None:
     # Parallel layer: stream, attention and MLP outputs read, one written. Query and key norms: as any norm.
     # Capped logits: read and written; backward reads them and a gradient and writes one.
-    assert moved(load_model("falcon-40b").kinds[0].operators)["layer.residual"] == (4 * 8192, 4 * 8192)
-    assert moved(load_model("qwen3-8b").kinds[0].operators)["attention.qk_norm"] == (2 * 5120, 3 * 5120)
-    assert moved(load_model("gemma-2-9b").head)["head.softcap"] == (2 * 256_000, 3 * 256_000)
-    assert moved(load_model("gpt2").kinds[0].operators)["mlp.dropout"] == (2 * 768, 2 * 768)
-    assert moved(load_model("gpt2").embedding) == {"embedding.dropout": (2 * 768, 2 * 768)}
+    assert traffic(load_model("falcon-40b").kinds[0].operators)["layer.residual"] == (4 * 8192, 4 * 8192)
+    assert traffic(load_model("qwen3-8b").kinds[0].operators)["attention.qk_norm"] == (2 * 5120, 3 * 5120)
+    assert traffic(load_model("gemma-2-9b").head)["head.softcap"] == (2 * 256_000, 3 * 256_000)
+    assert traffic(load_model("gpt2").kinds[0].operators)["mlp.dropout"] == (2 * 768, 2 * 768)
+    assert traffic(load_model("gpt2").embedding) == {"embedding.dropout": (2 * 768, 2 * 768)}
 
 
-def test_deepseek_v3_layer_keeps() -> None:
+def test_deepseek_v3_layer_saves() -> None:
     # Elements per token outside the experts: stream 2 x 7168, norm outputs 2 x 7168, latents
     # 2 x (1536 + 512), q and k 24576 each, v and attention output 16384 each, shared 4096 + 2048. In fp32:
     # 128 log-sum-exps and 256 probabilities. Per routed token: its copy 7168, gate and up 4096, their
     # product 2048.
-    kept = saved(load_model("deepseek-v3").kinds[1].operators)
-    here = [tensor for tensor in kept if tensor.rows != "routed"]
+    saved_bytes = saved(load_model("deepseek-v3").kinds[1].operators)
+    here = [tensor for tensor in saved_bytes if tensor.rows != "routed"]
     # Operands, which only a matmul reads: norm outputs, normed latents, the shared product.
     operands = 2 * 7168 + 1536 + 512 + 2048
     assert sum(t.width.size for t in here if t.dtype == "operand") == operands
@@ -315,6 +315,6 @@ def test_deepseek_v3_layer_keeps() -> None:
     assert sum(t.width.size for t in here if t.dtype == "compute") == compute
     assert operands + compute == 4 * 7168 + 4096 + 81920 + 6144
     assert sum(t.width.size for t in here if t.dtype == "fp32") == 128 + 256
-    routed = {t.name: (t.width.size, t.dtype) for t in kept if t.rows == "routed"}
+    routed = {t.name: (t.width.size, t.dtype) for t in saved_bytes if t.rows == "routed"}
     assert sum(size for size, _ in routed.values()) == 7168 + 4096 + 2048
     assert sum(size for size, dtype in routed.values() if dtype == "operand") == 7168 + 2048

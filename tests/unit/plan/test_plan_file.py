@@ -13,7 +13,7 @@ import pytest
 from tests.property.software import SOFTWARE
 
 from shardwise.errors import ConfigError, InternalError
-from shardwise.inputs import read_mapping, written_yaml
+from shardwise.inputs import dumps_yaml, read_mapping
 from shardwise.plan import Plan, document_hash, plan_document, read_plan, write_plan
 from shardwise.strategy import PROFILES
 
@@ -50,10 +50,10 @@ def test_any_name_that_a_plan_is_saved_under_reads_back_equal(
 @pytest.mark.parametrize("name", [*PROFILES, *SOFTWARE])
 def test_a_plan_for_any_software_reads_back_equal(name: str, plan: Plan, tmp_path: Path) -> None:
     profile = PROFILES[name] if name in PROFILES else SOFTWARE[name]
-    asked = replace(plan, job=replace(plan.job, profile=profile))
+    saved_plan = replace(plan, job=replace(plan.job, profile=profile))
     path = tmp_path / "plan.yaml"
-    write_plan(str(path), asked)
-    assert read_plan(str(path)) == asked
+    write_plan(str(path), saved_plan)
+    assert read_plan(str(path)) == saved_plan
     first = path.read_bytes()
     write_plan(str(path), read_plan(str(path)))
     assert path.read_bytes() == first
@@ -210,14 +210,14 @@ def test_a_fault_is_named_with_file_and_key_even_where_the_hash_fits(
     document = read_mapping(str(path))
     change(document)
     document["hash"] = document_hash(document)
-    path.write_text(written_yaml(document))
+    path.write_text(dumps_yaml(document))
     with pytest.raises(ConfigError, match=message) as caught:
         read_plan(str(path))
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
 
 
-def test_what_was_asked_of_the_space_is_kept(plan: Plan, tmp_path: Path) -> None:
+def test_restrictions_of_the_space_are_saved(plan: Plan, tmp_path: Path) -> None:
     certificate = replace(
         plan.certificate,
         fixed={"zero_stage": 1, "sequence_parallel": True},
@@ -231,13 +231,13 @@ def test_what_was_asked_of_the_space_is_kept(plan: Plan, tmp_path: Path) -> None
     assert found.objective == "cost"
 
 
-def test_a_file_without_these_keys_is_read_as_one_that_asked_for_nothing(path: Path) -> None:
+def test_a_file_without_these_keys_is_read_as_one_without_restrictions(path: Path) -> None:
     document = read_mapping(str(path))
     certificate: Any = document["certificate"]
     for key in ("fixed", "axes", "unexplored"):
         del certificate[key]
     document["hash"] = document_hash(document)
-    path.write_text(written_yaml(document))
+    path.write_text(dumps_yaml(document))
     found = read_plan(str(path)).certificate
     assert (found.fixed, found.axes, found.unexplored) == ({}, {}, 0)
 

@@ -79,7 +79,7 @@ class FailingFiles(SystemFiles):
         self._call("remove")
         super().remove(path)
 
-    def close_rest(self) -> None:
+    def close_open(self) -> None:
         """What the system does when a process ends."""
         for descriptor in self.open:
             os.close(descriptor)
@@ -107,7 +107,7 @@ def test_a_failing_call_leaves_the_old_file_and_nothing_else(
     files = FailingFiles(fail_at, is_kill=False)
     with pytest.raises(ConfigError, match=r"plan\.yaml: cannot be written: no space left on device"):
         write_file(str(path), NEW, files=files)
-    files.close_rest()
+    files.close_open()
     assert files.calls[fail_at - 1] == CALLS[fail_at - 1]
     is_renamed = CALLS[fail_at - 1] == "sync_folder"
     expected = {"plan.yaml": NEW} if is_renamed else {"plan.yaml": OLD} if has_old else {}
@@ -125,7 +125,7 @@ def test_a_process_killed_at_any_call_leaves_old_or_new_whole(
     files = FailingFiles(kill_at, is_kill=True)
     with pytest.raises(Killed):
         write_file(str(path), NEW, files=files)
-    files.close_rest()
+    files.close_open()
     is_renamed = kill_at > CALLS.index("rename") + 1
     if is_renamed:
         assert path.read_bytes() == NEW
@@ -144,7 +144,7 @@ def test_a_naive_writer_is_caught_by_the_same_kills(tmp_path: Path) -> None:
         files = FailingFiles(kill_at, is_kill=True)
         with pytest.raises(Killed):
             _write_in_place(files, str(path))
-        files.close_rest()
+        files.close_open()
         torn += path.exists() and path.read_bytes() not in (OLD, NEW)
     assert torn > 0
 
@@ -152,9 +152,9 @@ def test_a_naive_writer_is_caught_by_the_same_kills(tmp_path: Path) -> None:
 def _write_in_place(files: FailingFiles, path: str) -> None:
     os.unlink(path)
     descriptor = files.create(path)
-    rest = NEW
-    while rest:
-        rest = rest[files.write(descriptor, rest) :]
+    unwritten = NEW
+    while unwritten:
+        unwritten = unwritten[files.write(descriptor, unwritten) :]
     files.close(descriptor)
     raise Killed
 

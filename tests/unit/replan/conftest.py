@@ -18,7 +18,7 @@ from shardwise.cluster import (
     NodeView,
     Notice,
     Slowdown,
-    first_fault,
+    first_invalid_event,
     link_graph,
     load_cluster,
 )
@@ -96,7 +96,7 @@ def trace_at_random(cluster: Cluster, rng: random.Random, hours: float) -> Event
             rate = link.capacity.at(0.0) * rng.choice([1.0, rng.uniform(0.01, 1.0)])
             events.append(LinkChange(time_s=now, link=link.name, bytes_per_s=rate))
     trace = EventTrace(nodes=nodes, events=tuple(events))
-    assert first_fault(trace) is None
+    assert first_invalid_event(trace) is None
     return trace
 
 

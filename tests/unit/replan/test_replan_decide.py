@@ -15,13 +15,13 @@ from shardwise.cluster import (
     NodeLost,
     NodeState,
     Slowdown,
-    alike_cluster,
     link_graph,
+    uniform_cluster,
 )
 from shardwise.errors import Infeasible
 from shardwise.replan import Arrangement, Costs, planner_of, shapes
-from shardwise.replan.shapes import Shapes, sizes_below
-from shardwise.search import Question, Search, Smallest
+from shardwise.replan.shapes import ShapeSearch, sizes_below
+from shardwise.search import BranchAndBound, Question, Smallest
 
 HOUR_S = 3600.0
 
@@ -76,8 +76,8 @@ def test_shapes_are_those_of_each_size_by_itself(full: bool) -> None:
     for given in (job("opt-350m", "16x2xT4", 64), tight_job(int(3.4e9), 9)):
         prices = given.planner.steps.prices
         sizes = (1, 2, 3, 4, 6, 8) if full else (2, 3, 4)
-        apart = [shape for size in sizes for shape in Shapes(prices).of_sizes(0, [size])]
-        assert apart and Shapes(prices).of_sizes(0, sizes) == list(dict.fromkeys(apart))
+        apart = [shape for size in sizes for shape in ShapeSearch(prices).of_sizes(0, [size])]
+        assert apart and ShapeSearch(prices).of_sizes(0, sizes) == list(dict.fromkeys(apart))
 
 
 def test_numbers_of_nodes_that_are_searched() -> None:
@@ -88,7 +88,7 @@ def test_numbers_of_nodes_that_are_searched() -> None:
     assert sizes_below(100) == (8, 16, 32, 64, 96) and sizes_below(1023) == (64, 128, 256, 512, 896)
 
 
-def test_few_nodes_are_idle_behind_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_nodes_are_idle_after_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven stages lie on the seven of eight nodes that are left; by powers of two alone steps are longer."""
     given = job("opt-350m", "8x1xT4", 64)
     situation = given.situation([NodeLost(time_s=0.0, node="n1")])
@@ -128,9 +128,9 @@ def some_fits(given: Job, nodes: int) -> bool:
     """By the search: whether anything fits on all devices of any number of these nodes."""
     pool = given.planner.steps.prices.pools[0]
     for count in range(1, nodes + 1):
-        cluster = alike_cluster(given.cluster, pool, count, NodeState(pool=0))
+        cluster = uniform_cluster(given.cluster, pool, count, NodeState(pool=0))
         question = Question(model=given.model, cluster=cluster, job=given.job)
-        if Search(question.problem(), question.candidates(), Smallest()).run().found:
+        if BranchAndBound(question.problem(), question.candidates(), Smallest()).run().found:
             return True
     return False
 

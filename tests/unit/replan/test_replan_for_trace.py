@@ -17,11 +17,18 @@ from shardwise.cluster import (
     NodeJoined,
     NodeLost,
     Slowdown,
+    cluster_of_nodes,
     link_graph,
-    of_nodes,
 )
 from shardwise.errors import Infeasible
-from shardwise.replan import AnyArrangement, Arrangement, TracePicks, Within, picks_for_trace, trace_searches
+from shardwise.replan import (
+    AllowedSpace,
+    AnyArrangement,
+    Arrangement,
+    TracePicks,
+    picks_for_trace,
+    trace_searches,
+)
 from shardwise.replan.for_trace import length_of
 from shardwise.strategy import Strategy, Target, complete, target_of
 from shardwise.strategy.target import Condition, Limit, Product
@@ -35,7 +42,7 @@ FEW: Mapping[str, int | str | bool] = {
 
 def picked(given: Job, *events: ClusterEvent, fixed: Mapping[str, int | str | bool] = FEW) -> TracePicks:
     trace = EventTrace(nodes=len(given.cluster.nodes), events=events)
-    return picks_for_trace(given.mixed, trace, Within(space="core", fixed=fixed, axes={}))
+    return picks_for_trace(given.mixed, trace, AllowedSpace(space="core", fixed=fixed, axes={}))
 
 
 def few_strategies(given: Job) -> Iterator[Arrangement]:
@@ -106,7 +113,7 @@ def test_a_trace_without_events_is_the_best_plan_with_no_gap() -> None:
     given = job(*SMALL)
     best, step_s = given.best()
     found = picks_for_trace(
-        given.mixed, EventTrace(nodes=3, events=()), Within(space="default", fixed={}, axes={})
+        given.mixed, EventTrace(nodes=3, events=()), AllowedSpace(space="default", fixed={}, axes={})
     )
     assert {pick.policy for pick in found.picks} == {"now", "expected", "worst"}
     for pick in found.picks:
@@ -158,8 +165,8 @@ def test_nothing_at_first_is_infeasible_now_only() -> None:
 
 def test_a_part_of_a_cluster_is_its_nodes() -> None:
     cluster = job(*SMALL).cluster
-    assert of_nodes(cluster, [2, 0, 1]) is cluster
-    part = of_nodes(cluster, [2, 0])
+    assert cluster_of_nodes(cluster, [2, 0, 1]) is cluster
+    part = cluster_of_nodes(cluster, [2, 0])
     assert len(part.nodes) == 2 and part.devices == 4 and part.tiers[-1].span == 4
 
 
@@ -168,11 +175,11 @@ def test_what_a_target_does_not_carry_out_is_not_picked(monkeypatch: pytest.Monk
     """Of a field by itself and of what a limit forbids, where others are found beside it and where none are;
     the twin that asks nothing of what is found is caught."""
     given, own = job(*SMALL), target_of("shardwise")
-    monkeypatch.setattr(trace_searches, "KINDS", kinds)
+    monkeypatch.setattr(trace_searches, "STRATEGIES_PER_SEARCH", kinds)
 
     def strategies(target: Target | None) -> set[Strategy]:
-        within = Within(space="core", fixed={}, axes={}, target=target)
-        found = picks_for_trace(given.mixed, EventTrace(nodes=3, events=()), within)
+        allowed_space = AllowedSpace(space="core", fixed={}, axes={}, target=target)
+        found = picks_for_trace(given.mixed, EventTrace(nodes=3, events=()), allowed_space)
         return {one.arrangement.strategy for one in found.picks if isinstance(one.arrangement, Arrangement)}
 
     (free,) = strategies(None)
@@ -183,7 +190,7 @@ def test_what_a_target_does_not_carry_out_is_not_picked(monkeypatch: pytest.Monk
     always = Condition(left=Product(fields=("recompute",)), values=("none", "selective", "full"))
     limit = Limit(field="dp", where=(over_two, always), allowed="at most 2")
     assert limit.level is None  # the search itself does not judge it
-    limited = replace(own, axes={}, unasked_axes={}, limits=(limit,))
+    limited = replace(own, axes={}, default_axes={}, limits=(limit,))
     assert {one.dp for one in strategies(limited)} == {2}
     monkeypatch.setattr(Target, "broken_limit", lambda target, strategy: None)
     assert strategies(limited) == {free}

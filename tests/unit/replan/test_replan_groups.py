@@ -17,7 +17,7 @@ from shardwise.cluster import (
     NodeGroups,
     Slowdown,
     load_cluster,
-    stepped,
+    rounded_down,
 )
 from shardwise.replan import Situation, situation_of
 from shardwise.replan.arrangement import Arrangement
@@ -77,7 +77,7 @@ def without_racks(cluster: Cluster) -> Cluster:
     return replace(cluster, tiers=tuple(tier for tier in cluster.tiers if tier.name != "rack"))
 
 
-def test_an_order_that_parts_racks_is_priced_without_them(given: Job) -> None:
+def test_an_order_that_splits_racks_is_predicted_without_them(given: Job) -> None:
     """All 24 orders of the nodes: in 8 the racks are two nodes each that follow each other (2 racks first, 2
     orders in either: 2 * 2 * 2); in the others nothing but nodes lies together."""
     situation, kept, slower = given.situation(), 0, 0
@@ -98,11 +98,11 @@ def test_an_order_that_parts_racks_is_priced_without_them(given: Job) -> None:
     )
 
 
-def test_racks_that_are_not_looked_at_are_noticed(given: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_racks_that_are_ignored_are_noticed(given: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin that takes any consecutive nodes for a rack."""
-    monkeypatch.setattr(NodeGroups, "changed", lambda self, places, like: ())
+    monkeypatch.setattr(NodeGroups, "changed_spans", lambda self, places, like: ())
     with pytest.raises(AssertionError):
-        test_an_order_that_parts_racks_is_priced_without_them(given)
+        test_an_order_that_splits_racks_is_predicted_without_them(given)
 
 
 def test_what_replaces_a_plan_takes_what_the_cluster_says(given: Job) -> None:
@@ -130,7 +130,7 @@ def test_a_decision_for_racks_that_are_none_is_noticed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The same twin decides for an order that takes longer than it says."""
-    monkeypatch.setattr(NodeGroups, "changed", lambda self, places, like: ())
+    monkeypatch.setattr(NodeGroups, "changed_spans", lambda self, places, like: ())
     (tmp_path / "racks.yaml").write_text(RACKS)
     own = Job("opt-350m", load_cluster(str(tmp_path / "racks.yaml")), 32, 512)
     with pytest.raises(AssertionError):
@@ -150,7 +150,7 @@ def test_what_lies_between_sites_slows_the_tier_that_joins_them_alone(given: Job
     rack_tier, wan = given.cluster.tiers[-2:]
     cards = 2 * wan.bytes_per_s / given.planner.steps.prices.node_bytes_per_s[0]
     # Shares of the cards are rounded down to powers of 1.02; what is above the WAN's own is the WAN's.
-    left = min(stepped(share * cards) / cards, 1.0)
+    left = min(rounded_down(share * cards) / cards, 1.0)
     slower = replace(wan, bytes_per_s=wan.bytes_per_s * left, flow_bytes_per_s=wan.flow_bytes_per_s * left)
     cluster = replace(given.cluster, tiers=(*given.cluster.tiers[:-1], slower))
     assert cluster.tiers[-2] == rack_tier
@@ -163,12 +163,12 @@ def test_what_lies_between_sites_slows_the_tier_that_joins_them_alone(given: Job
 def test_racks_that_are_slowed_with_what_lies_between_sites_are_noticed(
     given: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(NodeGroups, "inside", lambda self, first, second: 0)
+    monkeypatch.setattr(NodeGroups, "separate_tiers", lambda self, first, second: 0)
     with pytest.raises(AssertionError):
         test_what_lies_between_sites_slows_the_tier_that_joins_them_alone(given, 0.1)
 
 
-def test_what_moves_between_sites_takes_what_lies_between_them(given: Job) -> None:
+def test_transfers_between_sites_take_the_link_between_them(given: Job) -> None:
     """A pipeline of two stages moves from the east to the west: every weight crosses."""
     strategy = complete(
         {"micro_batch_size": 1, "tp": 2, "dp": 2}, devices=4, layers=24, experts=None, global_batch_size=32
@@ -179,5 +179,5 @@ def test_what_moves_between_sites_takes_what_lies_between_them(given: Job) -> No
     transitions = given.planner.transitions
     fast, slow = (transitions.between(east, west, sites(given, rate)) for rate in (1e12, 1e6))
     crossing = sum(size for link, size in slow.bytes_per_link.items() if link.startswith(("n0>", "n1>")))
-    assert crossing > 0.0 and fast.moving_s < slow.moving_s
-    assert slow.moving_s == pytest.approx(crossing / 1e6)
+    assert crossing > 0.0 and fast.transfer_s < slow.transfer_s
+    assert slow.transfer_s == pytest.approx(crossing / 1e6)

@@ -10,7 +10,7 @@ from tests.unit.replan.conftest import Job, job
 
 from shardwise.cluster import NodeLost, Slowdown
 from shardwise.replan import Arrangement
-from shardwise.replan.layers import with_layers_moved
+from shardwise.replan.layers import with_layers_shifted
 from shardwise.strategy import Strategy, complete, layer_counts
 
 HOUR_S = 3600.0
@@ -59,7 +59,7 @@ def test_a_slow_stage_gives_layers_away_as_a_patch() -> None:
     assert found.keep_step_s is not None and found.step_s < 0.9 * found.keep_step_s
 
 
-def test_what_moves_is_what_the_layers_hold() -> None:
+def test_bytes_sent_are_those_of_the_shifted_layers() -> None:
     """One layer goes from n0 to n1, tp 2: each rank fetches half of its weights and states."""
     given = job("opt-350m", "2x2xT4", 32)
     before = running(given, pp=2, tp=2)
@@ -88,9 +88,9 @@ def test_a_slow_stage_in_the_middle_changes_places_with_an_end() -> None:
 def test_alike_nodes_keep_their_layers() -> None:
     given = job("opt-350m", "4x2xT4", 32)
     before = running(given, pp=4, tp=2)
-    assert not list(with_layers_moved(before, given.situation(), given.planner.steps))
+    assert not list(with_layers_shifted(before, given.situation(), given.planner.steps))
     lost = given.situation([NodeLost(time_s=0.0, node="n3")])
-    assert not list(with_layers_moved(before, lost, given.planner.steps))
+    assert not list(with_layers_shifted(before, lost, given.planner.steps))
 
 
 def test_every_arrangement_on_the_way_is_faster_and_whole() -> None:
@@ -103,7 +103,7 @@ def test_every_arrangement_on_the_way_is_faster_and_whole() -> None:
         slow = given.situation(
             Slowdown(time_s=0.0, where=f"n{node}", speed=rng.uniform(0.2, 1.0)) for node in range(4)
         )
-        for found in with_layers_moved(before, slow, given.planner.steps):
+        for found in with_layers_shifted(before, slow, given.planner.steps):
             assert sum(counts(found)) == 24 and min(counts(found)) >= 1
             assert sorted(found.slots) == ["n0", "n1", "n2", "n3"] and sum(found.microbatches) == 32
             assert found.shape == before.shape

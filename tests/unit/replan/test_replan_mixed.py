@@ -16,12 +16,13 @@ from shardwise.cluster import (
     NodeLost,
     NodeView,
     Slowdown,
+    cluster_of_nodes,
+    current_cluster,
     load_cluster,
-    of_nodes,
-    present_cluster,
 )
 from shardwise.model import Model, model_from_config
 from shardwise.replan import (
+    AllowedSpace,
     Arrangement,
     Costs,
     MixedPlanner,
@@ -30,7 +31,6 @@ from shardwise.replan import (
     Replay,
     Situation,
     UnevenArrangement,
-    Within,
     mixed_planner_of,
     picks_for_trace,
     planner_of,
@@ -40,11 +40,11 @@ from shardwise.replan import (
 from shardwise.replan.policies import WAIT
 from shardwise.replan.transition import Transitions
 from shardwise.replan.uneven_plans import rounded
-from shardwise.search import Question, best_uneven, priced_again
+from shardwise.search import Question, best_uneven, predict_record
 from shardwise.strategy import Job
 
 HOUR_S = 3600.0
-ANY = Within(space="default", fixed={}, axes={})
+ANY = AllowedSpace(space="default", fixed={}, axes={})
 
 
 class Mixed:
@@ -68,7 +68,7 @@ class Mixed:
     def best(self) -> UnevenArrangement:
         found = best_uneven(Question(model=self.model, cluster=self.cluster, job=self.job)).result
         assert found is not None
-        return self.planner.uneven.used(UnevenArrangement(result=found, nodes=self.names))
+        return self.planner.uneven.without_idle_nodes(UnevenArrangement(result=found, nodes=self.names))
 
     def situation(self, *events: Slowdown | NodeLost | NodeJoined) -> Situation:
         conditions = Conditions.at_start(EventTrace(nodes=len(self.names), events=()))
@@ -109,7 +109,7 @@ def test_no_policy_makes_more_than_the_oracle_where_plans_are_uneven(pytestconfi
 def test_a_change_that_is_not_paid_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An oracle that has every uneven plan pay for a restart is beaten by a policy that patches."""
     given = mixed()
-    monkeypatch.setattr(UnevenArrangement, "shape", property(lambda one: one.laid))
+    monkeypatch.setattr(UnevenArrangement, "shape", property(lambda one: one.layout_key))
     events = tuple(
         Slowdown(time_s=600.0 * place, where="n2", speed=0.3 if place % 2 else 1.0) for place in range(1, 9)
     )
@@ -179,16 +179,16 @@ def test_a_patch_leaves_out_pipelines_on_slow_nodes(monkeypatch: pytest.MonkeyPa
     found = given.planner.replan(start, situation, horizon_s=600.0)
     assert found.decision == "patch" and found.arrangement.nodes == ("n1", "n2")
     assert found.keep_step_s is not None and found.step_s < 0.5 * found.keep_step_s
-    monkeypatch.setattr("shardwise.replan.mixed.is_whole", lambda state: True)
+    monkeypatch.setattr("shardwise.replan.mixed.is_nominal", lambda state: True)
     assert given.planner.replan(start, situation, horizon_s=600.0).decision == "keep"
 
 
-def test_alike_nodes_are_exchanged_with_all_that_lies_on_them() -> None:
+def test_identical_nodes_are_swapped_with_all_their_stages() -> None:
     given = mixed()
     start = given.best()
-    other = given.planner.exchanged(start, "n0", "n1")
+    other = given.planner.swapped(start, "n0", "n1")
     assert isinstance(other, UnevenArrangement) and other.nodes == start.nodes
-    assert given.planner.exchanged(start, "n0", "n2") is None  # of another pool
+    assert given.planner.swapped(start, "n0", "n2") is None  # of another pool
     moved, stages = given.planner.uneven.stage_nodes(other), given.planner.uneven.stage_nodes(start)
     there = {"n0": "n1", "n1": "n0", "n2": "n2"}
     assert moved == [[there[name] for name in names] for names in stages] != stages
@@ -205,11 +205,11 @@ def test_what_is_reported_is_what_the_record_says() -> None:
     assert isinstance(found.arrangement, UnevenArrangement)
     result, nodes = found.arrangement.result, found.arrangement.nodes
     states = {name: situation.states[name] for name in nodes}
-    again = priced_again(given.model, present_cluster(given.cluster, states), given.job, result)
+    again = predict_record(given.model, current_cluster(given.cluster, states), given.job, result)
     assert not again.faults and result.pipeline_s == again.pipeline_s
     assert sum(result.breakdown.values()) == pytest.approx(found.step_s, rel=1e-12)
     assert result.peak_memory.device == again.device_bytes
-    cluster = of_nodes(given.cluster, [int(name[1:]) for name in nodes])
+    cluster = cluster_of_nodes(given.cluster, [int(name[1:]) for name in nodes])
     tokens = given.job.global_batch_size * given.job.seq_len
     assert result.tokens_per_s_per_device == pytest.approx(tokens / found.step_s / cluster.devices)
 
@@ -225,8 +225,8 @@ def steps_of(
         if isinstance(arrangement, Arrangement):
             step_s = given.planner.uniform.steps.step_s(arrangement, situation)
         else:
-            priced = given.planner.uneven.priced(arrangement, situation)
-            step_s = None if priced is None else priced.result.step_time_s
+            predicted = given.planner.uneven.predicted(arrangement, situation)
+            step_s = None if predicted is None else predicted.result.step_time_s
         total += 0.0 if step_s is None else length_s / step_s
     return total
 
@@ -255,7 +255,7 @@ def test_a_plan_for_a_trace_is_uneven_where_that_makes_more() -> None:
 
 def test_fields_that_only_strategies_have_leave_uneven_plans_out() -> None:
     trace = EventTrace(nodes=3, events=(NodeLost(time_s=50.0, node="n0"),))
-    found = picks_for_trace(mixed().planner, trace, Within(space="core", fixed={}, axes={}))
+    found = picks_for_trace(mixed().planner, trace, AllowedSpace(space="core", fixed={}, axes={}))
     assert not found.uniform
     assert all(isinstance(one.arrangement, Arrangement) for one in found.picks)
 

@@ -7,10 +7,10 @@ from functools import cache
 
 import pytest
 
-from shardwise.cluster import NodeState, alike_cluster, link_graph, load_cluster, pools_of, stepped
+from shardwise.cluster import NodeState, link_graph, load_cluster, pools_of, rounded_down, uniform_cluster
 from shardwise.model import model_from_config
 from shardwise.plan import Plan
-from shardwise.replan import KEEP, MOVE, Costs, Present
+from shardwise.replan import KEEP, MIGRATE, Costs, LinkAwarePlanner
 from shardwise.search import Question, plan, plan_of_strategy
 from shardwise.strategy import Job, target_of
 
@@ -37,14 +37,16 @@ def rates(share: float) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.4])
-def test_what_is_decided_on_is_the_best_on_the_links_as_they_are(share: float) -> None:
+def test_the_decision_is_the_best_on_the_links_as_they_are(share: float) -> None:
     """The search, asked about a cluster with such links, finds nothing faster over a long horizon."""
     now = running()
-    found = Present(now, TARGET).decide(now.best.strategy, rates(share), costs=COSTS, horizon_s=LONG_S)
-    state = NodeState(pool=0, network=stepped(share))
-    there = alike_cluster(now.cluster, pools_of(now.cluster)[0], 2, state)
+    found = LinkAwarePlanner(now, TARGET).decide(
+        now.best.strategy, rates(share), costs=COSTS, horizon_s=LONG_S
+    )
+    state = NodeState(pool=0, network=rounded_down(share))
+    there = uniform_cluster(now.cluster, pools_of(now.cluster)[0], 2, state)
     best = plan(Question(model=now.model, cluster=there, job=now.job, axes=TARGET.axes, use_all=True)).best
-    assert found.decision == MOVE
+    assert found.decision == MIGRATE
     assert found.step_s == pytest.approx(best.step_time_s, rel=1e-9)
     assert found.keep_step_s == pytest.approx(
         plan_of_strategy(now.model, there, now.job, now.best.strategy).best.step_time_s, rel=1e-9
@@ -52,17 +54,17 @@ def test_what_is_decided_on_is_the_best_on_the_links_as_they_are(share: float) -
 
 
 def test_where_nothing_changed_or_little_time_is_left_all_stays() -> None:
-    present, strategy = Present(running(), TARGET), running().best.strategy
+    present, strategy = LinkAwarePlanner(running(), TARGET), running().best.strategy
     assert present.decide(strategy, {}, costs=COSTS, horizon_s=LONG_S).decision == KEEP
     assert present.decide(strategy, rates(0.1), costs=COSTS, horizon_s=1.0).decision == KEEP
 
 
-def test_only_what_the_target_runs_is_decided_on() -> None:
+def test_decisions_contain_only_what_the_target_runs() -> None:
     """A target without pipelines: the same change of the links leads elsewhere."""
     narrow = replace(TARGET, axes={**TARGET.axes, "pp": (1,)})
     strategy = running().best.strategy
     free, bound = (
-        Present(running(), target)
+        LinkAwarePlanner(running(), target)
         .decide(strategy, rates(0.1), costs=COSTS, horizon_s=LONG_S)
         .arrangement.strategy
         for target in (TARGET, narrow)

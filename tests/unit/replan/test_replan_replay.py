@@ -26,7 +26,7 @@ from shardwise.replan import (
     replay,
 )
 from shardwise.replan.epochs import epochs_of
-from shardwise.replan.policies import Choice, fixed, run_of
+from shardwise.replan.policies import EpochChoice, fixed, run_of
 from shardwise.replan.transition import Transitions
 
 SMALL = ("opt-350m", "4x2xT4", 32)
@@ -106,7 +106,9 @@ def test_totals_are_what_the_choices_say() -> None:
     epochs = epochs_of(EventTrace(nodes=4, events=events), given.view, 1000.0)
     laid = [(4.0, 0.0), (None, 0.0), (2.0, 50.0)]
     choices = [
-        Choice(decision="keep", arrangement=None if step is None else running, step_s=step, change_s=change)
+        EpochChoice(
+            decision="keep", arrangement=None if step is None else running, step_s=step, change_s=change
+        )
         for step, change in laid
     ]
     run = run_of("by hand", epochs, choices)

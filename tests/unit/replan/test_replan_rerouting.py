@@ -12,11 +12,11 @@ from tests.unit.replan.conftest import Job, job, tight_job
 
 from shardwise.cluster import NodeLost, NodeState, Slowdown
 from shardwise.replan import Arrangement, Costs, planner_of
-from shardwise.replan.arrangement import GONE, at_width
+from shardwise.replan.arrangement import NO_NODE, with_dp
 from shardwise.replan.holdings import holdings_of
 from shardwise.replan.rerouting import without_gone
-from shardwise.replan.transition import NOTHING
-from shardwise.strategy import Strategy, cells, complete
+from shardwise.replan.transition import NO_TRANSITION
+from shardwise.strategy import Strategy, complete, node_slots
 
 HOUR_S = 3600.0
 FLAT = ("opt-350m", "8x1xT4", 64)
@@ -46,8 +46,8 @@ def perfect_s(given: Job, arrangement: Arrangement) -> float:
     is_split = strategy.schedule.startswith("zb")
     back_s = times.backward_input_s + times.backward_weight_s if is_split else times.backward_s
     each_s = (times.forward_s + back_s)[0]
-    gone = np.array([name == GONE for name in arrangement.slots])
-    left = (~gone[cells(strategy, 1)].any(axis=2)).sum(axis=0)
+    gone = np.array([name == NO_NODE for name in arrangement.slots])
+    left = (~gone[node_slots(strategy, 1)].any(axis=2)).sum(axis=0)
     return float((sum(arrangement.microbatches) * each_s / left).max())
 
 
@@ -70,7 +70,7 @@ def test_rerouting_is_a_named_choice_and_no_better_than_perfect(fields: dict[str
             assert found.rerouted is None
             continue
         assert found.rerouted is not None and found.rerouted.arrangement == arrangement
-        assert set(arrangement.slots) - {GONE} == set(running.slots) - set(lost)
+        assert set(arrangement.slots) - {NO_NODE} == set(running.slots) - set(lost)
         assert max(whole_s, perfect_s(given, arrangement)) <= found.rerouted.step_s * (1.0 + 1e-12)
         assert found.steps >= found.rerouted.steps * (1.0 - 1e-9)
 
@@ -87,14 +87,14 @@ def test_rerouting_is_chosen_where_it_is_best() -> None:
     # It goes on so, and the next loss leaves more to do.
     situation = given.situation(without(given, "n1", "n6"))
     again = without_gone(found.arrangement, situation, given.planner.steps.prices)
-    assert again is not None and again.slots.count(GONE) == 2
+    assert again is not None and again.slots.count(NO_NODE) == 2
     # Where it cannot be carried out, it is told and not chosen.
     able = planner_of(given.planner.steps.prices, Costs(), can_run=lambda one: not one.is_rerouted)
     other = able.patch(running, given.situation(without(given, "n1")), horizon_s=HOUR_S)
     assert other.rerouted is not None and other.rerouted.arrangement == found.arrangement
     assert not other.arrangement.is_rerouted and other.steps < found.steps
     kept = given.planner.patch(found.arrangement, given.situation(without(given, "n1")), horizon_s=HOUR_S)
-    assert kept.decision == "keep" and kept.transition == NOTHING and kept.rerouted is None
+    assert kept.decision == "keep" and kept.transition == NO_TRANSITION and kept.rerouted is None
 
 
 def test_what_is_slow_counts() -> None:
@@ -117,15 +117,15 @@ def test_what_is_slow_counts() -> None:
     assert given.planner.steps.step_s(rerouted, given.situation(without(given, "n1", "n2"))) is None
 
 
-def covered(pieces: Sequence[Sequence[object]], nodes: set[str], units: int) -> None:
+def covered(state_shards: Sequence[Sequence[object]], nodes: set[str], units: int) -> None:
     """Every unit's shares from 0 to 1 are held, by these nodes."""
     for unit in range(units):
-        rows = [row for row in pieces if row[0].first <= unit < row[0].last]  # type: ignore[attr-defined]
+        rows = [row for row in state_shards if row[0].first <= unit < row[0].last]  # type: ignore[attr-defined]
         assert len(rows) == 1
-        ends = [(piece.low, piece.high) for piece in rows[0]]  # type: ignore[attr-defined]
+        ends = [(state_shard.low, state_shard.high) for state_shard in rows[0]]  # type: ignore[attr-defined]
         assert ends[0][0] == 0.0 and ends[-1][1] == pytest.approx(1.0)
         assert all(a[1] == pytest.approx(b[0]) for a, b in pairwise(ends))
-        assert all(set(piece.nodes) <= nodes and piece.nodes for piece in rows[0])  # type: ignore[attr-defined]
+        assert all(set(state_shard.nodes) <= nodes and state_shard.nodes for state_shard in rows[0])  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 3])
@@ -136,8 +136,8 @@ def test_peers_that_are_left_hold_all_weights_and_states(zero_stage: int) -> Non
     rerouted = without_gone(running, situation, given.planner.steps.prices)
     assert rerouted is not None
     held = holdings_of(rerouted, 24, 1)
-    for pieces in (held.weights, held.states):
-        covered(pieces, set(rerouted.nodes), 26)
+    for state_shards in (held.weights, held.states):
+        covered(state_shards, set(rerouted.nodes), 26)
     change = given.planner.transitions.between(running, rerouted, situation)
     # Shards that lay on a lost node alone come from the checkpoint, and half of 10 minutes are done again.
     assert change.lost_s == (300.0 if zero_stage else 0.0)
@@ -154,7 +154,7 @@ def test_where_it_cannot_be_it_is_no_choice() -> None:
     assert without_gone(laid(given, pp=4, vpp=2, schedule="interleaved_1f1b"), after, prices) is None
     both = given.situation(without(given, "n1", "n5"))
     running = laid(given, pp=4)
-    stages = cells(running.strategy, 1)[:, :, 0]
+    stages = node_slots(running.strategy, 1)[:, :, 0]
     same = [f"n{slot}" for slot in stages[:, 1]]
     assert without_gone(running, given.situation(without(given, *same)), prices) is None
     assert (without_gone(running, both, prices) is None) == (set(same) == {"n1", "n5"})
@@ -165,7 +165,7 @@ def test_states_of_more_than_a_share_must_fit() -> None:
     roomy = tight_job(4096 << 20)
     running = laid(roomy, pp=6, zero_stage=1)
     needs = [
-        roomy.planner.steps.prices.figures(at_width(running.strategy, width), NodeState(pool=0))
+        roomy.planner.steps.prices.figures(with_dp(running.strategy, width), NodeState(pool=0))
         for width in (2, 1)
     ]
     both, alone = (one.device_bytes for one in needs if one is not None)

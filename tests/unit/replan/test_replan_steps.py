@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from tests.unit.replan.conftest import job
 
-from shardwise.cluster import NodeLost, Slowdown, stepped
-from shardwise.replan.arrangement import at_width
+from shardwise.cluster import NodeLost, Slowdown, rounded_down
+from shardwise.replan.arrangement import with_dp
 from shardwise.replan.shares import even_shares, fastest_shares
 from shardwise.search import Question, plan
-from shardwise.strategy import Strategy, cells, complete
+from shardwise.strategy import Strategy, complete, node_slots
 
 SMALL = ("opt-350m", "4x2xT4", 32)
 
@@ -62,7 +62,7 @@ def test_a_pipeline_is_as_slow_as_its_slowest_node_says() -> None:
     nominal_s = steps.step_s(even, given.situation())
     slow_s = steps.step_s(even, given.situation([Slowdown(time_s=0.0, where="n1", speed=0.5)]))
     assert nominal_s is not None and slow_s is not None
-    assert nominal_s * 1.1 < slow_s < nominal_s / stepped(0.5)
+    assert nominal_s * 1.1 < slow_s < nominal_s / rounded_down(0.5)
 
 
 def test_nothing_runs_on_a_node_that_is_gone() -> None:
@@ -73,17 +73,17 @@ def test_nothing_runs_on_a_node_that_is_gone() -> None:
 
 def test_widths_keep_what_is_sharded_over_all() -> None:
     strategy = laid(dp=8, zero_stage=3)
-    wider = at_width(strategy, 6)
+    wider = with_dp(strategy, 6)
     assert (wider.param_shard, wider.grad_shard, wider.optim_shard, wider.dp) == (6, 6, 6, 6)
     some = laid(dp=8, optim_shard=4)
-    assert at_width(some, 6).optim_shard == 2
+    assert with_dp(some, 6).optim_shard == 2
 
 
 def test_cells_follow_the_order_of_axes() -> None:
     # dp varies faster than pp: pipeline 0 has ranks 0 and 4 of 8, so slots 0 and 2 of nodes of two.
     strategy = laid(pp=2, dp=4)
     assert strategy.axis_order == "tp-cp-dp-pp"
-    assert cells(strategy, 2)[:, :, 0].tolist() == [[0, 2], [0, 2], [1, 3], [1, 3]]
+    assert node_slots(strategy, 2)[:, :, 0].tolist() == [[0, 2], [0, 2], [1, 3], [1, 3]]
 
 
 def test_shares_end_together() -> None:

@@ -58,7 +58,7 @@ def test_a_new_node_gets_all_weights_and_states_from_one_that_has_them() -> None
     out = [nbytes for name, nbytes in found.bytes_per_link.items() if name.startswith(("n0>", "n1>"))]
     assert sum(out) == pytest.approx(2 * whole)
     # Weights and states each come from the first two in turn: each sends one whole.
-    assert found.moving_s == pytest.approx(whole / job(*SMALL).planner.steps.prices.node_bytes_per_s[0])
+    assert found.transfer_s == pytest.approx(whole / job(*SMALL).planner.steps.prices.node_bytes_per_s[0])
 
 
 def test_sharded_states_of_a_lost_node_are_lost_with_it() -> None:
@@ -69,8 +69,8 @@ def test_sharded_states_of_a_lost_node_are_lost_with_it() -> None:
     # All is read again: 2 bytes of weights on each of three nodes, 12 of states split over them.
     whole = parameters(job(*SMALL).model)
     assert sum(found.bytes_per_link.values()) == pytest.approx(3 * 2.0 * whole + 12.0 * whole)
-    told = transitions().between(old, new, after_losses("n3"), saved=frozenset({"n3"}))
-    assert told.lost_s == 0.0
+    noticed = transitions().between(old, new, after_losses("n3"), saved=frozenset({"n3"}))
+    assert noticed.lost_s == 0.0
 
 
 def test_states_that_stay_where_they_are_do_not_travel() -> None:

@@ -19,10 +19,10 @@ from shardwise.cluster import (
     NodeView,
     Notice,
     Slowdown,
+    cluster_of_nodes,
+    current_cluster,
     load_cluster,
-    of_nodes,
     pools_of,
-    present_cluster,
 )
 from shardwise.errors import Infeasible
 from shardwise.model import model_from_config
@@ -40,7 +40,7 @@ from shardwise.replan import (
     situation_of,
 )
 from shardwise.replan.holdings import unit_elements
-from shardwise.search import Question, UnevenSpace, best_uneven, priced_again
+from shardwise.search import Question, UnevenSpace, best_uneven, predict_record
 from shardwise.strategy import RECOMPUTES, Job
 
 HOUR_S = 3600.0
@@ -156,7 +156,7 @@ def test_no_decision_makes_fewer_steps_than_keeping() -> None:
     assert len(seen) > 1
 
 
-def test_what_a_lost_replica_held_is_fetched_or_read() -> None:
+def test_states_of_a_lost_replica_are_fetched_or_read() -> None:
     """Two pipelines of one stage each, on a node each: both have all weights and half of the optimizer
     states. Where one is lost, its half is gone with it, and all is read from the last checkpoint; with
     notice its half of the states was put aside, and only that is read."""
@@ -186,11 +186,11 @@ def test_layers_leave_a_node_that_is_slow() -> None:
     found = given.replan(running, event, horizon_s=90.0)
     assert found.decision == "patch" and isinstance(found.arrangement, UnevenArrangement)
     chosen = layers_of(found.arrangement)
-    nodes = present_cluster(given.cluster, given.situation(event).states)
+    nodes = current_cluster(given.cluster, given.situation(event).states)
     times_s = {}
     for first in range(1, 8):
         laid = in_line(given, nodes, (first, 8 - first)).result
-        times_s[first] = priced_again(given.model, nodes, given.job, laid).pipeline_s[0]
+        times_s[first] = predict_record(given.model, nodes, given.job, laid).pipeline_s[0]
     assert found.keep_step_s == pytest.approx(times_s[4], rel=1e-12)
     fastest = min(times_s, key=lambda first: times_s[first])
     assert chosen == (fastest, 8 - fastest) and fastest < 4
@@ -202,8 +202,8 @@ def test_layers_leave_a_node_that_is_slow() -> None:
     assert sent == {"n0>s0g0": pytest.approx(moved * each), "s0g0>n1": pytest.approx(moved * each)}
     rate = given.cluster.nodes[0].nics * given.cluster.nodes[0].nic_bytes_per_s
     costs = planner.transitions.costs
-    assert found.transition.moving_s == pytest.approx(moved * each / rate, rel=1e-6)
-    assert found.transition.seconds == pytest.approx(found.transition.moving_s + costs.regroup_s)
+    assert found.transition.transfer_s == pytest.approx(moved * each / rate, rel=1e-6)
+    assert found.transition.seconds == pytest.approx(found.transition.transfer_s + costs.regroup_s)
     # Where there is no time for that, all stays.
     assert given.replan(running, event, horizon_s=10.0).decision == "keep"
 
@@ -217,11 +217,11 @@ def test_the_stages_that_are_left_take_the_layers_of_those_that_are_gone() -> No
     found = given.replan(running, event)
     assert found.decision == "patch" and isinstance(found.arrangement, UnevenArrangement)
     assert found.arrangement.nodes == ("n0", "n2") and found.keep_step_s is None
-    nodes = present_cluster(given.cluster, given.situation(event).states)
+    nodes = current_cluster(given.cluster, given.situation(event).states)
     times_s = {}
     for first, ways in product(range(1, 8), product(RECOMPUTES, repeat=2)):
         laid = in_line(given, nodes, (first, 8 - first), size=4, ways=ways).result
-        again = priced_again(given.model, nodes, given.job, laid)
+        again = predict_record(given.model, nodes, given.job, laid)
         if again.device_bytes <= again.usable_bytes:
             times_s[first, ways] = again.pipeline_s[0]
     (first, _), least_s = min(times_s.items(), key=lambda one: one[1])
@@ -229,7 +229,7 @@ def test_the_stages_that_are_left_take_the_layers_of_those_that_are_gone() -> No
     assert found.step_s == pytest.approx(least_s, rel=1e-12)
     costs = given.planner.costs
     assert found.transition.lost_s == costs.checkpoint_interval_s / 2.0
-    moved_s = found.transition.moving_s
+    moved_s = found.transition.transfer_s
     assert found.transition.seconds == pytest.approx(moved_s + costs.regroup_s + found.transition.lost_s)
 
 
@@ -241,7 +241,7 @@ def test_whatever_nodes_are_lost_a_plan_that_exists_is_found(full: bool) -> None
     sizes = {1, 2, 3, len(given.names) - 1}
     for lost in (set(some) for size in sizes for some in combinations(given.names, size)):
         left = [place for place, name in enumerate(given.names) if name not in lost]
-        part = of_nodes(given.cluster, left)
+        part = cluster_of_nodes(given.cluster, left)
         try:
             found = given.replan(running, *(NodeLost(time_s=0.0, node=name) for name in sorted(lost)))
         except Infeasible:
@@ -251,8 +251,8 @@ def test_whatever_nodes_are_lost_a_plan_that_exists_is_found(full: bool) -> None
         assert not lost.intersection(found.arrangement.nodes) and found.steps > 0.0
         if isinstance(found.arrangement, Arrangement):
             continue
-        used = of_nodes(given.cluster, [int(name[1:]) for name in found.arrangement.nodes])
-        again = priced_again(given.model, used, given.job, found.arrangement.result)
+        used = cluster_of_nodes(given.cluster, [int(name[1:]) for name in found.arrangement.nodes])
+        again = predict_record(given.model, used, given.job, found.arrangement.result)
         assert not again.faults and again.device_bytes <= again.usable_bytes, lost
         assert max(again.pipeline_s) == pytest.approx(found.step_s, rel=1e-12)
     assert infeasible

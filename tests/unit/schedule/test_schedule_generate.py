@@ -9,7 +9,7 @@ from shardwise.errors import ConfigError
 from shardwise.schedule import (
     NAMES,
     Action,
-    Kind,
+    ActionKind,
     Schedule,
     dry_run,
     generate,
@@ -18,11 +18,11 @@ from shardwise.schedule import (
     lower,
     lowering_violations,
     peak_in_flight,
-    peak_waiting,
+    peak_pending_weights,
+    pending_weights,
     rank_of_stage,
     stage_of,
     violations,
-    waiting,
 )
 from shardwise.schedule.legality import code_of
 
@@ -86,7 +86,7 @@ def test_dualpipe_v_by_hand() -> None:
     ]
 
 
-def waiting_one_by_one(schedule: Schedule) -> tuple[int, ...]:
+def pending_weights_one_by_one(schedule: Schedule) -> tuple[int, ...]:
     """Per rank, the most pairs at once of which I has begun and W has not ended, action by action."""
     most = []
     for row in schedule.ranks:
@@ -104,7 +104,7 @@ def waiting_one_by_one(schedule: Schedule) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_legal_table_is_sound_and_holds_what_the_closed_form_says(name: str, full: bool) -> None:
+def test_every_legal_table_is_sound_and_agrees_with_the_closed_form(name: str, full: bool) -> None:
     """Every table is valid and holds no more than that; without `--full` one in five is counted through."""
     seen = 0
     for pp, m, vpp in GRID:
@@ -112,16 +112,16 @@ def test_every_legal_table_is_sound_and_holds_what_the_closed_form_says(name: st
             continue
         seen += 1
         schedule = generate(name, pp=pp, microbatches=m, vpp=vpp)
-        held = tuple(int(in_flight(code_of(name), pp, m, vpp, rank)) for rank in range(pp))
-        assert violations(schedule, held) == [], (pp, m, vpp)
+        in_flight_now = tuple(int(in_flight(code_of(name), pp, m, vpp, rank)) for rank in range(pp))
+        assert violations(schedule, in_flight_now) == [], (pp, m, vpp)
         if not full and seen % 5:
             continue
-        assert peak_in_flight(schedule) == held, (pp, m, vpp)
-        assert held == tuple(sorted(held, reverse=True)), (pp, m, vpp)
-        waits = tuple(int(waiting(code_of(name), m, rank)) for rank in range(pp))
-        assert peak_waiting(schedule) == waits == waiting_one_by_one(schedule), (pp, m, vpp)
+        assert peak_in_flight(schedule) == in_flight_now, (pp, m, vpp)
+        assert in_flight_now == tuple(sorted(in_flight_now, reverse=True)), (pp, m, vpp)
+        waits = tuple(int(pending_weights(code_of(name), m, rank)) for rank in range(pp))
+        assert peak_pending_weights(schedule) == waits == pending_weights_one_by_one(schedule), (pp, m, vpp)
         assert waits == tuple(sorted(waits)), (pp, m, vpp)
-        assert all(few <= many for few, many in zip(waits, held, strict=True)), (pp, m, vpp)
+        assert all(few <= many for few, many in zip(waits, in_flight_now, strict=True)), (pp, m, vpp)
         check_ends(schedule, m)
     assert seen == LEGAL_COUNT[name]
 
@@ -144,8 +144,8 @@ def check_ends(schedule: Schedule, m: int) -> None:
     """Every row starts with the first forward of its rank's lowest stage and ends with that stage's last
     gradient."""
     for rank, row in enumerate(schedule.ranks):
-        assert row[0] == Action(rank, Kind.FORWARD, 0)
-        assert row[-1].kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
+        assert row[0] == Action(rank, ActionKind.FORWARD, 0)
+        assert row[-1].kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
         assert (row[-1].stage, row[-1].microbatch) == (rank, m - 1)
 
 
@@ -252,7 +252,9 @@ def test_an_unknown_schedule_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_stages_meet_microbatches_in_rising_order_and_last_kind_is_as_documented(name: str) -> None:
-    last_kind = Kind.BACKWARD if name in ("gpipe", "1f1b", "interleaved_1f1b") else Kind.BACKWARD_WEIGHT
+    last_kind = (
+        ActionKind.BACKWARD if name in ("gpipe", "1f1b", "interleaved_1f1b") else ActionKind.BACKWARD_WEIGHT
+    )
     for pp, m, vpp in [
         (1, 3, 1),
         (2, 4, 1),

@@ -12,7 +12,7 @@ from shardwise.strategy.strategy import SCHEDULES
 V_SHAPES = ("zb_v", "dualpipe_v")
 
 
-def spoken_rule(name: str, pp: int, m: int, vpp: int) -> str | None:
+def plain_rule(name: str, pp: int, m: int, vpp: int) -> str | None:
     """The rules as docs/schedules.md states them."""
     if name in V_SHAPES and vpp != 2:
         return "schedule_vpp"
@@ -29,11 +29,11 @@ def spoken_rule(name: str, pp: int, m: int, vpp: int) -> str | None:
     return None
 
 
-def test_columns_agree_with_the_spoken_rules_everywhere() -> None:
+def test_columns_agree_with_the_plain_rules_everywhere() -> None:
     cases = list(itertools.product(range(len(NAMES)), range(1, 17), range(1, 65), range(1, 5)))
     code, pp, m, vpp = np.array(cases, dtype=np.int64).T
     found = illegal_codes(code, pp, m, vpp)
-    expected = [spoken_rule(NAMES[case[0]], *case[1:]) for case in cases]
+    expected = [plain_rule(NAMES[case[0]], *case[1:]) for case in cases]
     assert [REASONS[value - 1] if value else None for value in found.tolist()] == expected
     assert legal_mask(code, pp, m, vpp).tolist() == [reason is None for reason in expected]
 
@@ -54,5 +54,5 @@ def test_in_flight_broadcasts_over_mixed_schedules_and_ranks() -> None:
     # pp 4, m 8: 1f1b holds 4, 3, 2, 1; zb_v 2 * 4 everywhere; interleaved vpp 2 holds 2 * (3 - r) + 4 + 1.
     code = np.array([[code_of("1f1b")], [code_of("zb_v")], [code_of("interleaved_1f1b")]])
     vpp = np.array([[1], [2], [2]])
-    held = in_flight(code, 4, 8, vpp, np.arange(4))
-    assert held.tolist() == [[4, 3, 2, 1], [8, 8, 8, 8], [11, 9, 7, 5]]
+    limits = in_flight(code, 4, 8, vpp, np.arange(4))
+    assert limits.tolist() == [[4, 3, 2, 1], [8, 8, 8, 8], [11, 9, 7, 5]]

@@ -9,9 +9,9 @@ import pytest
 from shardwise.errors import ConfigError
 from shardwise.schedule import (
     Action,
+    ActionKind,
     Communication,
     CommunicationKind,
-    Kind,
     LoweredSchedule,
     from_text,
     generate,
@@ -71,9 +71,9 @@ def test_broken_communication_is_named(rank: int, row: str, fault: str) -> None:
 
 
 def test_a_table_that_sticks_is_not_lowered() -> None:
-    stuck = from_text("schedule=x microbatches=2 stage_rank=0,1\n0F1 0B1 0F0 0B0\n1F0 1B0 1F1 1B1")
+    deadlocked = from_text("schedule=x microbatches=2 stage_rank=0,1\n0F1 0B1 0F0 0B0\n1F0 1B0 1F1 1B1")
     with pytest.raises(ConfigError, match="cannot be run to its end; found 0B1"):
-        lower(stuck)
+        lower(deadlocked)
 
 
 def test_unequal_chunks_are_lowered() -> None:
@@ -81,4 +81,4 @@ def test_unequal_chunks_are_lowered() -> None:
     lowered = lower(uneven, unshard=False)
     assert rows(lowered)[0] == "0F0 1F0 1SEND_F0 1RECV_B0 1I0 1W0 1REDUCE_GRAD 0B0 0REDUCE_GRAD"
     assert lowering_violations(lowered) == []
-    assert Action(2, Kind.FORWARD, 0) in lowered.ranks[1]
+    assert Action(2, ActionKind.FORWARD, 0) in lowered.ranks[1]

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from shardwise.errors import ConfigError
-from shardwise.schedule import NAMES, Action, Kind, Schedule, from_text, generate, illegal_reason, to_text
+from shardwise.schedule import (
+    NAMES,
+    Action,
+    ActionKind,
+    Schedule,
+    from_text,
+    generate,
+    illegal_reason,
+    to_text,
+)
 
 
 def test_runs_are_folded() -> None:
@@ -18,7 +27,9 @@ def test_runs_are_folded() -> None:
 
 def test_plain_actions_parse() -> None:
     schedule = from_text("schedule=x microbatches=2 stage_rank=0\n0F0 0F1 0I0 0W0 0B1")
-    letters = [Action(0, Kind(kind), mb) for kind, mb in [("F", 0), ("F", 1), ("I", 0), ("W", 0), ("B", 1)]]
+    letters = [
+        Action(0, ActionKind(kind), mb) for kind, mb in [("F", 0), ("F", 1), ("I", 0), ("W", 0), ("B", 1)]
+    ]
     assert schedule == Schedule(name="x", microbatches=2, stage_rank=(0,), ranks=(tuple(letters),))
 
 
@@ -41,7 +52,7 @@ def test_every_legal_table_round_trips(name: str) -> None:
 
 def test_a_rank_without_actions_round_trips() -> None:
     schedule = Schedule(
-        name="idle", microbatches=1, stage_rank=(1,), ranks=((), (Action(0, Kind.FORWARD, 0),))
+        name="idle", microbatches=1, stage_rank=(1,), ranks=((), (Action(0, ActionKind.FORWARD, 0),))
     )
     assert to_text(schedule).split("\n")[1] == "-"
     assert from_text(to_text(schedule)) == schedule
@@ -109,8 +120,8 @@ def test_too_long_a_text_is_refused_before_it_is_read() -> None:
         Schedule(name="two words", microbatches=1, stage_rank=(0,), ranks=((),)),
         Schedule(name="x", microbatches=-1, stage_rank=(0,), ranks=((),)),
         Schedule(name="x", microbatches=1, stage_rank=(), ranks=((),)),
-        Schedule(name="x", microbatches=1, stage_rank=(0,), ranks=((Action(-1, Kind.FORWARD, 0),),)),
-        Schedule(name="x", microbatches=1, stage_rank=(0,), ranks=((Action(0, Kind.FORWARD, 10**7),),)),
+        Schedule(name="x", microbatches=1, stage_rank=(0,), ranks=((Action(-1, ActionKind.FORWARD, 0),),)),
+        Schedule(name="x", microbatches=1, stage_rank=(0,), ranks=((Action(0, ActionKind.FORWARD, 10**7),),)),
     ],
     ids=["name", "microbatches", "no stages", "negative stage", "huge microbatch"],
 )

@@ -10,9 +10,9 @@ import pytest
 
 from shardwise.schedule import (
     Action,
+    ActionKind,
     Communication,
     CommunicationKind,
-    Kind,
     Schedule,
     generate,
     lower,
@@ -27,8 +27,8 @@ CASES = [(2, 4), (2, 8), (3, 6), (4, 8), (4, 20), (5, 10), (7, 21), (8, 16)]
 
 def flattened(actions: Iterable[Any]) -> list[Any]:
     """The actions without idle cells, overlapped pairs as their two parts."""
-    kept = [action for action in actions if action is not None]
-    return [part for action in kept for part in (action.sub_actions or (action,))]
+    compared = [action for action in actions if action is not None]
+    return [part for action in compared for part in (action.sub_actions or (action,))]
 
 
 def torch_rows(class_name: str, pp: int, m: int, local_stages: int) -> dict[int, list[Any]]:
@@ -161,7 +161,7 @@ def parsed_step(text: str) -> Action | Communication:
     theirs = torch_schedules._Action.from_str(text)
     stage, kind, microbatch = theirs.stage_index, theirs.computation_type.value, theirs.microbatch_index
     if theirs.is_compute_op:
-        return Action(stage, Kind(kind), microbatch)
+        return Action(stage, ActionKind(kind), microbatch)
     return Communication(stage, CommunicationKind(kind), microbatch)
 
 

@@ -53,13 +53,13 @@ def test_a_schedule_without_stages_is_refused() -> None:
 
 def test_ranks_that_wait_for_each_other_are_found() -> None:
     # Rank 0 wants the gradient of microbatch 1 first; rank 1 makes it only after microbatch 0.
-    stuck = table("0F1 0B1 0F0 0B0", "1F0 1B0 1F1 1B1", microbatches=2)
-    assert violations(stuck) == [
+    deadlocked = table("0F1 0B1 0F0 0B0", "1F0 1B0 1F1 1B1", microbatches=2)
+    assert violations(deadlocked) == [
         "rank 0, action 1: 0B1 waits forever for stage 1, microbatch 1",
         "rank 1, action 0: 1F0 waits forever for stage 0, microbatch 0",
     ]
-    assert dry_run(stuck).starts == ((0,), ())
-    assert dry_run(stuck).waits_for == (1, 0)
+    assert dry_run(deadlocked).starts == ((0,), ())
+    assert dry_run(deadlocked).waits_for == (1, 0)
 
 
 def test_unequal_chunks_per_rank_are_sound() -> None:
@@ -105,7 +105,7 @@ def test_grid_can_be_cut() -> None:
     assert grid == ["        rank 0  rank 1", "step 0  0F0     .", "step 1  0F1     1F0", "(6 more steps)"]
 
 
-def test_findings_mark_the_failing_cells() -> None:
+def test_findings_mark_the_failing_actions() -> None:
     text = format_findings(table("0F1 0B1 0F0 0B0", "1F0 1B0 1F1 1B1", microbatches=2))
     lines = text.split("\n")
     assert lines[0] == "rank 0, action 1: 0B1 waits forever for stage 1, microbatch 1"

@@ -8,43 +8,47 @@ import pytest
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
-from shardwise.search import Limits, UnevenSpace
-from shardwise.search.uneven import Block
-from shardwise.search.uneven.options import Options, Pricing
-from shardwise.search.uneven.space import Braid
+from shardwise.search import UnevenLimits, UnevenSpace
+from shardwise.search.uneven import UnevenSubproblem
+from shardwise.search.uneven.options import StageCostModel, StageOptions
+from shardwise.search.uneven.space import MixedPoolKind
 from shardwise.strategy import Job
 
 SEQ_LEN, HIDDEN = 1024, 4096
 NBYTES = 2.0 * SEQ_LEN * HIDDEN
 """What one row hands over to the next stage."""
 
-BLOCK = Block(pools=(0, 1), micro_batch_size=4, least=1, most=1)
+SUBPROBLEM = UnevenSubproblem(pools=(0, 1), micro_batch_size=4, least=1, most=1)
 
 
 @pytest.fixture(scope="module")
-def options() -> Options:
-    return Pricing(space(4)).options(BLOCK)
+def options() -> StageOptions:
+    return StageCostModel(space(4)).options(SUBPROBLEM)
 
 
-def space(braid: int) -> UnevenSpace:
+def space(mixed_stage_rows: int) -> UnevenSpace:
     """Of nodes of 8 A100-80G and of 4 V100-16G; four devices share a card of 10 Gb/s."""
     job = Job(seq_len=SEQ_LEN, global_batch_size=16, dtype="fp16")
     cluster = load_cluster("2x8xA100-80G+2x4xV100-16G", inter_node="10Gb/s")
-    return UnevenSpace(load_model("llama-2-7b"), cluster, job, Limits(braid=braid))
+    return UnevenSpace(
+        load_model("llama-2-7b"), cluster, job, UnevenLimits(mixed_stage_rows=mixed_stage_rows)
+    )
 
 
-def place(options: Options, tp: tuple[int, int], rows: tuple[int, int]) -> int:
-    return options.stages[2].kinds.index(Braid(tp, rows))
+def place(options: StageOptions, tp: tuple[int, int], rows: tuple[int, int]) -> int:
+    return options.stages[2].kinds.index(MixedPoolKind(tp, rows))
 
 
-def test_a_braid_takes_devices_of_both_pools_and_rows_of_every_microbatch(options: Options) -> None:
+def test_a_mixed_pool_stage_takes_devices_of_both_pools_and_rows_of_every_microbatch(
+    options: StageOptions,
+) -> None:
     assert options.sites == ((0,), (1,), (0, 1))
-    assert options.takes[2][place(options, (4, 2), (3, 1))] == (4, 2)
+    assert options.stage_devices[2][place(options, (4, 2), (3, 1))] == (4, 2)
     # 1, 2, 4, 8 of the eight devices by 1, 2, 4 of the four, by 1 + 3, 2 + 2, 3 + 1 rows.
     assert len(options.stages[2].kinds) == 4 * 3 * 3
 
 
-def test_a_hop_waits_for_the_part_that_sends_longest(options: Options) -> None:
+def test_a_hop_waits_for_the_part_that_sends_longest(options: StageOptions) -> None:
     far_s = options.hops[2].far_s[:, 2, 1]
     # All devices of the part's node send at once, each 1 / tp of its rows; some seven tenths arrive.
     for tp, rows in (((1, 1), (3, 1)), ((4, 1), (1, 3)), ((4, 2), (2, 2))):
@@ -53,7 +57,7 @@ def test_a_hop_waits_for_the_part_that_sends_longest(options: Options) -> None:
     assert (options.hops[2].near_s == options.hops[2].far_s).all()
 
 
-def test_both_parts_are_replicas_that_meet_between_the_pools(options: Options) -> None:
+def test_both_parts_are_replicas_that_meet_between_the_pools(options: StageOptions) -> None:
     reduced_s = options.stages[2].reduce_s[:, 0, 2, 0, 2]
     assert (options.stages[0].reduce_s[:, 0, 2, 0, 2] == 0.0).all()
     # Two layers of 202 M parameters: 4 bytes each, of which each of two replicas sends half. Other devices of
@@ -64,8 +68,8 @@ def test_both_parts_are_replicas_that_meet_between_the_pools(options: Options) -
         assert sent_s / min(tp) - 1.0 < found_s < 1.5 * sent_s / min(tp)
 
 
-def test_the_slower_part_tells(options: Options) -> None:
-    plain = Pricing(space(1)).options(replace(BLOCK, micro_batch_size=2))
+def test_the_slower_part_decides_the_cost(options: StageOptions) -> None:
+    plain = StageCostModel(space(1)).options(replace(SUBPROBLEM, micro_batch_size=2))
     fast_s, slow_s = (stages.forward_s[0, 2, 0, 2] for stages in plain.stages)
     forward_s = options.stages[2].forward_s[:, 2, 0, 2]
     # Two rows take the V100 longer than the A100; with one row less it is sooner done, with one more later.
@@ -75,9 +79,11 @@ def test_the_slower_part_tells(options: Options) -> None:
     assert 1.4 * even_s < forward_s[place(options, (1, 1), (1, 3))] < 1.6 * even_s
 
 
-def test_alike_pipelines_and_other_microbatches_have_no_braids() -> None:
+def test_identical_pipelines_and_other_microbatches_have_no_mixed_pool_stages() -> None:
     job = Job(seq_len=SEQ_LEN, global_batch_size=16, dtype="fp16")
-    space = UnevenSpace(load_model("gpt2"), load_cluster("1x2xT4+1x2xL4"), job, Limits(braid=4))
-    assert space.pairs(BLOCK) == ((0, 1),)
+    space = UnevenSpace(
+        load_model("gpt2"), load_cluster("1x2xT4+1x2xL4"), job, UnevenLimits(mixed_stage_rows=4)
+    )
+    assert space.pairs(SUBPROBLEM) == ((0, 1),)
     for change in ({"is_alike": True}, {"micro_batch_size": 1}, {"micro_batch_size": 8}, {"pools": (0,)}):
-        assert space.pairs(replace(BLOCK, **change)) == ()
+        assert space.pairs(replace(SUBPROBLEM, **change)) == ()

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardwise.search.clock import Clock
-from shardwise.search.lanes import Lanes
+from shardwise.search.clock import SearchClock
+from shardwise.search.lanes import SearchWorkers
 
 
 @pytest.fixture(autouse=True)
@@ -23,22 +23,22 @@ def heeded() -> Iterator[None]:
 
 
 def test_a_budget_is_spent_or_not() -> None:
-    assert not Clock().is_over and not Clock(1e3).is_over
-    spent = Clock(-1.0)
+    assert not SearchClock().is_over and not SearchClock(1e3).is_over
+    spent = SearchClock(-1.0)
     assert spent.is_over and not spent.is_interrupted
 
 
-def test_an_interrupt_ends_clocks_that_stand_beside_one_another() -> None:
-    clock = Clock(1e3)
-    spent, free = clock.beside(-1.0), clock.beside(None)
+def test_an_interrupt_ends_all_clocks_that_share_it() -> None:
+    clock = SearchClock(1e3)
+    spent, free = clock.with_budget(-1.0), clock.with_budget(None)
     assert spent.is_over and not clock.is_over and not free.is_over
     free.interrupt()
     assert clock.is_interrupted and clock.is_over and spent.is_interrupted
-    assert not Clock().is_interrupted
+    assert not SearchClock().is_interrupted
 
 
 def test_the_first_interrupt_is_heard_the_second_is_raised() -> None:
-    with Clock().listening() as clock:
+    with SearchClock().handling_interrupts() as clock:
         signal.raise_signal(signal.SIGINT)
         assert clock.is_over
         with pytest.raises(KeyboardInterrupt):
@@ -49,14 +49,14 @@ def test_the_first_interrupt_is_heard_the_second_is_raised() -> None:
 
 
 def test_only_the_outermost_clock_listens() -> None:
-    with Clock().listening() as outer, Clock().listening() as inner:
+    with SearchClock().handling_interrupts() as outer, SearchClock().handling_interrupts() as inner:
         signal.raise_signal(signal.SIGINT)
         assert outer.is_interrupted and not inner.is_interrupted
 
 
 def test_the_handler_of_somebody_else_stays() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with Clock().listening() as clock:
+    with SearchClock().handling_interrupts() as clock:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         signal.raise_signal(signal.SIGINT)
     assert not clock.is_over
@@ -66,7 +66,7 @@ def test_other_threads_listen_to_nothing() -> None:
     handlers = []
 
     def listen() -> None:
-        with Clock().listening():
+        with SearchClock().handling_interrupts():
             handlers.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=listen)
@@ -76,22 +76,22 @@ def test_other_threads_listen_to_nothing() -> None:
 
 
 def test_a_worker_sees_what_the_clock_of_its_parent_hears() -> None:
-    clock = Clock()
+    clock = SearchClock()
 
     def work(task: str) -> bool:
         if task == "interrupt":
             clock.interrupt()
         return clock.is_interrupted
 
-    with Lanes(2, work) as lanes:
-        assert lanes.answers(["look", "look"]) == [False, False]
-        lanes.answers(["interrupt", "look"])
+    with SearchWorkers(2, work) as pool:
+        assert pool.results(["look", "look"]) == [False, False]
+        pool.results(["interrupt", "look"])
         assert clock.is_interrupted
-        assert lanes.answers(["look", "look"]) == [True, True]
+        assert pool.results(["look", "look"]) == [True, True]
 
 
 def test_a_clock_that_is_sent_keeps_its_end() -> None:
-    clock, spent = Clock(1e3), Clock(-1.0)
+    clock, spent = SearchClock(1e3), SearchClock(-1.0)
     clock.interrupt()
     sent, other = (pickle.loads(pickle.dumps(each)) for each in (clock, spent))  # noqa: S301 - our own bytes
     assert not sent.is_interrupted and not sent.is_over

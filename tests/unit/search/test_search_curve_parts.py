@@ -89,8 +89,8 @@ def curve(part: Cluster, *points: tuple[float, float, float]) -> Curve[str]:
     return Curve(
         part=part,
         points=tuple(
-            Point(time_s=time_s, memory_bytes=held, cost_usd=usd, part=part, layout="")
-            for time_s, held, usd in points
+            Point(time_s=time_s, memory_bytes=resident, cost_usd=usd, part=part, layout="")
+            for time_s, resident, usd in points
         ),
         epsilon=0.0,
         search_s=0.0,

@@ -71,7 +71,7 @@ def every(devices: int) -> tuple[Own, ...]:
     table = StrategyTable.of([s for s in twin.candidates() if first_reason(s, problem.limits) is None])
     times_s, nbytes = step_times_s(problem, table), peaks_of(problem, table).device_bytes
     rows = zip(times_s.tolist(), nbytes.tolist(), strict=True)
-    return tuple((time_s, held, devices) for time_s, held in rows)
+    return tuple((time_s, resident, devices) for time_s, resident in rows)
 
 
 def undominated(points: Sequence[Own]) -> list[Own]:
@@ -106,7 +106,7 @@ def test_a_curve_is_the_frontier_of_all_candidates(devices: int) -> None:
     assert len(curve.points) > 3
     assert (curve.devices, curve.epsilon) == (devices, 0.0)
     ledger = curve.outcome.ledger
-    assert curve.outcome.enumerated == sum(ledger.rejected.values()) + ledger.cut + ledger.simulated
+    assert curve.outcome.enumerated == sum(ledger.rejected.values()) + ledger.pruned + ledger.simulated
     # A part keeps the price of its node: 3 devices cost as much per hour as 1.
     per_second = part_of(CLUSTER, devices).price_usd_per_hour
     assert per_second is not None
@@ -123,18 +123,24 @@ def limits() -> list[float]:
     """No limit, limits between points, on points, and just below the smallest of each count."""
     found = [inf]
     for devices in SIZES:
-        held = sorted(nbytes for _, nbytes, _ in undominated(enumerated(devices)))
-        found += [held[0], held[0] * (1 - 1e-9), held[len(held) // 2], (held[0] + held[1]) / 2, held[-1]]
+        resident = sorted(nbytes for _, nbytes, _ in undominated(enumerated(devices)))
+        found += [
+            resident[0],
+            resident[0] * (1 - 1e-9),
+            resident[len(resident) // 2],
+            (resident[0] + resident[1]) / 2,
+            resident[-1],
+        ]
     return found
 
 
 def by_definition(mode: str, limit_bytes: float, sizes: Sequence[int]) -> Own | None:
     """The pick from all candidates, not only those of the frontier."""
     fitting = [
-        (time_s, held, devices)
+        (time_s, resident, devices)
         for size in sizes
-        for time_s, held, devices in enumerated(size)
-        if held <= limit_bytes
+        for time_s, resident, devices in enumerated(size)
+        if resident <= limit_bytes
     ]
     if not fitting:
         return None
@@ -203,8 +209,8 @@ def test_the_picks_are_the_best_of_all_candidates(mode: str) -> None:
     assert wrong_without_limit > 3
 
 
-def test_the_mode_devices_ends_where_something_fits() -> None:
-    least = min(held for _, held, _ in enumerated(1))
+def test_the_mode_devices_stops_where_something_fits() -> None:
+    least = min(resident for _, resident, _ in enumerated(1))
     assert [curve.devices for curve in curves_for(CURVES, mode="devices", sizes=None, limit_bytes=least)] == [
         1
     ]
@@ -220,7 +226,7 @@ def test_a_profile_leaves_the_choice() -> None:
     points = points_of(curves, weighs_cost=False)
     assert chosen(points, mode="profile", limit_bytes=inf) is None
     assert len(points) == sum(len(curve.points) for curve in curves)
-    assert own([smallest(points)])[0][1] == min(held for _, held, _ in own(points))
+    assert own([smallest(points)])[0][1] == min(resident for _, resident, _ in own(points))
 
 
 def test_cost_compares_device_counts() -> None:
@@ -289,4 +295,4 @@ def test_nothing_that_fits_says_why() -> None:
     assert "memory binds" in tiny.nothing_fits(curve).message
     closest = tiny.closest(curve)
     assert closest is not None and closest.devices == 2
-    assert closest.memory_bytes == pytest.approx(min(held for _, held, _ in every(2)), rel=1e-12)
+    assert closest.memory_bytes == pytest.approx(min(resident for _, resident, _ in every(2)), rel=1e-12)

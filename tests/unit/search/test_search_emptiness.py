@@ -22,7 +22,7 @@ def question(model: str = "llama-3.1-8b", **options: Any) -> Question:
 
 
 @pytest.mark.parametrize(
-    ("fixed", "said"),
+    ("fixed", "message"),
     [
         ({"tp": 3}, "has tp=3 (tp * cp * pp * dp is the 8 devices); tp may be 1, 2, 4, 8"),
         ({"tp": 16, "dp": 1}, "has tp=16 (tp * cp * pp * dp is the 8 devices); tp may be 1, 2, 4, 8"),
@@ -38,51 +38,51 @@ def question(model: str = "llama-3.1-8b", **options: Any) -> Question:
         ({"optim_shard": 3, "tp": 2}, "has optim_shard=3 (param_shard divides grad_shard"),
     ],
 )  # fmt: skip
-def test_what_excludes_each_other_is_named_with_what_is_demanded(fixed: dict[str, Any], said: str) -> None:
-    assert said in why_empty(question(fixed=fixed))
+def test_what_excludes_each_other_is_named_with_what_is_demanded(fixed: dict[str, Any], message: str) -> None:
+    assert message in why_empty(question(fixed=fixed))
 
 
-def test_whoever_asks_is_told_so() -> None:
+def test_a_plan_of_an_empty_space_is_infeasible() -> None:
     with pytest.raises(Infeasible, match=r"no candidate has tp=3 \(tp \* cp \* pp \* dp is the 8 devices\)"):
         plan(question(fixed={"tp": 3}))
 
 
 @pytest.mark.parametrize(
-    ("fixed", "said"),
+    ("fixed", "message"),
     [
         ({"schedule": "zb_h1"}, "has schedule=zb_h1 (pp=1 has 1f1b alone"),
         ({"cp": 2}, "has cp=2 (cp_kind is ring where cp is 1; in core cp is 1); cp may be 1"),
         ({"offload": "both"}, "has offload=both (in core nothing is offloaded)"),
     ],
 )
-def test_what_core_lacks_is_said(fixed: dict[str, Any], said: str) -> None:
-    assert said in why_empty(question(space="core", fixed=fixed))
+def test_values_that_core_lacks_are_named(fixed: dict[str, Any], message: str) -> None:
+    assert message in why_empty(question(space="core", fixed=fixed))
     assert count(question(fixed=fixed)) > 0
 
 
-def count(asked: Question) -> int:
+def count(requested: Question) -> int:
     """Candidates of a question, by the program that counts for `check`."""
     return count_space(
-        model_layers=asked.model.layers,
+        model_layers=requested.model.layers,
         experts=None,
-        devices=asked.cluster.devices,
-        global_batch_size=asked.job.global_batch_size,
-        space=asked.space,
-        fixed=asked.fixed,
-        axes=asked.axes,
+        devices=requested.cluster.devices,
+        global_batch_size=requested.job.global_batch_size,
+        space=requested.space,
+        fixed=requested.fixed,
+        axes=requested.axes,
     ).count
 
 
 def test_a_list_of_values_is_named_as_such() -> None:
-    said = why_empty(question(axes={"tp": (3, 5)}, fixed={"recompute": "none"}))
-    assert "has tp in [3, 5] (tp * cp * pp * dp is the 8 devices); tp may be 1, 2, 4, 8" in said
+    message = why_empty(question(axes={"tp": (3, 5)}, fixed={"recompute": "none"}))
+    assert "has tp in [3, 5] (tp * cp * pp * dp is the 8 devices); tp may be 1, 2, 4, 8" in message
 
 
 def test_what_is_named_is_as_little_as_leaves_nothing() -> None:
     """Without any one of the named values there are candidates; the values offered instead have some."""
-    asked = question(fixed={"recompute": "full", "tp": 4, "offload": "none", "pp": 4, "vpp": 1})
-    assert "no candidate has tp=4,pp=4 (" in why_empty(asked)
-    assert "; tp may be 1, 2 beside the other" in why_empty(asked)
+    requested = question(fixed={"recompute": "full", "tp": 4, "offload": "none", "pp": 4, "vpp": 1})
+    assert "no candidate has tp=4,pp=4 (" in why_empty(requested)
+    assert "; tp may be 1, 2 beside the other" in why_empty(requested)
     for name in ("tp", "pp"):
-        fixed = {key: value for key, value in asked.fixed.items() if key != name}
-        assert count(replace(asked, fixed=fixed)) > 0
+        fixed = {key: value for key, value in requested.fixed.items() if key != name}
+        assert count(replace(requested, fixed=fixed)) > 0

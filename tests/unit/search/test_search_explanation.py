@@ -38,11 +38,13 @@ QUESTION = Question(
 @cache
 def planned(space: str = "default", experts: bool = False) -> Plan:
     routed = {"experts": 8, "top_k": 2, "ffn": 3072} if experts else {}
-    asked = replace(QUESTION, space=space, top=1, model=model_from_config({**DIMENSIONS, **routed}))
-    answer = plan(asked)
+    requested = replace(QUESTION, space=space, top=1, model=model_from_config({**DIMENSIONS, **routed}))
+    answer = plan(requested)
     s = answer.best.strategy
     schedule = generate(s.schedule, pp=s.pp, microbatches=BATCH // (s.dp * s.micro_batch_size), vpp=s.vpp)
-    return plan_of(answer, model=asked.model, cluster=asked.cluster, job=asked.job, schedule=schedule)
+    return plan_of(
+        answer, model=requested.model, cluster=requested.cluster, job=requested.job, schedule=schedule
+    )
 
 
 @cache
@@ -77,25 +79,25 @@ def test_the_question_of_a_plan_is_that_of_its_certificate() -> None:
     assert question.cluster is of.cluster
 
 
-def test_blocks_hold_every_candidate_once() -> None:
+def test_ledger_entries_hold_every_candidate_once() -> None:
     certificate = planned().certificate
-    blocks = found().blocks
-    assert sum(block.candidates for block in blocks) == certificate.enumerated
-    assert len({(b.tp, b.cp, b.pp, b.dp) for b in blocks}) == len(blocks)
-    assert all(b.tp * b.cp * b.pp * b.dp == DEVICES for b in blocks)
-    sizes = [block.candidates for block in blocks]
+    entries = found().entries
+    assert sum(block.candidates for block in entries) == certificate.enumerated
+    assert len({(b.tp, b.cp, b.pp, b.dp) for b in entries}) == len(entries)
+    assert all(b.tp * b.cp * b.pp * b.dp == DEVICES for b in entries)
+    sizes = [block.candidates for block in entries]
     assert sizes == sorted(sizes, reverse=True)
     for code, count in certificate.rejected.items():
-        assert sum(block.fates.get(code, 0) for block in blocks) == found().totals[code] == count
+        assert sum(block.outcomes.get(code, 0) for block in entries) == found().totals[code] == count
     assert found().totals["simulated"] == certificate.simulated
-    cut = sum(count for fate, count in found().totals.items() if fate.startswith("cut_"))
-    assert cut == certificate.cut_by_bound
+    pruned = sum(count for outcome, count in found().totals.items() if outcome.startswith("cut_"))
+    assert pruned == certificate.cut_by_bound
     assert found().agrees and found().unexplored == 0
 
 
-def test_the_largest_block_is_counted_by_hand() -> None:
+def test_the_largest_ledger_entry_is_counted_by_hand() -> None:
     """Candidates by degrees, from the enumeration."""
-    largest = found().blocks[0]
+    largest = found().entries[0]
     degrees = (largest.tp, largest.cp, largest.pp, largest.dp)
     assert largest.candidates == sum((s.tp, s.cp, s.pp, s.dp) == degrees for s in candidates(core=False))
 
@@ -159,10 +161,10 @@ def test_changes_are_candidates_with_another_value(core: bool, moe: bool, fields
         devices=DEVICES, layers=LAYERS, experts=8 if moe else None, global_batch_size=BATCH,
     )  # fmt: skip
     model = planned(experts=moe).model
-    asked = replace(QUESTION, space="core" if core else "default", model=model)
+    requested = replace(QUESTION, space="core" if core else "default", model=model)
     known = candidates(core, moe)
     for field in FIELDS:
-        changed = list(changes_of(asked, best, field))
+        changed = list(changes_of(requested, best, field))
         assert set(changed) <= known
         assert all(getattr(s, field) != getattr(best, field) for s in changed)
         alone = (changed_to(best, field, value) for value in values(core, moe)[field])
@@ -185,8 +187,8 @@ def test_a_degree_takes_another_with_it() -> None:
 def test_what_the_question_fixes_stays() -> None:
     best = strategy(tp=2, dp=2)
     assert not list(changes_of(replace(QUESTION, fixed={"tp": 2}), best, "tp"))
-    kept = list(changes_of(replace(QUESTION, axes={"dp": (2, 4)}), best, "tp"))
-    assert kept and all(s.dp in (2, 4) for s in kept)
+    within_axes = list(changes_of(replace(QUESTION, axes={"dp": (2, 4)}), best, "tp"))
+    assert within_axes and all(s.dp in (2, 4) for s in within_axes)
 
 
 def test_memory_binds_where_a_faster_change_does_not_fit() -> None:
@@ -204,11 +206,11 @@ def test_memory_binds_where_a_faster_change_does_not_fit() -> None:
 
 def test_why_not_solves_with_what_is_pinned() -> None:
     comparison = why_not(planned(), {"tp": 4})
-    wanted = plan(replace(QUESTION, fixed={"tp": 4}, top=0)).best
-    assert comparison.after == wanted
-    difference_s = wanted.step_time_s - planned().best.step_time_s
+    expected = plan(replace(QUESTION, fixed={"tp": 4}, top=0)).best
+    assert comparison.after == expected
+    difference_s = expected.step_time_s - planned().best.step_time_s
     assert sum(comparison.breakdown_s.values()) == pytest.approx(difference_s, rel=1e-9)
-    more = wanted.peak_memory.device - planned().best.peak_memory.device
+    more = expected.peak_memory.device - planned().best.peak_memory.device
     assert sum(comparison.memory_bytes.values()) == pytest.approx(more, rel=1e-9)
     assert comparison.fields["tp"] == (planned().best.strategy.tp, 4)
 

@@ -65,13 +65,13 @@ def candidates(space: str) -> tuple[Strategy, ...]:
 )
 def test_fixed_fields_are_kept(space: str, fixed: dict[str, int | str | bool]) -> None:
     """The best, the runners-up and the count equal those of a plain enumeration that is filtered."""
-    asked = question(space, fixed)
-    problem = asked.problem()
-    kept = [strategy for strategy in candidates(space) if keeps(strategy, fixed)]
-    legal = [strategy for strategy in kept if first_reason(strategy, problem.limits) is None]
+    requested = question(space, fixed)
+    problem = requested.problem()
+    with_fixed = [strategy for strategy in candidates(space) if keeps(strategy, fixed)]
+    legal = [strategy for strategy in with_fixed if first_reason(strategy, problem.limits) is None]
     best_s = step_times_s(problem, StrategyTable.of(legal)).min()
-    for answer in (plan(asked), plan(replace(asked, exhaustive=True))):
-        assert answer.certificate.enumerated == len(kept)
+    for answer in (plan(requested), plan(replace(requested, exhaustive=True))):
+        assert answer.certificate.enumerated == len(with_fixed)
         assert answer.best.step_time_s == pytest.approx(best_s, rel=1e-12)
         assert all(keeps(result.strategy, fixed) for result in (answer.best, *answer.runners_up))
 
@@ -106,7 +106,7 @@ def test_a_value_that_no_candidate_has_leaves_none(fixed: dict[str, int]) -> Non
         ({"top": -1}, "top"),
     ],
 )
-def test_questions_that_cannot_be_asked(changes: dict[str, object], key: str) -> None:
+def test_questions_that_are_refused(changes: dict[str, object], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         plan(replace(question("core", {}), **changes))  # type: ignore[arg-type]
     assert caught.value.key == key

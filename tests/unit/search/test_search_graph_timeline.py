@@ -10,10 +10,10 @@ from itertools import pairwise
 
 import pytest
 from tests.property.layout_instances import chain
-from tests.runtime.graph_plans import drawn, drawn_in_stages, plan_with, priced
+from tests.runtime.graph_plans import estimated, plan_with, sampled, sampled_in_stages
 
-from shardwise.cost import LayoutPrice
-from shardwise.cost.one_layout.ledger import Ledger, When
+from shardwise.cost import LayoutEstimate
+from shardwise.cost.one_layout.ledger import StepLedger, When
 from shardwise.errors import ConfigError
 from shardwise.graph import StagedLayout, block_labels, data_parallel, load_graph, scaled
 from shardwise.plan import GraphPlan
@@ -27,14 +27,14 @@ MICROBATCHES = 4
 
 def whole_plans() -> list[GraphPlan]:
     """Any layouts, some blocks recomputed, on two and on 2 x 2 processes."""
-    return [priced(plan) for ranks in ((2,), (2, 2)) for plan in drawn(CHAIN, ranks, range(6))]
+    return [estimated(plan) for ranks in ((2,), (2, 2)) for plan in sampled(CHAIN, ranks, range(6))]
 
 
 def staged_plans() -> list[GraphPlan]:
     """Three stages, half of each message beside other work."""
     return [
-        priced(with_overlap(plan, 0.5))
-        for plan in drawn_in_stages(CHAIN, (2,), (1, 3), MICROBATCHES, range(4))
+        estimated(with_overlap(plan, 0.5))
+        for plan in sampled_in_stages(CHAIN, (2,), (1, 3), MICROBATCHES, range(4))
     ]
 
 
@@ -43,13 +43,17 @@ def with_overlap(plan: GraphPlan, share: float) -> GraphPlan:
     return replace(plan, job=replace(plan.job, profile=replace(plan.job.profile, pipeline_overlap=share)))
 
 
-def is_summed_up(price: LayoutPrice) -> bool:
+def is_summed_up(price: LayoutEstimate) -> bool:
     """Whether the charges of a stage are all that its price has, pass by pass."""
     spent: defaultdict[When, float] = defaultdict(float)
     for charge in price.charges:
         spent[charge.when] += charge.seconds
-    told: dict[When, float] = {"forward": price.forward_s, "backward": price.backward_s, "step": price.end_s}
-    return all(spent[when] == pytest.approx(seconds, rel=1e-12) for when, seconds in told.items())
+    seconds_by_pass: dict[When, float] = {
+        "forward": price.forward_s,
+        "backward": price.backward_s,
+        "step": price.end_s,
+    }
+    return all(spent[when] == pytest.approx(seconds, rel=1e-12) for when, seconds in seconds_by_pass.items())
 
 
 def test_what_operators_are_charged_is_the_price() -> None:
@@ -61,14 +65,14 @@ def test_what_operators_are_charged_is_the_price() -> None:
 
 
 def test_the_twin_that_forgets_what_is_computed_backward_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgets(ledger: Ledger, what: str, seconds: float) -> None:
-        ledger.seconds[what] += seconds * ledger.turns.microbatches
+    def forgets(ledger: StepLedger, what: str, seconds: float) -> None:
+        ledger.seconds[what] += seconds * ledger.counts.microbatches
         ledger.passes["backward"] += seconds
         ledger.computed_s += seconds
 
-    plan = priced(next(drawn(CHAIN, (2,), [0])))
+    plan = estimated(next(sampled(CHAIN, (2,), [0])))
     assert is_summed_up(graph_timeline(plan).stages[0])
-    monkeypatch.setattr(Ledger, "compute_backward", forgets)
+    monkeypatch.setattr(StepLedger, "compute_backward", forgets)
     assert not is_summed_up(graph_timeline(plan).stages[0])
 
 
@@ -76,15 +80,15 @@ def spans_of(plan: GraphPlan) -> Sequence[Span]:
     return graph_trace(plan.graph, graph_timeline(plan)).spans
 
 
-def ends(plan: GraphPlan) -> list[float]:
+def finish_times(plan: GraphPlan) -> list[float]:
     """When each stage is done."""
     spans = spans_of(plan)
     return [max(span.finish_s for span in spans if span.rank == stage) for stage in range(plan.stages)]
 
 
-def test_the_step_ends_when_the_plan_says() -> None:
+def test_the_step_finishes_when_the_plan_says() -> None:
     for plan in [*whole_plans(), *staged_plans()]:
-        assert max(ends(plan)) == pytest.approx(plan.step_time_s, rel=1e-9)
+        assert max(finish_times(plan)) == pytest.approx(plan.step_time_s, rel=1e-9)
 
 
 def test_operators_fill_the_actions_of_a_whole_graph() -> None:
@@ -122,7 +126,7 @@ def test_every_stage_passes_its_blocks_once_for_each_micro_batch() -> None:
                     assert found == [f"{kind}{number} {label}" for label in labels[first:end][::step]]
 
 
-def test_traffic_lies_in_its_operators_and_hidden_sums_beside_the_last_pass() -> None:
+def test_traffic_is_in_its_operators_and_hidden_sums_overlap_the_last_pass() -> None:
     hidden = 0
     for plan in whole_plans():
         spans = spans_of(plan)
@@ -131,21 +135,21 @@ def test_traffic_lies_in_its_operators_and_hidden_sums_beside_the_last_pass() ->
         for each in (span for span in spans if span.track == TRAFFIC and span.start_s < last - 1e-15):
             middle = (each.start_s + each.finish_s) / 2
             assert any(one.start_s <= middle <= one.finish_s for one in operators)
-        beside = [span for span in spans if span.track == DATA_PARALLEL]
-        hidden += len(beside)
-        assert all(span.finish_s == pytest.approx(last) for span in beside)
+        overlapping = [span for span in spans if span.track == DATA_PARALLEL]
+        hidden += len(overlapping)
+        assert all(span.finish_s == pytest.approx(last) for span in overlapping)
     assert hidden
 
 
 def test_a_plan_with_another_step_time_is_refused() -> None:
     """Of another version, whose model was another."""
-    plan = priced(next(drawn(CHAIN, (2,), [0])))
+    plan = estimated(next(sampled(CHAIN, (2,), [0])))
     other = replace(plan, step_time_s=plan.step_time_s * (1 + 1e-6))
     with pytest.raises(ConfigError, match="step_time_s: is not what this version"):
         graph_timeline(other)
 
 
-def test_repetitions_are_told_apart() -> None:
+def test_repetitions_are_distinguished() -> None:
     assert block_labels(CHAIN) == ("first", "middle[0]", "middle[1]", "bend", "head")
 
 
@@ -154,8 +158,8 @@ def test_a_shipped_graph_of_many_blocks() -> None:
     graph = scaled(load_graph("graph:gpt2-1.5b"), 8)
     layout = data_parallel(graph, (2,))
     assert layout is not None
-    plan = priced(plan_with(graph, (2,), layout))
+    plan = estimated(plan_with(graph, (2,), layout))
     spans = spans_of(plan)
     blocks = [span for span in spans if span.track == BLOCKS and span.name.startswith("F0 ")]
     assert [span.name for span in blocks] == [f"F0 {label}" for label in block_labels(graph)]
-    assert max(ends(plan)) == pytest.approx(plan.step_time_s, rel=1e-9)
+    assert max(finish_times(plan)) == pytest.approx(plan.step_time_s, rel=1e-9)

@@ -24,9 +24,9 @@ def question(shorthand: str, **changes: object) -> Question:
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def refusal(asked: Question) -> Infeasible:
+def refusal(requested: Question) -> Infeasible:
     with pytest.raises(Infeasible) as caught:
-        plan(asked)
+        plan(requested)
     return caught.value
 
 
@@ -43,22 +43,22 @@ def test_every_candidate_has_a_reason(exhaustive: bool) -> None:
     assert "GiB more than" in error.message
 
 
-def test_the_nearest_candidate_misses_by_what_is_said() -> None:
+def test_the_closest_candidate_misses_by_the_reported_bytes() -> None:
     """The strategy named in the message is refused by `evaluate` with the same missing bytes."""
-    asked = question("2xA100-40G")
-    error = refusal(asked)
+    requested = question("2xA100-40G")
+    error = refusal(requested)
     text = error.message.rpartition(" with ")[2]
     strategy = complete(
         parse_fields(text), devices=2, layers=32, experts=None, global_batch_size=JOB.global_batch_size
     )
     with pytest.raises(Infeasible, match="GiB too much") as caught:
-        evaluate(LLAMA, asked.cluster, JOB, strategy)
+        evaluate(LLAMA, requested.cluster, JOB, strategy)
     missing = caught.value.message.rpartition(": ")[2].split(" ")[0]
     assert f"{missing} GiB more than" in error.message
     # All that is worth telling, the largest first, comes to nearly all that is needed.
-    told = [float(each) for each in re.findall(r"\((\d+\.\d+) GiB\)", caught.value.message)]
+    named = [float(each) for each in re.findall(r"\((\d+\.\d+) GiB\)", caught.value.message)]
     needed = float(caught.value.message.partition(" needs ")[2].partition(" ")[0])
-    assert told == sorted(told, reverse=True) and 0.94 * needed < sum(told) <= needed
+    assert named == sorted(named, reverse=True) and 0.94 * needed < sum(named) <= needed
 
 
 def test_relaxations_fit() -> None:
@@ -74,7 +74,7 @@ def test_relaxations_fit() -> None:
         assert match[3] == f"{answer.best.step_time_s:.3f}"
 
 
-def test_of_steps_of_one_kind_the_first_is_told() -> None:
+def test_of_steps_of_one_kind_the_first_is_named() -> None:
     """It fits on four times as many nodes, and on eight times as many."""
     relaxations = refusal(question("2xA100-40G", job=replace(JOB, seq_len=4097))).relaxations
     assert [text.partition(":")[0] for text in relaxations] == [
@@ -84,7 +84,7 @@ def test_of_steps_of_one_kind_the_first_is_told() -> None:
     assert plan(question("8x2xA100-40G", job=replace(JOB, seq_len=4097))).best
 
 
-def test_a_budget_bounds_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_bounds_the_relaxations(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest of a budget is for what binds and what would help: where the first search takes all of it, no
     other is made to its end. A first look may find a change that helps, and is the last."""
     over: list[bool] = []
@@ -105,14 +105,14 @@ def test_a_budget_bounds_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_fixed_is_lifted_first() -> None:
     """On eight H100 the model fits, but not on one replica per device without any sharding."""
-    asked = question("8xH100-SXM", fixed={"dp": 8, "zero_stage": 0})
-    relaxations = refusal(asked).relaxations
+    requested = question("8xH100-SXM", fixed={"dp": 8, "zero_stage": 0})
+    relaxations = refusal(requested).relaxations
     assert [text.partition(":")[0] for text in relaxations] == [
         "with --space default",
         "without --fix dp",
         "without --fix zero_stage",
     ]
-    lifted = plan(replace(asked, fixed={"dp": 8}))
+    lifted = plan(replace(requested, fixed={"dp": 8}))
     assert f"{lifted.best.step_time_s:.3f} s per step" in relaxations[2]
 
 
@@ -134,35 +134,35 @@ def test_where_nothing_is_legal_fewer_devices_may_help() -> None:
     model = model_from_config(
         {"layers": 7, "hidden": 17 * 64, "ffn": 4096, "heads": 17, "vocab": 1000, "seq_len": 1024}
     )
-    asked = question(
+    requested = question(
         "6x1xH100-SXM", model=model, job=replace(JOB, seq_len=1024), fixed={"pp": 1}, use_all=True
     )
-    error = refusal(asked)
+    error = refusal(requested)
     assert "no candidate is legal" in error.message
-    told = [text.partition(":")[0] for text in error.relaxations]
-    assert told == ["without --fix pp", "on 4 of the 6 devices"]
-    on_four = plan(replace(asked, cluster=load_cluster("4x1xH100-SXM")))
+    named = [text.partition(":")[0] for text in error.relaxations]
+    assert named == ["without --fix pp", "on 4 of the 6 devices"]
+    on_four = plan(replace(requested, cluster=load_cluster("4x1xH100-SXM")))
     assert f"{on_four.best.step_time_s:.3f} s per step" in error.relaxations[1]
 
 
-def test_behind_its_budget_no_search_for_what_would_help_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_relaxation_is_searched_for_after_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing legal is found out at once, whatever the time: without a look at the clock all searches for
     what would help would be made."""
-    asked = question("6x1xH100-SXM", fixed={"tp": 3}, budget_s=1e3)
+    requested = question("6x1xH100-SXM", fixed={"tp": 3}, budget_s=1e3)
     made: list[Question] = []
 
-    def counted(asked: Question, *some: Any, clock: Any, **more: Any) -> Any:
-        made.append(asked)
-        outcome = search(asked, *some, clock=clock, **more)
+    def counted(requested: Question, *some: Any, clock: Any, **more: Any) -> Any:
+        made.append(requested)
+        outcome = search(requested, *some, clock=clock, **more)
         monkeypatch.setattr(clock, "_end_s", 0.0)
         return outcome
 
     search = answer.search
     monkeypatch.setattr(answer, "search", counted)
-    error = refusal(asked)
+    error = refusal(requested)
     assert error.relaxations == () and len(made) == 1 and "no candidate is legal" in error.message
     monkeypatch.setattr(answer, "search", search)
-    assert refusal(asked).relaxations
+    assert refusal(requested).relaxations
 
 
 def test_host_memory_is_a_reason_of_its_own() -> None:

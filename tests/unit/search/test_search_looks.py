@@ -11,10 +11,10 @@ import pytest
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
-from shardwise.search import Fastest, Goal, Question, Search, Tradeoff, drive
-from shardwise.search.closeup import CloseUp, close_up_of
-from shardwise.search.dive import Dive
-from shardwise.search.sketch import Sketch, sketch_of
+from shardwise.search import BranchAndBound, Fastest, Goal, Question, Tradeoff, drive
+from shardwise.search.closeup import NeighbourhoodSpace, neighbourhood_space
+from shardwise.search.dive import SubtreeSearch
+from shardwise.search.sketch import RestrictedSpace, restricted_space
 from shardwise.search.space import Degrees, Space
 from shardwise.strategy import SCHEDULES, Job, Strategy, StrategyTable
 
@@ -65,7 +65,7 @@ def choices(part: Space, devices: int) -> dict[str, set[tuple[int, ...]]]:
     return found
 
 
-AROUND = known(
+CENTERS = known(
     tp=2, dp=2, pp=3, schedule="interleaved_1f1b", vpp=3, recompute="selective", offload="optimizer",
     first_stage_layers=1, last_stage_layers=1,
 )  # fmt: skip
@@ -73,66 +73,66 @@ AROUND = known(
 
 @pytest.mark.parametrize("experts", [False, True])
 @pytest.mark.parametrize("axes", [{}, {"vpp": (3,)}, {"micro_batch_size": (3,), "recompute": ("full",)}])
-def test_a_look_holds_nothing_else(experts: bool, axes: dict[str, tuple[object, ...]]) -> None:
+def test_a_heuristic_space_holds_nothing_else(experts: bool, axes: dict[str, tuple[object, ...]]) -> None:
     whole = space(experts=experts, axes=axes)
     every = choices(whole, 12)
-    for part in (sketch_of(whole), close_up_of(whole, AROUND)):
+    for part in (restricted_space(whole), neighbourhood_space(whole, CENTERS)):
         for level, some in choices(part, 12).items():
             assert some <= every[level], level
 
 
-def test_a_close_up_holds_what_is_known() -> None:
-    part = close_up_of(space(), AROUND)
+def test_a_neighbourhood_holds_its_centers() -> None:
+    part = neighbourhood_space(space(), CENTERS)
     assert (2, 1, 2, 3) in part.degrees()
     assert (3, SCHEDULES.index("interleaved_1f1b"), 3) in choices(part, 12)["schedules"]
-    row = AROUND[0]
-    code = (AROUND.recompute[0], AROUND.offload[0])
+    row = CENTERS[0]
+    code = (CENTERS.recompute[0], CENTERS.offload[0])
     assert code in choices(part, 12)["kept"] and (row.recompute, row.offload) == ("selective", "optimizer")
 
 
 def test_degrees_next_to_known_ones() -> None:
     """One prime factor moved from one of tp, cp, dp, pp = 2, 1, 2, 3 to another: tp 2 goes to cp, dp, pp; dp
     2 to tp, cp, pp; pp 3 to tp, cp, dp."""
-    near = {
+    neighbours = {
         (2, 1, 2, 3),
         (1, 2, 2, 3), (1, 1, 4, 3), (1, 1, 2, 6),
         (4, 1, 1, 3), (2, 2, 1, 3), (2, 1, 1, 6),
         (6, 1, 2, 1), (2, 3, 2, 1), (2, 1, 6, 1),
     }  # fmt: skip
-    assert set(close_up_of(space(), AROUND).degrees()) == near
+    assert set(neighbourhood_space(space(), CENTERS).degrees()) == neighbours
 
 
 def test_schedules_of_a_known_family() -> None:
     """Interleaved on 3 ranks: 9 // (3 vpp) layers on a stage are 1 for vpp 2 and 3, so vpp 2 stands for
     both where 3 is not known; a V is of its own family."""
     for vpp, expected in ((3, [2, 3]), (2, [2])):
-        around = known(dp=4, pp=3, schedule="interleaved_1f1b", vpp=vpp)
-        interleaved = close_up_of(space(), around).variants(3)
+        centers = known(dp=4, pp=3, schedule="interleaved_1f1b", vpp=vpp)
+        interleaved = neighbourhood_space(space(), centers).variants(3)
         assert {SCHEDULES[code] for code in interleaved.schedule} == {"interleaved_1f1b"}
         assert interleaved.vpp.tolist() == expected
-    around = known(pp=3, dp=4, schedule="zb_v", vpp=2)
-    assert {SCHEDULES[code] for code in close_up_of(space(), around).variants(3).schedule} == {
+    centers = known(pp=3, dp=4, schedule="zb_v", vpp=2)
+    assert {SCHEDULES[code] for code in neighbourhood_space(space(), centers).variants(3).schedule} == {
         "zb_v",
         "dualpipe_v",
     }
 
 
 def test_experts_next_to_known_ones() -> None:
-    around = known(dp=12, etp=1, ep=4)
-    table = close_up_of(space(experts=True), around).grids([(1, 1, 12, 1)])
+    centers = known(dp=12, etp=1, ep=4)
+    table = neighbourhood_space(space(experts=True), centers).grids([(1, 1, 12, 1)])
     pairs = set(zip(table.etp.tolist(), table.ep.tolist(), strict=True))
     # etp 1 or 2 (0.5 is none), ep 2 or 4 (8 does not divide 12).
     assert pairs == {(1, 2), (1, 4), (2, 2)}
 
 
-def test_a_sketch_of_each_axis() -> None:
-    sketch = sketch_of(space())
-    table = sketch.grids(sketch.degrees())
+def test_the_restricted_space_of_each_axis() -> None:
+    restricted = restricted_space(space())
+    table = restricted.grids(restricted.degrees())
     assert degrees_of(table) == degrees_of(space().grids(space().degrees()))
     assert set(table.axis_order.tolist()) == {0}
     assert (table.sequence_parallel[table.tp > 1] == 1).all()
-    assert sketch.micro_batch_sizes(1)["micro_batch_size"].tolist() == [1, 2, 4, 8]
-    ends = sketch.splits(3)
+    assert restricted.micro_batch_sizes(1)["micro_batch_size"].tolist() == [1, 2, 4, 8]
+    ends = restricted.splits(3)
     assert np.unique(ends["first_stage_layers"]).tolist() == [3]
     assert ends["last_stage_layers"].tolist() == [3, 2, 1]
 
@@ -151,34 +151,37 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[type[Space]]:
     """The parts of the space that are searched, as they are."""
     parts: list[type[Space]] = []
 
-    class Noted(Dive):
+    class Noted(SubtreeSearch):
         def __init__(self, problem: Any, part: Space, *others: Any, **options: Any) -> None:
             parts.append(type(part))
             super().__init__(problem, part, *others, **options)
 
-    monkeypatch.setattr(drive, "Dive", Noted)
+    monkeypatch.setattr(drive, "SubtreeSearch", Noted)
     return parts
 
 
 @pytest.mark.parametrize(
-    ("goal", "name", "looks"),
-    [(Fastest(2), "FEW", [Sketch, CloseUp, Space]), (Tradeoff(), "FEW_WITH_MEMORY", [Sketch, Space])],
+    ("goal", "name", "regions"),
+    [
+        (Fastest(2), "SMALL_SPACE", [RestrictedSpace, NeighbourhoodSpace, Space]),
+        (Tradeoff(), "SMALL_SPACE_WITH_MEMORY", [RestrictedSpace, Space]),
+    ],
 )
 def test_few_candidates_are_searched_at_once(
     goal: Goal,
     name: str,
-    looks: list[type[Space]],
+    regions: list[type[Space]],
     searched: list[type[Space]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One less would be few, and the search looks first; it finds the same."""
     problem, space = SMALL.problem(), SMALL.candidates()
-    once = Search(problem, space, goal.copy()).run()
+    once = BranchAndBound(problem, space, goal.copy()).run()
     assert {*searched} == {Space}
-    for few, expected in ((once.enumerated, [Space]), (once.enumerated - 1, looks)):
+    for few, expected in ((once.enumerated, [Space]), (once.enumerated - 1, regions)):
         searched.clear()
         monkeypatch.setattr(drive, name, few)
-        found = Search(problem, space, goal.copy()).run().found
+        found = BranchAndBound(problem, space, goal.copy()).run().found
         assert list(dict.fromkeys(searched)) == expected
         first, second = ([(each.time_s, each.device_bytes) for each in some] for some in (once.found, found))
         np.testing.assert_allclose(first, second, rtol=1e-11)

@@ -21,7 +21,7 @@ from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import model_from_config
 from shardwise.plan import Answer
 from shardwise.search import Fastest, Question, Tradeoff, drive, plan, relax
-from shardwise.search.dive import Dive
+from shardwise.search.dive import SubtreeSearch
 from shardwise.search.evaluate import step_times_s
 from shardwise.strategy import Job, StrategyTable
 
@@ -48,8 +48,8 @@ Point = tuple[float, float]
 @cache
 def fitting(devices: int, memory_bytes: int | None = None) -> tuple[Point, ...]:
     """Time and bytes of every legal candidate that fits on a part of the cluster, enumerated one by one."""
-    asked = replace(QUESTION, cluster=part_of(cluster_with(memory_bytes), devices))
-    problem = asked.problem()
+    requested = replace(QUESTION, cluster=part_of(cluster_with(memory_bytes), devices))
+    problem = requested.problem()
     twin = SpaceTwin(core=True, devices=devices, layers=LAYERS, moe=False, batch=BATCH)
     legal = [s for s in twin.candidates() if first_reason(s, problem.limits) is None]
     table = StrategyTable.of(legal)
@@ -73,15 +73,15 @@ def points_of(answer: Answer) -> list[Point]:
 
 def test_the_frontier_is_that_of_all_candidates() -> None:
     """Sorted by time, a candidate belongs to it where it takes fewer bytes than all before it."""
-    wanted, least = [], inf
+    expected, least = [], inf
     for time_s, nbytes in sorted(fitting(6)):
         if nbytes < least:
             least = nbytes
-            wanted.append((time_s, nbytes))
+            expected.append((time_s, nbytes))
     answer = plan(replace(QUESTION, frontier=True))
     found = points_of(answer)
     assert len(found) > 3
-    assert np.array(found) == pytest.approx(np.array(wanted), rel=1e-12)
+    assert np.array(found) == pytest.approx(np.array(expected), rel=1e-12)
     assert found[0][0] == pytest.approx(answer.best.step_time_s, rel=1e-12)
     assert answer.frontier is not None and answer.frontier.certificate.unexplored == 0
 
@@ -98,17 +98,17 @@ def test_the_least_memory_and_of_equals_the_fastest() -> None:
 def test_the_fewest_devices_on_which_something_fits(memory_gib: int) -> None:
     memory = memory_gib * 2**30
     cluster = cluster_with(memory)
-    wanted = next((n for n in part_sizes(CLUSTER) if fitting(n, memory)), None)
-    asked = replace(QUESTION, cluster=cluster, objective="devices", use_all=False)
-    if wanted is None:
+    expected = next((n for n in part_sizes(CLUSTER) if fitting(n, memory)), None)
+    requested = replace(QUESTION, cluster=cluster, objective="devices", use_all=False)
+    if expected is None:
         with pytest.raises(Infeasible):
-            plan(asked)
+            plan(requested)
         return
-    answer = plan(asked)
-    assert answer.cluster is not None and answer.cluster.devices == wanted
-    assert answer.best.step_time_s == pytest.approx(min(fitting(wanted, memory))[0], rel=1e-12)
-    assert [part.devices for part in answer.parts] == [n for n in part_sizes(CLUSTER) if n <= wanted]
-    assert answer.idle.devices == 6 - wanted
+    answer = plan(requested)
+    assert answer.cluster is not None and answer.cluster.devices == expected
+    assert answer.best.step_time_s == pytest.approx(min(fitting(expected, memory))[0], rel=1e-12)
+    assert [part.devices for part in answer.parts] == [n for n in part_sizes(CLUSTER) if n <= expected]
+    assert answer.idle.devices == 6 - expected
 
 
 def test_the_memories_of_that_test_ask_for_different_parts() -> None:
@@ -120,20 +120,22 @@ def test_the_least_cost_counts_whole_nodes() -> None:
     """A part of the first node costs the node; both nodes cost twice that."""
     answer = plan(replace(QUESTION, objective="cost", use_all=False))
     costs = {n: min(fitting(n))[0] * (1 if n <= 3 else 2) for n in part_sizes(CLUSTER) if fitting(n)}
-    wanted = min(costs, key=lambda n: (costs[n], n))
-    assert answer.cluster is not None and answer.cluster.devices == wanted
-    assert answer.best.step_time_s == pytest.approx(min(fitting(wanted))[0], rel=1e-12)
-    assert len(answer.runners_up) == 1 and answer.idle.devices == 6 - wanted
-    chosen = next(part for part in answer.parts if part.devices == wanted)
+    expected = min(costs, key=lambda n: (costs[n], n))
+    assert answer.cluster is not None and answer.cluster.devices == expected
+    assert answer.best.step_time_s == pytest.approx(min(fitting(expected))[0], rel=1e-12)
+    assert len(answer.runners_up) == 1 and answer.idle.devices == 6 - expected
+    chosen = next(part for part in answer.parts if part.devices == expected)
     price = CLUSTER.nodes[0].price_usd_per_hour
-    assert price is not None and chosen.usd_per_step == pytest.approx(price / 3600 * costs[wanted], rel=1e-12)
+    assert price is not None and chosen.usd_per_step == pytest.approx(
+        price / 3600 * costs[expected], rel=1e-12
+    )
 
 
 def test_idle_devices_are_allowed_where_that_is_faster() -> None:
     """Between nodes 1,000 times slower than customary, three devices of a node beat six."""
     slow = tuple(replace(t, bytes_per_s=t.bytes_per_s / (1e3 if t.is_network else 1)) for t in CLUSTER.tiers)
-    asked = replace(QUESTION, cluster=replace(CLUSTER, tiers=slow))
-    whole, idle = plan(asked), plan(replace(asked, use_all=False))
+    requested = replace(QUESTION, cluster=replace(CLUSTER, tiers=slow))
+    whole, idle = plan(requested), plan(replace(requested, use_all=False))
     assert idle.cluster is not None and idle.cluster.devices == 3
     assert idle.best.step_time_s == pytest.approx(min(fitting(3))[0], rel=1e-12)
     assert idle.best.step_time_s < whole.best.step_time_s
@@ -159,15 +161,15 @@ def count_of(question: Question) -> int:
 
 
 def test_axes_are_kept() -> None:
-    asked = replace(
+    requested = replace(
         QUESTION, space="default", axes={"tp": (1, 3), "offload": ("none",), "schedule": ("gpipe", "1f1b")}
     )
-    for answer in (plan(asked), plan(replace(asked, exhaustive=True))):
-        assert answer.certificate.enumerated == count_of(asked)
-        assert answer.certificate.axes == asked.axes
+    for answer in (plan(requested), plan(replace(requested, exhaustive=True))):
+        assert answer.certificate.enumerated == count_of(requested)
+        assert answer.certificate.axes == requested.axes
         for result in (answer.best, *answer.runners_up):
             assert result.strategy.tp in (1, 3) and result.strategy.offload == "none"
-    narrow = plan(replace(asked, axes={"tp": (answer.best.strategy.tp,)}))
+    narrow = plan(replace(requested, axes={"tp": (answer.best.strategy.tp,)}))
     assert narrow.best.step_time_s <= answer.best.step_time_s
 
 
@@ -198,26 +200,26 @@ def test_an_interrupt_after_a_find_answers_with_the_best_so_far() -> None:
 
 
 @pytest.mark.usefixtures("heeded")
-@pytest.mark.parametrize("asked", [WIDE, replace(WIDE, use_all=False)], ids=["all", "parts"])
-def test_an_interrupt_in_the_first_look_answers_with_the_best_so_far(
-    asked: Question, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("requested", [WIDE, replace(WIDE, use_all=False)], ids=["all", "parts"])
+def test_an_interrupt_in_the_heuristic_answers_with_the_best_so_far(
+    requested: Question, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes with the first find: nothing of the space itself has been searched."""
     offer = Fastest.offer
 
-    def interrupting(self: Fastest, *finds: Any) -> None:
-        offer(self, *finds)
-        if self.found:
+    def interrupting(self: Fastest, *incumbents: Any) -> None:
+        offer(self, *incumbents)
+        if self.incumbents:
             monkeypatch.undo()
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Fastest, "offer", interrupting)
-    answer = plan(asked)
+    answer = plan(requested)
     assert answer.is_interrupted and not answer.is_proven
     assert answer.certificate.simulated == 0 and answer.certificate.unexplored > 0
     assert 0.0 < answer.certificate.gap < 1.0
     assert [part.is_complete for part in answer.parts] == [False] * len(answer.parts)
-    best_s = plan(asked).best.step_time_s
+    best_s = plan(requested).best.step_time_s
     assert answer.certificate.lower_bound_s <= best_s <= answer.best.step_time_s * (1 + 1e-12)
 
 
@@ -225,8 +227,8 @@ def test_an_interrupt_in_the_first_look_answers_with_the_best_so_far(
 def test_an_interrupt_of_the_frontier_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     offer = Tradeoff.offer
 
-    def interrupting(self: Tradeoff, *finds: Any) -> None:
-        offer(self, *finds)
+    def interrupting(self: Tradeoff, *incumbents: Any) -> None:
+        offer(self, *incumbents)
         monkeypatch.undo()
         signal.raise_signal(signal.SIGINT)
 
@@ -238,23 +240,23 @@ def test_an_interrupt_of_the_frontier_keeps_the_best(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("heeded")
-@pytest.mark.parametrize("asked", [WIDE, replace(WIDE, use_all=False)], ids=["all", "parts"])
-def test_an_interrupt_before_a_find_stays_one(asked: Question, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Dive.run
+@pytest.mark.parametrize("requested", [WIDE, replace(WIDE, use_all=False)], ids=["all", "parts"])
+def test_an_interrupt_before_a_find_stays_one(requested: Question, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = SubtreeSearch.run
 
-    def interrupting(self: Dive) -> None:
+    def interrupting(self: SubtreeSearch) -> None:
         monkeypatch.undo()
         signal.raise_signal(signal.SIGINT)
         run(self)
 
-    monkeypatch.setattr(Dive, "run", interrupting)
+    monkeypatch.setattr(SubtreeSearch, "run", interrupting)
     with pytest.raises(KeyboardInterrupt):
-        plan(asked)
+        plan(requested)
 
 
 @pytest.mark.usefixtures("heeded")
 def test_an_interrupt_while_relaxations_are_sought_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = replace(QUESTION, cluster=cluster_with(2**30))
+    requested = replace(QUESTION, cluster=cluster_with(2**30))
 
     def interrupted(*_: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
@@ -263,13 +265,13 @@ def test_an_interrupt_while_relaxations_are_sought_stays_one(monkeypatch: pytest
     _relaxations = relax._relaxations
     monkeypatch.setattr(relax, "_relaxations", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        plan(asked)
+        plan(requested)
 
 
 def test_the_smallest_budget_finds_something() -> None:
     """The first look goes on until it has found a strategy, on the first part at least."""
-    for asked in (replace(WIDE, budget_s=1e-9), replace(WIDE, budget_s=1e-9, use_all=False)):
-        answer = plan(asked)
+    for requested in (replace(WIDE, budget_s=1e-9), replace(WIDE, budget_s=1e-9, use_all=False)):
+        answer = plan(requested)
         assert not answer.is_proven
         assert answer.best.peak_memory.device <= answer.best.peak_memory.capacity
     certificate = plan(replace(WIDE, budget_s=1e-9)).certificate
@@ -286,7 +288,7 @@ def test_few_candidates_are_searched_within_the_smallest_budget() -> None:
 def test_a_budget_that_is_too_small_for_what_is_hard_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that the first look sees fits (nor anything else, as it happens: where candidates are few, it
     is told at once)."""
-    monkeypatch.setattr(drive, "FEW", 0)
+    monkeypatch.setattr(drive, "SMALL_SPACE", 0)
     tight = replace(WIDE, cluster=cluster_with(2**30), budget_s=1e-9)
     with pytest.raises(
         Infeasible, match=r"within the budget of 1 ns; .* candidates are unexplored"

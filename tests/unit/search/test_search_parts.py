@@ -22,13 +22,13 @@ from shardwise.search import (
     is_mixed,
     part_list,
     plan,
-    plan_pools,
+    plan_mixed_cluster,
 )
 from shardwise.search.answer import search
-from shardwise.search.clock import Clock
-from shardwise.search.part_bounds import Work
+from shardwise.search.clock import SearchClock
+from shardwise.search.part_bounds import DeviceWork
 from shardwise.search.part_list import listed_parts
-from shardwise.search.uneven.proving import Search
+from shardwise.search.uneven.proving import SubproblemSearch
 
 
 def _question(cluster: Cluster | str, model: str = "gpt2", batch: int = 16, space: str = "core") -> Question:
@@ -108,8 +108,8 @@ def test_a_bound_that_is_too_high_would_lose_the_answer(monkeypatch: pytest.Monk
     """The twin of the bound: doubled, it prunes the part that is best."""
     question = _question("3x4xV100-32G", "opt-350m")
     best_s = plan(question).best.step_time_s
-    least_s = Work.least_s
-    monkeypatch.setattr(Work, "least_s", lambda self, *of: 20.0 * least_s(self, *of))
+    least_s = DeviceWork.least_s
+    monkeypatch.setattr(DeviceWork, "least_s", lambda self, *of: 20.0 * least_s(self, *of))
     assert plan(replace(question, use_all=True)).best.step_time_s == plan(question).best.step_time_s > best_s
 
 
@@ -120,7 +120,7 @@ def test_a_threshold_never_rises_and_what_is_found_beats_it() -> None:
     for below_s, is_found in ((best_s, False), (best_s * 0.5, False), (best_s * (1 + 1e-9), True)):
         for budget_s in (None, 1e-9):
             goal = Fastest(3, below_s=below_s)
-            outcome = search(question, question.problem(), goal, clock=Clock(budget_s))
+            outcome = search(question, question.problem(), goal, clock=SearchClock(budget_s))
             assert goal.threshold_s <= below_s
             assert all(found.time_s < below_s for found in outcome.found)
             if budget_s is None:
@@ -203,7 +203,7 @@ def test_what_fits_nowhere_is_infeasible_on_the_whole_cluster() -> None:
 
 
 def test_parts_that_are_too_many_leave_the_answer_unproven(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part_list, "MOST_POOLS", 1)
+    monkeypatch.setattr(part_list, "MOST_COMBINED_POOLS", 1)
     answer = plan(_question("1x1xH100-SXM+1x1xA100-80G+1x1xA100-40G"))
     # Seven sets of three pools; four are considered: three single ones and all.
     assert answer.unexplored_parts == 3 and not answer.is_proven
@@ -216,9 +216,9 @@ def interrupting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], No
     offer, offers = Fastest.offer, 0
 
     def at(last: int) -> None:
-        def offered(self: Fastest, *finds: Any) -> None:
+        def offered(self: Fastest, *incumbents: Any) -> None:
             nonlocal offers
-            offer(self, *finds)
+            offer(self, *incumbents)
             offers += 1
             if offers == last:
                 signal.raise_signal(signal.SIGINT)
@@ -234,7 +234,7 @@ def test_an_interrupt_answers_with_the_best_union_so_far(
     last: int, interrupting: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In searches that look first, as those of large spaces do."""
-    monkeypatch.setattr(drive, "FEW", 0)
+    monkeypatch.setattr(drive, "SMALL_SPACE", 0)
     question = _question("1x2xH100-SXM+1x2xA100-80G+1x2xT4")
     best_s = plan(question).best.step_time_s
     interrupting(last)
@@ -250,17 +250,17 @@ def test_an_interrupt_while_uneven_plans_are_sought_keeps_the_best(
     """It comes with the first look at a block of uneven plans."""
     question = _question("1x2xA100-40G+1x2xV100-16G", "opt-350m", batch=64)
     question = replace(question, space="default", job=replace(question.job, seq_len=2048))
-    whole = plan_pools(question)
+    whole = plan_mixed_cluster(question)
     assert isinstance(whole, UnevenAnswer) and not whole.is_interrupted
-    within = Search.within
+    within = SubproblemSearch.within
 
-    def interrupted(self: Search, time_s: float) -> Any:
+    def interrupted(self: SubproblemSearch, time_s: float) -> Any:
         monkeypatch.undo()
         signal.raise_signal(signal.SIGINT)
         return within(self, time_s)
 
-    monkeypatch.setattr(Search, "within", interrupted)
-    answer = plan_pools(question)
+    monkeypatch.setattr(SubproblemSearch, "within", interrupted)
+    answer = plan_mixed_cluster(question)
     assert answer.is_interrupted
     assert answer.best.step_time_s >= whole.best.step_time_s
     if isinstance(answer, UnevenAnswer):

@@ -7,14 +7,14 @@ import pytest
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
 from shardwise.search import UnevenSpace, proportional_split, search_uneven
-from shardwise.search.uneven.proportional import dealt
+from shardwise.search.uneven.proportional import largest_remainders
 from shardwise.strategy import Job
 
 
 def test_largest_remainders_get_what_is_left() -> None:
     # 40 in parts of 312 and 125: 28.56 and 11.44, the first has more left.
-    assert dealt(40, [312.0, 125.0]) == [29, 11]
-    assert dealt(7, [1.0, 1.0]) == [4, 3] and dealt(3, [1.0]) == [3]
+    assert largest_remainders(40, [312.0, 125.0]) == [29, 11]
+    assert largest_remainders(7, [1.0, 1.0]) == [4, 3] and largest_remainders(3, [1.0]) == [3]
 
 
 @pytest.mark.parametrize("batch", [16, 60])
@@ -24,7 +24,7 @@ def test_the_split_is_whole_and_never_faster_than_the_best_plan(batch: int) -> N
     split, best = proportional_split(space), search_uneven(space).plan
     assert split is not None and best is not None
     microbatches = sum(pipeline.microbatches for pipeline in split.pipelines)
-    assert microbatches * split.block.micro_batch_size == batch
+    assert microbatches * split.subproblem.micro_batch_size == batch
     for pipeline in split.pipelines:
         assert sum(layers for _, layers in pipeline.stages) == 12
     assert {pool for pipeline in split.pipelines for pool, _ in pipeline.stages} == {0, 1}
@@ -36,7 +36,7 @@ def test_layers_are_dealt_by_speed_where_no_pool_holds_the_model() -> None:
     job = Job(seq_len=1024, global_batch_size=32, dtype="fp16")
     space = UnevenSpace(load_model("llama-2-13b"), load_cluster("1x4xA100-80G+1x4xV100-32G"), job)
     split = proportional_split(space)
-    assert split is not None and split.block.least == 1
+    assert split is not None and split.subproblem.least == 1
     (pipeline,) = split.pipelines
     taken = {pool: sum(layers for one, layers in pipeline.stages if one == pool) for pool in (0, 1)}
     # 40 layers by 4 x 312 and 4 x 125 TFLOP/s: 28.6 and 11.4, before stages are rounded.

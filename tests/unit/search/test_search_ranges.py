@@ -11,8 +11,8 @@ from shardwise.search.ranges import Ranges, ranges_from
 def test_rows_have_the_choices_for_their_largest_stage() -> None:
     choices = {3: [1, 2, 3], 5: [1, 3, 5]}
     ranges, fewer = ranges_from(np.array([2, 1, 4]), np.array([3, 5, 5]), lambda most: choices[most])
-    held = [ranges.numbers[a:b].tolist() for a, b in zip(ranges.start, ranges.stop, strict=True)]
-    assert held == [[2, 3], [1, 3, 5], [5]]
+    by_row = [ranges.numbers[a:b].tolist() for a, b in zip(ranges.start, ranges.stop, strict=True)]
+    assert by_row == [[2, 3], [1, 3, 5], [5]]
     assert fewer.tolist() == [1, 0, 2]
 
 
@@ -28,7 +28,7 @@ def test_halves_hold_every_number_once() -> None:
     assert ranges.row.tolist() == [7] * 4 + [8] + [9] * 8
 
 
-def test_a_frontier_looks_first_at_rows_that_none_beats() -> None:
+def test_a_frontier_takes_non_dominated_nodes_first() -> None:
     #  bytes 1 2 3 4: the third is beaten by the second (2.2 / 2.0), the fifth by the fourth (1.5 / 1.0).
     time_s, device_bytes = np.array([3.0, 2.0, 2.2, 1.0, 1.5]), np.array([1.0, 2.0, 3.0, 4.0, 4.0])
     assert Tradeoff().order(time_s, device_bytes).tolist() == [3, 1, 0, 2, 4]

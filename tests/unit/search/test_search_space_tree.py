@@ -38,7 +38,7 @@ def test_defaults_come_first() -> None:
 
 def test_a_family_is_bounded_as_its_schedule_with_most_in_flight() -> None:
     for family in space().variants(2).families.values():
-        one = family.stand_in(2)
+        one = family.representative(2)
         assert (one.fewest_in_flight(2, MANY) * one.vpp >= family.fewest_in_flight(2, MANY)).all()
         assert one.vpp[0] == family.vpp.min()
         if SCHEDULES.index("zb_h1") in family.schedule:
@@ -109,9 +109,9 @@ def test_expansion_keeps_the_order_of_parents_and_options() -> None:
     table = tree.grids(tree.degrees())
     options = {1: np.array([10, 20]), 2: np.array([30])}
     parent, rows = expanded(table, [table.dp], lambda dp: {"micro_batch_size": options[dp]})
-    wanted = [(p, int(size)) for p, dp in enumerate(table.dp) for size in options[int(dp)]]
-    assert list(zip(parent.tolist(), rows.micro_batch_size.tolist(), strict=True)) == wanted
-    assert rows.tp.tolist() == [int(table.tp[p]) for p, _ in wanted]
+    expected = [(p, int(size)) for p, dp in enumerate(table.dp) for size in options[int(dp)]]
+    assert list(zip(parent.tolist(), rows.micro_batch_size.tolist(), strict=True)) == expected
+    assert rows.tp.tolist() == [int(table.tp[p]) for p, _ in expected]
 
 
 @pytest.mark.parametrize("seed", [4, 10, 16, 3])

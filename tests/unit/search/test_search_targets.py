@@ -13,7 +13,7 @@ from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import load_model, model_from_config
 from shardwise.plan import Answer, UnevenAnswer
-from shardwise.search import Question, plan_for, plan_pools
+from shardwise.search import Question, plan_for, plan_mixed_cluster
 from shardwise.strategy import Job, StrategyTable, Target, target_of
 from shardwise.strategy.target import target_from_record
 
@@ -25,10 +25,10 @@ JOB = Job(seq_len=64, global_batch_size=8, dtype="fp32")
 
 
 def question(**changes: Any) -> Question:
-    asked = Question(
+    requested = Question(
         model=MODEL, cluster=load_cluster("1x4xcpu"), job=JOB, fixed={"axis_order": "tp-cp-dp-pp"}, top=3
     )
-    return replace(asked, **changes)
+    return replace(requested, **changes)
 
 
 def target(**changes: Any) -> Target:
@@ -49,33 +49,33 @@ LIMITS = [
 ]  # fmt: skip
 
 
-def least_s(asked: Question, some: Target) -> float:
+def least_s(requested: Question, some: Target) -> float:
     """The least step time of everything legal that fits and is not refused, all of it evaluated; of each kind
     (degrees, schedule, recomputation: all that the limits here read) the best."""
-    problem = asked.problem()
+    problem = requested.problem()
     goal = search.Fastest(10**6)
-    search.Search(problem, asked.candidates(), goal, exhaustive=True).run()
-    table = StrategyTable.joined([found.table for found in goal.found])
+    search.BranchAndBound(problem, requested.candidates(), goal, exhaustive=True).run()
+    table = StrategyTable.joined([found.table for found in goal.incumbents])
     return min(
         found.time_s
-        for found, strategy in zip(goal.found, table, strict=True)
+        for found, strategy in zip(goal.incumbents, table, strict=True)
         if not list(some.refusals(strategy))
     )
 
 
 @pytest.mark.parametrize("limits", LIMITS)
 def test_the_best_within_limits_is_the_best_of_everything_that_is_not_refused(limits: Any) -> None:
-    asked, some = (
+    requested, some = (
         question(axes={"offload": ("none",), "recompute": ("none", "selective")}),
         target(limits=limits),
     )
-    free = search.plan(asked)
+    free = search.plan(requested)
     assert list(some.refusals(free.best.strategy))
-    answer = plan_for(some, asked, search.plan)
+    answer = plan_for(some, requested, search.plan)
     assert not list(some.refusals(answer.best.strategy))
     assert all(some.broken_limit(other.strategy) is None for other in answer.runners_up)
     assert answer.best.step_time_s > free.best.step_time_s
-    assert answer.best.step_time_s == pytest.approx(least_s(asked, some), rel=1e-12)
+    assert answer.best.step_time_s == pytest.approx(least_s(requested, some), rel=1e-12)
 
 
 def test_values_that_a_target_lacks_are_axes_of_the_certificate() -> None:
@@ -93,7 +93,7 @@ def test_a_fixed_value_that_a_target_lacks_is_refused_by_name() -> None:
         plan_for(some, question(fixed={"offload": "optimizer"}), search.plan)
 
 
-def test_offload_is_planned_for_our_runtime_on_cpu_devices_where_it_is_asked_for() -> None:
+def test_offload_is_planned_for_our_runtime_on_cpu_devices_where_it_is_requested() -> None:
     own = target_of("shardwise")
     assert plan_for(own, question(), search.plan).certificate.axes["offload"] == ("none",)
     fixed = plan_for(own, question(fixed={"offload": "optimizer"}), search.plan)
@@ -120,32 +120,32 @@ def unequal(**changes: Any) -> Question:
 
 
 def test_uneven_plans_are_for_targets_that_run_them() -> None:
-    free = plan_pools(unequal())
+    free = plan_mixed_cluster(unequal())
     assert isinstance(free, UnevenAnswer)
     # What it is faster than is of the target too: with less to choose from no faster than any.
     narrow = target(axes={"tp": [1], "dp": [1]}, uneven={"dtypes": ["fp32"]})
-    found = plan_pools(unequal(), target=narrow)
+    found = plan_mixed_cluster(unequal(), target=narrow)
     assert isinstance(found, UnevenAnswer) and found.best == free.best
     least_s = plan_for(narrow, unequal(), search.plan).best.step_time_s
     assert found.mixed.uniform_step_time_s == least_s
     assert free.mixed.uniform_step_time_s is not None and least_s >= free.mixed.uniform_step_time_s
-    answer = plan_pools(unequal(), target=target())
+    answer = plan_mixed_cluster(unequal(), target=target())
     assert isinstance(answer, Answer) and answer.mixed is not None
     assert answer.best.step_time_s == free.mixed.uniform_step_time_s
-    told = "some train runs uneven plans not at all: --target any looks for them"
-    assert answer.mixed.why_uniform == told
+    message = "some train runs uneven plans not at all: --target any looks for them"
+    assert answer.mixed.why_uniform == message
 
 
 def test_stages_on_two_pools_are_for_targets_that_run_them() -> None:
     model, cluster = load_model("gpt2-xl"), load_cluster("1x2xRTX4090+2x1xA100-40G", inter_node="200Gb/s")
     job = Job(seq_len=4096, global_batch_size=8, dtype="bf16")
-    asked = Question(model=model, cluster=cluster, job=job, braid=4)
+    requested = Question(model=model, cluster=cluster, job=job, mixed_stage_rows=4)
     steps_s = []
-    for uneven in ({"dtypes": ["bf16"], "braids": True}, {"dtypes": ["bf16"]}):
-        found = plan_pools(asked, target=target(uneven=uneven))
+    for uneven in ({"dtypes": ["bf16"], "mixed_pool_stages": True}, {"dtypes": ["bf16"]}):
+        found = plan_mixed_cluster(requested, target=target(uneven=uneven))
         assert isinstance(found, UnevenAnswer)
         stages = [stage for pipeline in found.best.layout.pipelines for stage in pipeline.stages]
-        assert any(stage.parts for stage in stages) == ("braids" in uneven)
+        assert any(stage.parts for stage in stages) == ("mixed_pool_stages" in uneven)
         steps_s.append(found.best.step_time_s)
     assert steps_s[0] < steps_s[1]
 
@@ -154,7 +154,7 @@ def test_an_uneven_plan_is_found_where_the_target_runs_no_uniform_one() -> None:
     none = target(axes={"tp": [64]}, uneven={"dtypes": ["fp32"]})
     with pytest.raises(Infeasible):
         plan_for(none, unequal(), search.plan)
-    found = plan_pools(unequal(), target=none)
+    found = plan_mixed_cluster(unequal(), target=none)
     assert isinstance(found, UnevenAnswer) and found.mixed.uniform_step_time_s is None
     with pytest.raises(Infeasible):
-        plan_pools(unequal(), target=target(axes={"tp": [64]}))
+        plan_mixed_cluster(unequal(), target=target(axes={"tp": [64]}))

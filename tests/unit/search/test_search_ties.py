@@ -17,7 +17,7 @@ from shardwise.model import load_model, model_from_config
 from shardwise.plan import UnevenAnswer, plan_document, plan_of
 from shardwise.schedule import generate
 from shardwise.search import goals
-from shardwise.search.goals import EQUAL, Fastest, Goal, Smallest, Tradeoff
+from shardwise.search.goals import TIE_TOLERANCE, Fastest, Goal, Smallest, Tradeoff
 from shardwise.strategy import Strategy, StrategyTable, complete
 
 ROUTED: dict[str, Any] = {
@@ -62,7 +62,7 @@ def test_exhaustion_and_search_give_the_same_plan(name: str) -> None:
     assert found["certificate"]["simulated"] < every["certificate"]["simulated"]
     assert found["hash"] == every["hash"]
     times = [found["best"]["step_time_s"], *(one["step_time_s"] for one in found["runners_up"])]
-    assert any(abs(a - b) <= EQUAL * a for a, b in pairwise(times)), "no longer a question with ties"
+    assert any(abs(a - b) <= TIE_TOLERANCE * a for a, b in pairwise(times)), "no longer a question with ties"
 
 
 def test_any_number_of_workers_gives_the_same_plan() -> None:
@@ -95,10 +95,10 @@ def found_by(goal: Goal, order: tuple[int, ...], times: list[float], nbytes: lis
     for place in order:
         row = StrategyTable.of([every[place]])
         goal.offer(row, np.array([times[place]]), np.array([nbytes[place]]))
-    return [every.index(one.table[0]) for one in goal.found]
+    return [every.index(one.table[0]) for one in goal.incumbents]
 
 
-LESS = 1.0 - 0.9 * EQUAL
+LESS = 1.0 - 0.9 * TIE_TOLERANCE
 """A difference that is none."""
 
 
@@ -123,21 +123,21 @@ def test_whatever_comes_first_the_same_is_found(
         assert found_by(goal.copy(), order, times, nbytes) == found, order
 
 
-def test_a_bound_cuts_what_is_slower_and_not_what_is_equal() -> None:
+def test_a_bound_prunes_what_is_slower_and_not_what_is_equal() -> None:
     goal, smallest, tradeoff = Fastest(1), Smallest(), Tradeoff()
     for each in (goal, smallest, tradeoff):
         each.offer(StrategyTable.of(strategies()[:1]), np.array([1.0]), np.array([5.0]))
     seconds, nbytes = np.array([0.9, 1.0, 1.0 + 1e-11, 1.0]), np.array([5.0, 5.0, 5.0, 5.0 + 1e-10])
-    assert goal.may_matter(seconds, nbytes).tolist() == [True, True, False, True]
-    assert smallest.may_matter(seconds, nbytes).tolist() == [True, True, False, False]
-    assert tradeoff.may_matter(seconds, nbytes).tolist() == [True, True, False, False]
+    assert goal.may_improve(seconds, nbytes).tolist() == [True, True, False, True]
+    assert smallest.may_improve(seconds, nbytes).tolist() == [True, True, False, False]
+    assert tradeoff.may_improve(seconds, nbytes).tolist() == [True, True, False, False]
 
 
-def test_the_twin_whose_bounds_cut_equals_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(goals, "NEAR", 1.0 - 1e-15)
+def test_the_twin_whose_bounds_prune_equals_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(goals, "PRUNE_FACTOR", 1.0 - 1e-15)
     goal = Fastest(1)
     goal.offer(StrategyTable.of(strategies()[:1]), np.array([1.0]), np.array([5.0]))
-    assert not goal.may_matter(np.array([1.0])).any()
+    assert not goal.may_improve(np.array([1.0])).any()
 
 
 def test_text_order_is_by_fields() -> None:
@@ -162,17 +162,19 @@ EQUAL_RANKS: tuple[tuple[str, dict[str, Any], int, int], ...] = (
 the fullest, with bytes that differ by rounding."""
 
 
-@pytest.mark.parametrize(("cluster_text", "config", "batch", "braid"), EQUAL_RANKS)
+@pytest.mark.parametrize(("cluster_text", "config", "batch", "mixed_stage_rows"), EQUAL_RANKS)
 def test_of_equally_full_ranks_the_lowest_is_named_by_planner_and_checker(
-    cluster_text: str, config: dict[str, Any], batch: int, braid: int
+    cluster_text: str, config: dict[str, Any], batch: int, mixed_stage_rows: int
 ) -> None:
     model = model_from_config({**config, "vocab": 50257, "seq_len": 2048, "tied": True}, name="tiny")
     cluster = load_cluster(cluster_text, inter_node="400Gb/s")
     job = search.default_job(model, cluster, seq_len=1024, global_batch_size=batch)
-    question = search.Question(model=model, cluster=cluster, job=job, space="default", braid=braid)
-    answer = search.plan_pools(question)
+    question = search.Question(
+        model=model, cluster=cluster, job=job, space="default", mixed_stage_rows=mixed_stage_rows
+    )
+    answer = search.plan_mixed_cluster(question)
     assert isinstance(answer, UnevenAnswer)
-    again = search.restated(search.RecordPrices(model, cluster, job), answer.best, batch)
+    again = search.predicted_result(search.RecordCostModel(model, cluster, job), answer.best, batch)
     assert again is not None
     assert answer.best.tightest_rank == again.tightest_rank == 0
 

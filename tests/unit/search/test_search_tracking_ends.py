@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwise.frontier import Chain, Factor, Link, Part
+from shardwise.frontier import Chain, Factor, FactorGraph, Segment
 from shardwise.search.tracking import draw
-from shardwise.search.tracking.found import Found
-from shardwise.search.tracking.prune import Narrowed
+from shardwise.search.tracking.found import IncumbentSet
+from shardwise.search.tracking.prune import PresolvedChain
 from shardwise.search.tracking.state import State
 
 
@@ -21,22 +21,22 @@ def chain() -> Chain:
     there. The second needs 9, or 4, or 2 for which it holds one more."""
     first = Factor((0,), np.array([cost(1.0, 5.0), cost(2.0, 5.0)]))
     second = Factor((1,), np.array([cost(0.0, 9.0), cost(0.0, 4.0), cost(1.0, 2.0)]))
-    return (Link("one", (("kept", Part(("a", "b"), (2, 3), (first, second))),)),)
+    return (Segment("one", (("kept", FactorGraph(("a", "b"), (2, 3), (first, second))),)),)
 
 
 def smallest_bytes() -> float:
-    state = State.of(0, chain(), Narrowed.of(chain()), Found(), 0.0)
-    draw.draw_ends(state)
-    assert state.lines.least[state.lines.weights[:, 0] == 0.0].max() == 6.0
-    return float(state.found.points[-1, 1])
+    state = State.of(0, chain(), PresolvedChain.of(chain()), IncumbentSet(), 0.0)
+    draw.scalarise_extremes(state)
+    assert state.lower_bounds.explored_sums[state.lower_bounds.weights[:, 0] == 0.0].max() == 6.0
+    return float(state.incumbents.points[-1, 1])
 
 
-def test_the_least_memory_is_found_without_a_look() -> None:
+def test_the_least_memory_is_found_without_enumeration() -> None:
     """1 byte held and a peak of 5 on the line, 6 together, which the second operator reaches by 4: of its
     choices the line alone knows that the first two hold nothing, and takes the first, 1 + 9."""
     assert smallest_bytes() == 6.0
 
 
 def test_without_steps_within_links_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draw, "SMALLEST_STEPS", 0)
+    monkeypatch.setattr(draw, "MEMORY_ASCENT_STEPS", 0)
     assert smallest_bytes() == 10.0

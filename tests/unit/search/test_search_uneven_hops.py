@@ -11,11 +11,11 @@ from shardwise.cluster import load_cluster
 from shardwise.model import load_model
 from shardwise.plan import Layout, PeakMemory, Pipeline, Stage, UnevenResult
 from shardwise.search import UnevenSpace
-from shardwise.search.uneven import PricedAgain, priced_again
-from shardwise.search.uneven.hops import Hops, groups, hops_s, most_together
-from shardwise.search.uneven.options import Pricing
+from shardwise.search.uneven import RecordPrediction, predict_record
+from shardwise.search.uneven.hops import StageHops, group_sizes, hops_s, max_stages_per_node
+from shardwise.search.uneven.options import StageCostModel
 from shardwise.search.uneven.partitions import pipeline_s
-from shardwise.search.uneven.space import Block
+from shardwise.search.uneven.space import UnevenSubproblem
 from shardwise.strategy import Job
 
 SEQ_LEN, HIDDEN = 1024, 768
@@ -24,12 +24,16 @@ NBYTES = 2.0 * SEQ_LEN * HIDDEN
 
 
 @pytest.fixture(scope="module")
-def hops() -> tuple[Hops, ...]:
+def hops() -> tuple[StageHops, ...]:
     """Of two nodes of 8 A100-80G and two of 4 V100-16G, which have one card of 10 Gb/s for the node."""
     job = Job(seq_len=SEQ_LEN, global_batch_size=16, dtype="fp16")
     cluster = load_cluster("2x8xA100-80G+2x4xV100-16G", inter_node="10Gb/s")
     space = UnevenSpace(load_model("gpt2"), cluster, job)
-    return Pricing(space).options(Block(pools=(0, 1), micro_batch_size=1, least=1, most=4)).hops
+    return (
+        StageCostModel(space)
+        .options(UnevenSubproblem(pools=(0, 1), micro_batch_size=1, least=1, most=4))
+        .hops
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,15 +41,15 @@ def hops() -> tuple[Hops, ...]:
     [(1, 8, (1,)), (3, 8, (2, 1)), (7, 4, (4, 2, 1)), (8, 4, (4, 4)), (3, 1, (1,) * 3)],
 )
 def test_stages_lie_in_groups_of_powers_of_two(stages: int, most: int, sizes: tuple[int, ...]) -> None:
-    assert groups(stages, most) == sizes
+    assert group_sizes(stages, most) == sizes
 
 
 def test_a_node_holds_as_many_stages_as_divide_it() -> None:
-    assert [most_together(8, size) for size in (1, 2, 4, 8)] == [8, 4, 2, 1]
-    assert [most_together(6, size) for size in (1, 2)] == [2, 1]
+    assert [max_stages_per_node(8, size) for size in (1, 2, 4, 8)] == [8, 4, 2, 1]
+    assert [max_stages_per_node(6, size) for size in (1, 2)] == [2, 1]
 
 
-def test_a_hop_inside_a_node_goes_over_its_links(hops: tuple[Hops, ...]) -> None:
+def test_a_hop_inside_a_node_goes_over_its_links(hops: tuple[StageHops, ...]) -> None:
     near_s = hops[0].near_s[0]
     # 300 GB/s one way between A100s, and some microseconds.
     assert NBYTES / 300e9 < near_s[8, 8] < 5 * NBYTES / 300e9 + 20e-6
@@ -53,7 +57,7 @@ def test_a_hop_inside_a_node_goes_over_its_links(hops: tuple[Hops, ...]) -> None
     assert near_s[3, 2] == near_s[8, 8] and near_s[3, 3] > 10 * near_s[8, 8]
 
 
-def test_a_group_that_fills_its_node_has_the_card_for_itself(hops: tuple[Hops, ...]) -> None:
+def test_a_group_that_fills_its_node_has_the_card_for_itself(hops: tuple[StageHops, ...]) -> None:
     far_s = hops[1].far_s[0]
     # The whole card, or what each of 2 or 4 stages has of it that leave their node at once.
     alone_s = NBYTES / 1.25e9
@@ -62,7 +66,7 @@ def test_a_group_that_fills_its_node_has_the_card_for_itself(hops: tuple[Hops, .
         assert senders * alone_s < far_s[stages, 1] < 1.5 * senders * alone_s
 
 
-def test_hops_follow_the_stages_of_their_pools(hops: tuple[Hops, ...]) -> None:
+def test_hops_follow_the_stages_of_their_pools(hops: tuple[StageHops, ...]) -> None:
     (found,) = hops_s(hops, (0, 0), np.array([[0, 1, 1, 0, 0]]))
     fast, slow = hops
     # The first pool has three stages, grouped as 1 + 2; the other two, in one group.
@@ -95,8 +99,8 @@ def test_a_pool_whose_only_tier_reaches_over_its_nodes_is_priced_from_its_record
     job = Job(seq_len=SEQ_LEN, global_batch_size=16, dtype="fp16")
     cluster = load_cluster("2x4xGB200+1x4xT4")
     space = UnevenSpace(load_model("gpt2"), cluster, job)
-    priced = priced_again(space.model, cluster, job, replace(by_hand(space, ("0", "1")), idle_devices=10))
-    options = Pricing(space).options(Block(pools=(0,), micro_batch_size=1, least=1, most=1))
+    priced = predict_record(space.model, cluster, job, replace(by_hand(space, ("0", "1")), idle_devices=10))
+    options = StageCostModel(space).options(UnevenSubproblem(pools=(0,), micro_batch_size=1, least=1, most=1))
     assert not priced.faults
     assert priced.pipeline_s[0] == pytest.approx(pipeline_s(options, (0,), ((0, 6), (0, 6)), 16), rel=1e-12)
 
@@ -106,11 +110,11 @@ def test_stages_that_are_spread_over_nodes_that_they_do_not_fill_are_found_out()
     cluster = load_cluster("2x2xA100-40G+1x2xV100-16G", inter_node="10Gb/s")
     space = UnevenSpace(load_model("gpt2"), cluster, job)
 
-    def again(*ranks: str) -> PricedAgain:
-        return priced_again(space.model, cluster, job, by_hand(space, (ranks[0], ranks[1])))
+    def again(*ranks: str) -> RecordPrediction:
+        return predict_record(space.model, cluster, job, by_hand(space, (ranks[0], ranks[1])))
 
     priced = again("0", "1")
-    options = Pricing(space).options(Block(pools=(0,), micro_batch_size=1, least=1, most=1))
+    options = StageCostModel(space).options(UnevenSubproblem(pools=(0,), micro_batch_size=1, least=1, most=1))
     assert not priced.faults
     assert priced.pipeline_s[0] == pytest.approx(pipeline_s(options, (0,), ((0, 6), (0, 6)), 16), rel=1e-12)
     assert again("1", "2").faults == ("pipeline 0 is spread over nodes that its like do not fill",)

@@ -9,7 +9,7 @@ import pytest
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
 from shardwise.plan import Layout, Pipeline
-from shardwise.search import Question, RecordPrices, best_uneven, priced_again, restated
+from shardwise.search import Question, RecordCostModel, best_uneven, predict_record, predicted_result
 from shardwise.strategy import Job
 
 JOB = Job(seq_len=1024, global_batch_size=16, dtype="fp16")
@@ -24,15 +24,21 @@ JOB = Job(seq_len=1024, global_batch_size=16, dtype="fp16")
         ("gpt2-xl", "1x2xA100-80G+1x2xT4", (1, 4)),
     ],
 )
-def test_a_plan_that_stays_is_restated_as_it_was(model: str, cluster: str, limits: tuple[int, int]) -> None:
-    stage_dp, braid = limits
+def test_an_unchanged_plan_is_predicted_from_its_record_as_before(
+    model: str, cluster: str, limits: tuple[int, int]
+) -> None:
+    stage_dp, mixed_stage_rows = limits
     question = Question(
-        model=load_model(model), cluster=load_cluster(cluster), job=JOB, stage_dp=stage_dp, braid=braid
+        model=load_model(model),
+        cluster=load_cluster(cluster),
+        job=JOB,
+        stage_dp=stage_dp,
+        mixed_stage_rows=mixed_stage_rows,
     )
     found = best_uneven(question).result
     assert found is not None
-    prices = RecordPrices(question.model, question.cluster, JOB)
-    again = restated(prices, found, JOB.global_batch_size)
+    prices = RecordCostModel(question.model, question.cluster, JOB)
+    again = predicted_result(prices, found, JOB.global_batch_size)
     assert again is not None and again.layout == found.layout and again.tightest_rank == found.tightest_rank
     for name in ("step_time_s", "tokens_per_s_per_device", "mfu", "mfu_full_attention"):
         assert getattr(again, name) == pytest.approx(getattr(found, name), rel=1e-9), name
@@ -45,9 +51,9 @@ def test_a_plan_that_stays_is_restated_as_it_was(model: str, cluster: str, limit
         assert one == pytest.approx(other, rel=1e-9), name
     # Prices that are known are those of another record too: with more microbatches nothing is left over.
     half = replace(found, microbatches=tuple(2 * count for count in found.microbatches))
-    twice = restated(prices, half, 2 * JOB.global_batch_size)
+    twice = predicted_result(prices, half, 2 * JOB.global_batch_size)
     assert twice is not None and twice.step_time_s > again.step_time_s
-    assert restated(prices, half, JOB.global_batch_size) is None
+    assert predicted_result(prices, half, JOB.global_batch_size) is None
 
 
 def test_a_stage_that_does_not_divide_its_node_is_a_fault() -> None:
@@ -62,5 +68,5 @@ def test_a_stage_that_does_not_divide_its_node_is_a_fault() -> None:
         found, layout=Layout(pipelines=(Pipeline(stages=(stage,)),)), recompute=(("none",),),
         microbatches=(16 // found.micro_batch_size,), is_alike=False, idle_devices=8,
     )  # fmt: skip
-    faults = priced_again(model, load_cluster(five), job, laid).faults
+    faults = predict_record(model, load_cluster(five), job, laid).faults
     assert any("no stage has tp 2" in fault for fault in faults)

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 from shardwise.cluster import load_cluster
-from shardwise.cost import Seat, lone_stage
+from shardwise.cost import NodeSlot, lone_stage
 from shardwise.model import Model, load_model
-from shardwise.search import UnevenSpace, default_job, evaluate, priced_again
+from shardwise.search import UnevenSpace, default_job, evaluate, predict_record
 from shardwise.search.uneven import bounds, estimate, grown, result
-from shardwise.search.uneven.block import search_of
-from shardwise.search.uneven.bounds import Entries
-from shardwise.search.uneven.estimate import figures_of
-from shardwise.search.uneven.hops import seats_of_pool
+from shardwise.search.uneven.block import subproblem_search
+from shardwise.search.uneven.bounds import StageTable
+from shardwise.search.uneven.estimate import layout_figures
+from shardwise.search.uneven.hops import node_slots_of_pool
 from shardwise.search.uneven.laid_out import UnevenPipeline, UnevenPlan
-from shardwise.search.uneven.options import Options, Pricing
-from shardwise.search.uneven.partitions import best_partition, pipeline_s
-from shardwise.search.uneven.result import result_of_uneven
-from shardwise.search.uneven.space import Block, Kind
+from shardwise.search.uneven.options import StageCostModel, StageOptions
+from shardwise.search.uneven.partitions import best_pipeline, pipeline_s
+from shardwise.search.uneven.result import uneven_result
+from shardwise.search.uneven.space import StageKind, UnevenSubproblem
 from shardwise.strategy import complete, even_ends, layer_counts
 
 BATCH = 32
@@ -56,27 +56,29 @@ def model_of(*, is_tied: bool) -> Model:
 
 
 def filled(
-    on: str, tp: int, pp: int, pipelines: int, link: str, model: Model, together: int | None = None
+    on: str, tp: int, pp: int, pipelines: int, link: str, model: Model, stages_per_node: int | None = None
 ) -> tuple[UnevenPlan, float]:
     """Alike pipelines that fill the nodes, up to so many stages together in each, and what the uniform
     strategy with the same stages takes; where they are spread, one whose replicas are next to each other."""
     cluster = load_cluster(on, inter_node=link)
     job = default_job(model, cluster, seq_len=1024, global_batch_size=BATCH)
-    order = "tp-cp-pp-dp" if together is None else "tp-cp-dp-pp"
+    order = "tp-cp-pp-dp" if stages_per_node is None else "tp-cp-dp-pp"
     fields = {"tp": tp, "pp": pp, "dp": pipelines, "optim_shard": pipelines, "axis_order": order}
     strategy = complete(
         {**fields, "micro_batch_size": 1}, devices=cluster.devices, layers=model.layers, experts=None,
         global_batch_size=BATCH,
     )  # fmt: skip
-    block = Block(pools=(0,), micro_batch_size=1, least=pipelines, most=pipelines)
+    subproblem = UnevenSubproblem(pools=(0,), micro_batch_size=1, least=pipelines, most=pipelines)
     space = UnevenSpace(model, cluster, job)
-    options = Pricing(space).options(block)
-    kinds = (options.stages[0].kinds.index(Kind(tp, 1, together or space.together(0, tp))),)
+    options = StageCostModel(space).options(subproblem)
+    kinds = (
+        options.stages[0].kinds.index(StageKind(tp, 1, stages_per_node or space.stages_per_node(0, tp))),
+    )
     layers = layer_counts(model.layers, pp, *(int(end) for end in even_ends(model.layers, pp)))
     stages, share = tuple((0, count) for count in layers), BATCH // pipelines
     found_s = pipeline_s(options, kinds, stages, share)
     one = UnevenPipeline(kinds=kinds, stages=stages, microbatches=share, time_s=found_s)
-    plan = UnevenPlan(block=block, pipelines=(one,) * pipelines, time_s=found_s)
+    plan = UnevenPlan(subproblem=subproblem, pipelines=(one,) * pipelines, time_s=found_s)
     return plan, evaluate(model, cluster, job, strategy).step_time_s
 
 
@@ -103,7 +105,7 @@ def test_stages_that_are_spread_cost_what_the_uniform_strategy_does_whose_replic
 
 
 @pytest.mark.parametrize("name", ["_sizes", "_tied_s"])
-def test_stages_that_are_priced_as_if_they_lay_by_themselves_are_noticed(
+def test_stages_costed_as_if_alone_in_their_node_are_noticed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each replica next to the others of its stage, or the ends of the model in different nodes."""
@@ -130,7 +132,7 @@ def test_stages_that_are_priced_as_if_they_lay_by_themselves_are_noticed(
         ("4x8xA100-80G", 1, 8, 4, 4),
     ],
 )
-def test_replicas_lie_where_they_are_priced(
+def test_replicas_are_placed_where_their_cost_assumes(
     on: str, tp: int, pp: int, pipelines: int, most: int | None
 ) -> None:
     """On the ranks that the plan says, as many replicas of a stage are in a node as its price is told."""
@@ -138,15 +140,15 @@ def test_replicas_lie_where_they_are_priced(
     plan, _ = filled(on, tp, pp, pipelines, "1Gb/s", model, most)
     cluster = load_cluster(on, inter_node="1Gb/s")
     space = UnevenSpace(model, cluster, default_job(model, cluster, seq_len=1024, global_batch_size=BATCH))
-    options, node = Pricing(space).options(plan.block), cluster.nodes[0].devices
-    found = result_of_uneven(space, plan)
+    options, node = StageCostModel(space).options(plan.subproblem), cluster.nodes[0].devices
+    found = uneven_result(space, plan)
     for index in range(pp):
         firsts = [int(one.stages[index].ranks.partition("-")[0]) for one in found.layout.pipelines]
-        seat = options.hops[0].seats[1, plan.pipelines[0].kinds[0], pp, pp - index]
-        together = options.stages[0].seats[int(seat)].together
-        assert together == (most or together)
-        assert set(Counter(first // node for first in firsts).values()) == {node // (tp * together)}
-    again = priced_again(model, cluster, space.job, found)
+        node_slot = options.hops[0].node_slots[1, plan.pipelines[0].kinds[0], pp, pp - index]
+        stages_per_node = options.stages[0].node_slots[int(node_slot)].stages_per_node
+        assert stages_per_node == (most or stages_per_node)
+        assert set(Counter(first // node for first in firsts).values()) == {node // (tp * stages_per_node)}
+    again = predict_record(model, cluster, space.job, found)
     assert not again.faults
     assert again.pipeline_s == pytest.approx([plan.time_s] * pipelines, rel=1e-12)
 
@@ -155,8 +157,12 @@ def test_stages_that_are_spread_have_nodes_of_their_own(monkeypatch: pytest.Monk
     """Beside a pipeline of one stage, which would be in their way if they lay in the order of pipelines."""
     model, cluster = model_of(is_tied=False), load_cluster("3x2xA100-80G+1x2xT4", inter_node="10Gb/s")
     space = UnevenSpace(model, cluster, default_job(model, cluster, seq_len=128, global_batch_size=6))
-    options = Pricing(space).options(Block(pools=(0, 1), micro_batch_size=1, least=3, most=3))
-    alone, spread = (options.stages[0].kinds.index(Kind(1, 1, together)) for together in (2, 1))
+    options = StageCostModel(space).options(
+        UnevenSubproblem(pools=(0, 1), micro_batch_size=1, least=3, most=3)
+    )
+    alone, spread = (
+        options.stages[0].kinds.index(StageKind(1, 1, stages_per_node)) for stages_per_node in (2, 1)
+    )
     shapes = [((alone, 0), ((0, 12),)), *[((spread, 0), ((0, 6), (0, 6)))] * 2]
     pipelines = tuple(
         UnevenPipeline(
@@ -164,83 +170,86 @@ def test_stages_that_are_spread_have_nodes_of_their_own(monkeypatch: pytest.Monk
         )
         for kinds, stages in shapes
     )
-    block = Block(pools=(0, 1), micro_batch_size=1, least=3, most=3)
-    plan = UnevenPlan(block=block, pipelines=pipelines, time_s=max(one.time_s for one in pipelines))
-    found = result_of_uneven(space, plan)
+    subproblem = UnevenSubproblem(pools=(0, 1), micro_batch_size=1, least=3, most=3)
+    plan = UnevenPlan(subproblem=subproblem, pipelines=pipelines, time_s=max(one.time_s for one in pipelines))
+    found = uneven_result(space, plan)
     ranks = [[stage.ranks for stage in one.stages] for one in found.layout.pipelines]
     assert ranks == [["4"], ["0", "2"], ["1", "3"]]
-    again = priced_again(model, cluster, space.job, found)
+    again = predict_record(model, cluster, space.job, found)
     assert again.pipeline_s == pytest.approx([one.time_s for one in pipelines], rel=1e-12)
     monkeypatch.setattr(result, "_spread_shape", lambda *_: None)
-    again = priced_again(model, cluster, space.job, result_of_uneven(space, plan))
+    again = predict_record(model, cluster, space.job, uneven_result(space, plan))
     assert again.faults[0] == "pipeline 1 is spread over nodes that its like do not fill"
 
 
-def test_pipelines_that_are_spread_stand_in_sets_that_fill_their_nodes() -> None:
+def test_spread_pipelines_come_in_sets_that_fill_their_nodes() -> None:
     """Four of two stages each fill two nodes of four; of alike ones two sets do ten microbatches."""
     model, cluster = model_of(is_tied=False), load_cluster("4x4xA100-80G+2x4xT4", inter_node="10Gb/s")
     space = UnevenSpace(model, cluster, default_job(model, cluster, seq_len=128, global_batch_size=10))
-    block = Block(pools=(0, 1), micro_batch_size=1, least=3, most=8, is_alike=True)
-    options = Pricing(space).options(block)
-    searched = search_of(options, block, 100)
-    kind = options.stages[0].kinds.index(Kind(1, 1, 1))
+    subproblem = UnevenSubproblem(pools=(0, 1), micro_batch_size=1, least=3, most=8, is_alike=True)
+    options = StageCostModel(space).options(subproblem)
+    searched = subproblem_search(options, subproblem, 100)
+    kind = options.stages[0].kinds.index(StageKind(1, 1, 1))
     of_pool = searched.shapes.counts.tolist()
     (place,) = (
         at for at, one in enumerate(of_pool) if one == [2, 0] and searched.shapes.kinds[at, 0] == kind
     )
-    assert searched.shapes.devices[place].tolist() == [8, 0] and searched.shapes.alike[place] == 4
+    assert searched.shapes.devices[place].tolist() == [8, 0] and searched.shapes.set_size[place] == 4
     done = np.zeros(len(of_pool), dtype=np.int64)
     for each, sets in ((1, None), (2, 2), (4, 1)):
         done[place] = each
         assert searched.chosen(done) == (None if sets is None else {place: sets})
 
 
-def test_seats_are_those_that_stages_may_have() -> None:
-    apart = (Seat(1, 8), Seat(2, 8), Seat(4, 8))
-    assert seats_of_pool(8, [2, 4], 8, False) == apart == seats_of_pool(8, [1], 7, False)
-    assert seats_of_pool(8, [2], 8, True) == (*apart, Seat(2, 8, True), Seat(4, 8, True))
-    assert seats_of_pool(6, [1], 8, False) == (Seat(1, 6), Seat(2, 6))
+def test_node_slots_are_those_that_stages_may_have() -> None:
+    apart = (NodeSlot(1, 8), NodeSlot(2, 8), NodeSlot(4, 8))
+    assert node_slots_of_pool(8, [2, 4], 8, False) == apart == node_slots_of_pool(8, [1], 7, False)
+    assert node_slots_of_pool(8, [2], 8, True) == (*apart, NodeSlot(2, 8, True), NodeSlot(4, 8, True))
+    assert node_slots_of_pool(6, [1], 8, False) == (NodeSlot(1, 6), NodeSlot(2, 6))
 
 
 @pytest.fixture(scope="module")
-def between_nodes() -> tuple[UnevenSpace, Options]:
+def between_nodes() -> tuple[UnevenSpace, StageOptions]:
     """Two alike pipelines of llama-2-70b, 128 microbatches each, whose stages on RTX4090 gather and reduce
     for seconds."""
     model, cluster = load_model("llama-2-70b"), load_cluster("4x8xA100-80G+4x8xRTX4090")
     space = UnevenSpace(model, cluster, default_job(model, cluster, seq_len=4096, global_batch_size=256))
-    block = Block(pools=(0, 1), micro_batch_size=1, least=2, most=2, is_alike=True)
-    return space, Pricing(space).options(block)
+    subproblem = UnevenSubproblem(pools=(0, 1), micro_batch_size=1, least=2, most=2, is_alike=True)
+    return space, StageCostModel(space).options(subproblem)
 
 
 FAST_THEN_SLOW = ((0, 17),) * 4 + ((1, 6),) * 2
 
 
 def test_gathers_before_the_first_loop_and_reductions_behind_the_last_are_in_the_way(
-    between_nodes: tuple[UnevenSpace, Options],
+    between_nodes: tuple[UnevenSpace, StageOptions],
 ) -> None:
     """The first stages, which are the slowest, wait for the gathers of the last, which reduce behind them."""
     _, options = between_nodes
-    kinds = (options.stages[0].kinds.index(Kind(4, 1, 2)), options.stages[1].kinds.index(Kind(8, 1, 1)))
+    kinds = (
+        options.stages[0].kinds.index(StageKind(4, 1, 2)),
+        options.stages[1].kinds.index(StageKind(8, 1, 1)),
+    )
     pools, layers = (np.array([list(one)]) for one in zip(*FAST_THEN_SLOW, strict=True))
-    figures = figures_of(options, kinds, pools, layers)
+    figures = layout_figures(options, kinds, pools, layers)
     time_s = pipeline_s(options, kinds, FAST_THEN_SLOW, 128)
     assert figures.gather_s[0, 4:].min() > 2.0 and figures.reduce_s[0, 4:].min() > 4.0
-    assert estimate.least_s(figures, 128)[0] == pytest.approx(time_s, rel=1e-9)
+    assert estimate.lower_bound_s(figures, 128)[0] == pytest.approx(time_s, rel=1e-9)
 
 
-def proven(options: Options, within_s: float) -> bool:
+def proven(options: StageOptions, within_s: float) -> bool:
     """Whether pipelines of four stages of four devices on either pool are shown not to do 128 microbatches
     within the time, with as many partial layouts as the search of a large cluster takes at most."""
-    kinds = tuple(stages.kinds.index(Kind(4, 1, 2)) for stages in options.stages)
-    found = best_partition(options, Entries(options), kinds, (4, 4), 128, within_s, 2048)
-    return not found.is_given_up and found.bound_s > within_s
+    kinds = tuple(stages.kinds.index(StageKind(4, 1, 2)) for stages in options.stages)
+    found = best_pipeline(options, StageTable(options), kinds, (4, 4), 128, within_s, 2048)
+    return not found.is_truncated and found.bound_s > within_s
 
 
-def test_bounds_tell_that_pipelines_with_dear_gradients_are_too_slow(
-    between_nodes: tuple[UnevenSpace, Options], monkeypatch: pytest.MonkeyPatch
+def test_bounds_show_that_pipelines_with_expensive_gradients_are_too_slow(
+    between_nodes: tuple[UnevenSpace, StageOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, options = between_nodes
     assert proven(options, 69.3)
-    monkeypatch.setattr(bounds, "ended_s", lambda *_: 0.0)
-    monkeypatch.setattr(grown, "ended_s", lambda *_: 0.0)
+    monkeypatch.setattr(bounds, "completion_lower_bound_s", lambda *_: 0.0)
+    monkeypatch.setattr(grown, "completion_lower_bound_s", lambda *_: 0.0)
     assert not proven(options, 69.3)

@@ -9,15 +9,15 @@ from math import gcd, lcm
 import numpy as np
 import pytest
 
-from shardwise.search.uneven.shapes import filling, shapes_of
-from shardwise.search.uneven.shares import Items, Market, best_set, undominated
-from shardwise.search.uneven.space import Block, Spread
+from shardwise.search.uneven.shapes import shapes_of, spread_set_size
+from shardwise.search.uneven.shares import Items, KnapsackDual, best_set, non_dominated
+from shardwise.search.uneven.space import StageSpread, UnevenSubproblem
 
 TAKES = (((1, 0), (1, 0), (2, 0), (4, 0)), ((0, 1), (0, 2)), ((1, 1), (1, 2), (2, 1)))
 """Two pools, and a pair of them; the first has nodes of four devices, and each stage of one device may be in
 another node."""
 
-SPREAD = ((None, Spread(1, 4), None, None), (None, None), (None, None, None))
+SPREAD = ((None, StageSpread(1, 4), None, None), (None, None), (None, None, None))
 
 
 @pytest.mark.parametrize("most_sites", [1, 2, 3])
@@ -39,30 +39,30 @@ def test_shapes_are_all_pipelines_for_which_there_are_devices(
                 for pool in range(2)
             ]
             # So many alike ones fill whole units of both pools.
-            alike = lcm(*(unit // gcd(unit, one) for unit, one in zip(units, taken, strict=True)))
+            set_size = lcm(*(unit // gcd(unit, one) for unit, one in zip(units, taken, strict=True)))
             if counts[0] and kinds[0] == 1:
                 # One stage lies alone in any case; of more, four pipelines fill a node with each.
                 if counts[0] == 1:
                     continue
-                alike = lcm(alike, 4)
-            if all(alike * one <= there for one, there in zip(taken, devices, strict=True)):
+                set_size = lcm(set_size, 4)
+            if all(set_size * one <= there for one, there in zip(taken, devices, strict=True)):
                 expected[counts, kinds] = (
-                    [alike * one // unit for one, unit in zip(taken, units, strict=True)],
-                    alike,
+                    [set_size * one // unit for one, unit in zip(taken, units, strict=True)],
+                    set_size,
                 )
     shapes = shapes_of(TAKES, SPREAD, devices, units, stages, most_sites)
     found = {
         (shapes.at(place).counts, shapes.at(place).kinds): (
             shapes.devices[place].tolist(),
-            int(shapes.alike[place]),
+            int(shapes.set_size[place]),
         )
-        for place in range(len(shapes.alike))
+        for place in range(len(shapes.set_size))
     }
-    assert found == expected and len(shapes.alike) == len(expected) > 5
+    assert found == expected and len(shapes.set_size) == len(expected) > 5
     assert ((2, 0, 0), (1, 0, 0)) in found
-    for place in range(len(shapes.alike)):
+    for place in range(len(shapes.set_size)):
         is_spread = shapes.counts[place, 0] > 1 and shapes.kinds[place, 0] == 1
-        assert filling(SPREAD, shapes.at(place)) == (4 if is_spread else 1)
+        assert spread_set_size(SPREAD, shapes.at(place)) == (4 if is_spread else 1)
 
 
 def test_no_pipeline_is_there_for_too_few_devices() -> None:
@@ -90,21 +90,21 @@ def test_items_matter_that_none_undercuts() -> None:
             return any(others)
 
         expected = {place for place, row in enumerate(rows) if row[2] and not undercut(place)}
-        assert set(undominated(items).tolist()) == expected, seed
+        assert set(non_dominated(items).tolist()) == expected, seed
     assert not len(
-        undominated(Items(np.ones((2, 1), dtype=int), np.zeros(2, dtype=int), np.ones(2, dtype=int)))
+        non_dominated(Items(np.ones((2, 1), dtype=int), np.zeros(2, dtype=int), np.ones(2, dtype=int)))
     )
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_is_dear_is_needed_and_one_microbatch_less_is_not_dear(seed: int) -> None:
+def test_critical_items_are_needed_and_one_microbatch_less_is_not_critical(seed: int) -> None:
     rng = np.random.default_rng(seed)
     devices = (8, 4) if seed % 2 else (6, 4, 3)
     taken = np.stack([rng.integers(0, count + 1, 12) for count in devices], axis=1)
     taken = taken[taken.any(axis=1)]
     does, wanted = rng.integers(0, 9, len(taken)), int(rng.integers(4, 30))
-    market = Market(devices, taken)
-    places, enough = market.dear(does, wanted * (1.0 - 1e-9))
+    market = KnapsackDual(devices, taken)
+    places, enough = market.critical(does, wanted * (1.0 - 1e-9))
     most = int(sum(devices))
     found = best_set(devices, Items(taken, does, np.ones_like(does)), 1, most, wanted)
     if found is not None:
@@ -112,13 +112,13 @@ def test_what_is_dear_is_needed_and_one_microbatch_less_is_not_dear(seed: int) -
     # At these prices none of them is dear that does no more than too few.
     fewer = does.copy()
     fewer[places] = np.ceil(enough).astype(np.int64) - 1
-    assert not len(market.dear(fewer, wanted * (1.0 - 1e-9))[0])
+    assert not len(market.critical(fewer, wanted * (1.0 - 1e-9))[0])
     assert (np.ceil(enough) <= does[places]).all()
 
 
 def test_a_range_is_halved_by_how_many_times_as_many() -> None:
     for least in range(1, 30):
         for most in range(least + 1, 400, 7):
-            one, two = Block(pools=(0,), micro_batch_size=1, least=least, most=most).halves()
+            one, two = UnevenSubproblem(pools=(0,), micro_batch_size=1, least=least, most=most).halves()
             assert (one.least, two.most, one.most + 1) == (least, most, two.least)
             assert one.most**2 <= least * most < two.least**2

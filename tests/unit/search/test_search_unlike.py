@@ -39,9 +39,9 @@ def test_alike_nodes_are_the_plain_price(device: str) -> None:
     table, mine = StrategyTable.of(ALL), problem(device)
     plain = step_figures(mine, table)
     for problems, nodes in (([mine], (0, 0, 0, 0)), ([mine, mine], (0, 1, 1, 0))):
-        laid = step_figures_over(problems, table, nodes)
-        np.testing.assert_allclose(laid.step_time_s, plain.step_time_s, rtol=1e-11)
-        np.testing.assert_array_equal(laid.device_bytes, plain.device_bytes)
+        placed = step_figures_over(problems, table, nodes)
+        np.testing.assert_allclose(placed.step_time_s, plain.step_time_s, rtol=1e-11)
+        np.testing.assert_array_equal(placed.device_bytes, plain.device_bytes)
 
 
 def test_unequal_nodes_take_between_what_their_kinds_take() -> None:
@@ -51,11 +51,11 @@ def test_unequal_nodes_take_between_what_their_kinds_take() -> None:
     fast, slow = (step_figures(kind, table).step_time_s for kind in kinds)
     assert (fast < slow).all()
     for nodes in ((0, 0, 0, 1), (1, 0, 0, 0), (0, 1, 0, 1)):
-        laid = step_figures_over(kinds, table, nodes).step_time_s
-        assert (fast <= laid * (1 + 1e-12)).all()
+        placed = step_figures_over(kinds, table, nodes).step_time_s
+        assert (fast <= placed * (1 + 1e-12)).all()
         alone = table.dp == 1
-        assert alone.sum() == 2 and (laid <= slow * (1 + 1e-12))[alone].all()
-        assert (laid[:3] > fast[:3]).all()
+        assert alone.sum() == 2 and (placed <= slow * (1 + 1e-12))[alone].all()
+        assert (placed[:3] > fast[:3]).all()
 
 
 def test_a_slow_node_wants_fewer_layers() -> None:
@@ -65,14 +65,14 @@ def test_a_slow_node_wants_fewer_layers() -> None:
         [strategy(pp=4, dp=2, first_stage_layers=first, last_stage_layers=12 - first) for first in (4, 6, 9)]
     )
     kinds = [problem("V100-16G"), problem("T4")]
-    behind = step_figures_over(kinds, table, (0, 0, 0, 1)).step_time_s
-    ahead = step_figures_over(kinds, table, (1, 0, 0, 0)).step_time_s
-    assert behind[0] > behind[1] > behind[2]
-    assert ahead[0] < ahead[1] < ahead[2]
+    last_slow = step_figures_over(kinds, table, (0, 0, 0, 1)).step_time_s
+    first_slow = step_figures_over(kinds, table, (1, 0, 0, 0)).step_time_s
+    assert last_slow[0] > last_slow[1] > last_slow[2]
+    assert first_slow[0] < first_slow[1] < first_slow[2]
 
 
 def test_memory_is_that_of_the_kind_with_least() -> None:
     table, kinds = StrategyTable.of(ALL), [problem("V100-16G"), problem("T4")]
     smallest = min(kinds, key=lambda kind: kind.usable_bytes)
-    laid = step_figures_over(kinds, table, (0, 1, 0, 0))
-    np.testing.assert_array_equal(laid.device_bytes, step_figures(smallest, table).device_bytes)
+    placed = step_figures_over(kinds, table, (0, 1, 0, 0))
+    np.testing.assert_array_equal(placed.device_bytes, step_figures(smallest, table).device_bytes)

@@ -34,9 +34,9 @@ def test_the_network_gets_faster_with_its_cards() -> None:
 
 def test_an_absolute_network_is_that_of_the_option() -> None:
     """As `--inter-node 200Gb/s`: the bandwidth of a card."""
-    wanted = load_cluster("2x8xH100-SXM", inter_node="200Gb/s")
+    expected = load_cluster("2x8xH100-SXM", inter_node="200Gb/s")
     cluster = changed("inter_node_bandwidth=200Gb/s").cluster
-    assert rates(cluster) == pytest.approx(rates(wanted))
+    assert rates(cluster) == pytest.approx(rates(expected))
     assert cluster.nodes[0].nic_bytes_per_s == 25e9
 
 

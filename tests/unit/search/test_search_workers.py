@@ -18,20 +18,20 @@ from shardwise.cluster import load_cluster
 from shardwise.errors import InternalError
 from shardwise.model import model_from_config
 from shardwise.search import (
+    BranchAndBound,
     Fastest,
     Goal,
-    Outcome,
     Question,
-    Search,
+    SearchResult,
     Smallest,
     Tradeoff,
     division,
     drive,
     lanes,
 )
-from shardwise.search.clock import Clock, Turns
-from shardwise.search.dive import Dive
-from shardwise.search.lanes import Lanes
+from shardwise.search.clock import SearchClock, WorkLimit
+from shardwise.search.dive import SubtreeSearch
+from shardwise.search.lanes import SearchWorkers
 from shardwise.strategy import Job
 
 PLAIN = {
@@ -63,17 +63,17 @@ GOALS: tuple[Callable[[], Goal], ...] = (lambda: Fastest(3), Smallest, Tradeoff)
 @pytest.fixture
 def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds and lanes so small that there are several, behind the looks of a large space."""
-    monkeypatch.setattr(drive, "FEW", 0)
-    monkeypatch.setattr(drive, "FEW_WITH_MEMORY", 0)
+    monkeypatch.setattr(drive, "SMALL_SPACE", 0)
+    monkeypatch.setattr(drive, "SMALL_SPACE_WITH_MEMORY", 0)
     monkeypatch.setattr(drive, "FIRST_ROUND", 64)
     monkeypatch.setattr(drive, "LARGEST_ROUND", 256)
-    monkeypatch.setattr(division, "ROWS_ALONE", 16)
-    monkeypatch.setattr(division, "FIRST_ROWS_ALONE", 16)
-    monkeypatch.setattr(division, "DEGREES_PER_LANE", 2)
+    monkeypatch.setattr(division, "ONE_BATCH_NODES", 16)
+    monkeypatch.setattr(division, "ONE_BATCH_HEURISTIC_NODES", 16)
+    monkeypatch.setattr(division, "DEGREES_PER_BATCH", 2)
 
 
-def searched(case: Instance, goal: Goal, **options: Any) -> Outcome:
-    return Search(case.question.problem(), case.space, goal, **options).run()
+def searched(case: Instance, goal: Goal, **options: Any) -> SearchResult:
+    return BranchAndBound(case.question.problem(), case.space, goal, **options).run()
 
 
 def children() -> set[multiprocessing.process.BaseProcess]:
@@ -81,7 +81,7 @@ def children() -> set[multiprocessing.process.BaseProcess]:
     return set(multiprocessing.active_children())
 
 
-def told(outcome: Outcome) -> tuple[Any, ...]:
+def without_clock(outcome: SearchResult) -> tuple[Any, ...]:
     """All of an outcome but its clock."""
     found = [(f.time_s, f.device_bytes, f.table[0]) for f in outcome.found]
     return found, outcome.ledger.by_degrees, outcome.unexplored, outcome.lower_bound_s
@@ -94,20 +94,20 @@ def test_workers_change_nothing(
 ) -> None:
     before = children()
     rounds: list[int] = []
-    answers = Lanes.answers
+    results = SearchWorkers.results
 
     def counted(self: Any, tasks: Any) -> Any:
         rounds.append(len(tasks))
-        return answers(self, tasks)
+        return results(self, tasks)
 
-    monkeypatch.setattr(Lanes, "answers", counted)
+    monkeypatch.setattr(SearchWorkers, "results", counted)
     cases = CASES if full and isinstance(goal(), Fastest) else CASES[1:2]
     for case in cases:
-        alone = told(searched(case, goal()))
+        alone = without_clock(searched(case, goal()))
         assert alone[0]
         for workers in (2, 4):
-            assert told(searched(case, goal(), workers=workers)) == alone
-    assert max(rounds) >= division.LISTING_LANES
+            assert without_clock(searched(case, goal(), workers=workers)) == alone
+    assert max(rounds) >= division.LISTING_BATCHES
     assert sum(lanes > 1 for lanes in rounds) > 6 * len(cases)
     assert not children() - before
 
@@ -124,14 +124,14 @@ def test_the_size_of_rounds_changes_no_answer(small_rounds: None, monkeypatch: p
 @pytest.mark.usefixtures("small_rounds")
 def test_a_worker_that_dies_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     before = children()
-    parent, run = os.getpid(), Dive.run
+    parent, run = os.getpid(), SubtreeSearch.run
 
     def dying(self: Any) -> None:
         if os.getpid() != parent:
             os._exit(3)
         run(self)
 
-    monkeypatch.setattr(Dive, "run", dying)
+    monkeypatch.setattr(SubtreeSearch, "run", dying)
     with pytest.raises(InternalError, match=r"exit code 3 .*nothing is proven"):
         searched(CASES[0], Fastest(1), workers=2)
     assert not children() - before
@@ -146,8 +146,8 @@ def test_a_worker_that_has_just_started_is_not_interrupted(monkeypatch: pytest.M
         serve(*arguments)
 
     monkeypatch.setattr(lanes, "_serve", interrupted)
-    with Lanes[int, int](2, abs) as found:
-        assert found.answers([-1, -2, -3]) == [1, 2, 3]
+    with SearchWorkers[int, int](2, abs) as found:
+        assert found.results([-1, -2, -3]) == [1, 2, 3]
 
 
 def test_an_interrupt_while_workers_start_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,8 +160,8 @@ def test_an_interrupt_while_workers_start_is_not_lost(monkeypatch: pytest.Monkey
     before = children()
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytest.raises(KeyboardInterrupt), Lanes[int, int](2, abs) as found:
-            found.answers([-1, -2])
+        with pytest.raises(KeyboardInterrupt), SearchWorkers[int, int](2, abs) as found:
+            found.results([-1, -2])
     finally:
         signal.signal(signal.SIGINT, handler)
     assert not children() - before
@@ -170,14 +170,14 @@ def test_an_interrupt_while_workers_start_is_not_lost(monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("small_rounds")
 def test_what_a_worker_raises_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     before = children()
-    parent, run = os.getpid(), Dive.run
+    parent, run = os.getpid(), SubtreeSearch.run
 
     def failing(self: Any) -> None:
         if os.getpid() != parent:
             raise InternalError("no such thing")
         run(self)
 
-    monkeypatch.setattr(Dive, "run", failing)
+    monkeypatch.setattr(SubtreeSearch, "run", failing)
     with pytest.raises(InternalError, match="no such thing"):
         searched(CASES[0], Fastest(1), workers=2)
     assert not children() - before
@@ -188,7 +188,7 @@ def test_what_a_worker_raises_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_spent_budget_leaves_a_rest(workers: int) -> None:
     case = CASES[0]
     best_s = searched(case, Fastest(1)).found[0].time_s
-    outcome = searched(case, Fastest(1), workers=workers, clock=Clock(1e-9))
+    outcome = searched(case, Fastest(1), workers=workers, clock=SearchClock(1e-9))
     assert outcome.unexplored > 0
     assert outcome.lower_bound_s <= best_s
     assert outcome.ledger.total + outcome.unexplored == case.count
@@ -197,21 +197,21 @@ def test_a_spent_budget_leaves_a_rest(workers: int) -> None:
 @pytest.mark.usefixtures("small_rounds")
 def test_a_budget_that_ends_between_two_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of the search stands still until so many looks at it; then the budget is over."""
-    case, looks = CASES[0], 0
+    case, checks = CASES[0], 0
     best_s = searched(case, Fastest(1)).found[0].time_s
     last = 10**9
 
     def now_s() -> float:
-        nonlocal looks
-        looks += 1
-        return 0.0 if looks < last else 9.0
+        nonlocal checks
+        checks += 1
+        return 0.0 if checks < last else 9.0
 
     monkeypatch.setattr(time, "perf_counter", now_s)
-    assert searched(case, Fastest(1), clock=Clock(1.0)).unexplored == 0
-    whole, ends = looks, set()
+    assert searched(case, Fastest(1), clock=SearchClock(1.0)).unexplored == 0
+    whole, ends = checks, set()
     for share in (0.2, 0.4, 0.6, 0.8, 0.85, 0.9, 0.95, 0.98):
-        looks, last = 0, int(share * whole)
-        outcome = searched(case, Fastest(1), clock=Clock(1.0))
+        checks, last = 0, int(share * whole)
+        outcome = searched(case, Fastest(1), clock=SearchClock(1.0))
         ends.add(outcome.unexplored)
         # The very last look comes when nothing is left.
         assert outcome.unexplored > 0 or share > 0.9
@@ -220,17 +220,17 @@ def test_a_budget_that_ends_between_two_rounds(monkeypatch: pytest.MonkeyPatch) 
     assert len(ends) > 1
 
 
-class InterruptedClock(Clock):
+class InterruptedClock(SearchClock):
     """One that is interrupted when it is looked at for the nth time."""
 
     def __init__(self, last: int) -> None:
         super().__init__()
-        self.looks, self._last = 0, last
+        self.checks, self._last = 0, last
 
     @property
     def is_over(self) -> bool:
-        self.looks += 1
-        if self.looks >= self._last:
+        self.checks += 1
+        if self.checks >= self._last:
             self.interrupt()
         return super().is_over
 
@@ -240,29 +240,29 @@ def test_an_interrupt_at_any_time_leaves_a_rest(full: bool) -> None:
     """In the first looks too: what was found till then is the best so far, and the rest is bounded."""
     case, clock = CASES[0], InterruptedClock(10**9)
     best_s = searched(case, Fastest(1), clock=clock).found[0].time_s
-    ends, first_looks = set(), 0
-    for last in range(1, clock.looks, max(clock.looks // (40 if full else 20), 1)):
+    ends, heuristic_only = set(), 0
+    for last in range(1, clock.checks, max(clock.checks // (40 if full else 20), 1)):
         outcome = searched(case, Fastest(1), clock=InterruptedClock(last))
         assert outcome.is_interrupted
         assert outcome.ledger.total + outcome.unexplored == case.count
         assert outcome.lower_bound_s <= best_s * (1.0 + 1e-12)
         assert all(found.time_s >= best_s for found in outcome.found)
         ends.add(outcome.unexplored)
-        first_looks += bool(outcome.found) and outcome.ledger.simulated == 0
+        heuristic_only += bool(outcome.found) and outcome.ledger.simulated == 0
     assert len(ends) > 5
-    assert first_looks > 5
+    assert heuristic_only > 5
 
 
 @pytest.mark.usefixtures("small_rounds")
 def test_workers_see_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     """They stop where they are and answer with what they have found."""
-    case, clock = CASES[0], Clock()
+    case, clock = CASES[0], SearchClock()
     parent, offer, best_s = os.getpid(), Fastest.offer, searched(case, Fastest(1)).found[0].time_s
     before = children()
 
-    def interrupting(self: Fastest, *finds: Any) -> None:
-        offer(self, *finds)
-        if os.getpid() != parent and self.found:
+    def interrupting(self: Fastest, *incumbents: Any) -> None:
+        offer(self, *incumbents)
+        if os.getpid() != parent and self.incumbents:
             clock.interrupt()
 
     monkeypatch.setattr(Fastest, "offer", interrupting)
@@ -273,13 +273,13 @@ def test_workers_see_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not children() - before
 
 
-def test_turns_end_a_search_at_the_same_place_each_time() -> None:
+def test_a_work_limit_ends_a_search_at_the_same_place_each_time() -> None:
     """And one that needs fewer is searched to its end."""
     case, clock = CASES[0], InterruptedClock(10**9)
     whole = searched(case, Fastest(1), clock=clock)
-    first, again = (searched(case, Fastest(1), clock=Turns(clock.looks // 2)) for _ in range(2))
+    first, again = (searched(case, Fastest(1), clock=WorkLimit(clock.checks // 2)) for _ in range(2))
     assert first.unexplored == again.unexplored > 0 and not first.is_interrupted
     assert first.ledger.total + first.unexplored == case.count
     assert [one.time_s for one in first.found] == [one.time_s for one in again.found]
-    enough = searched(case, Fastest(1), clock=Turns(clock.looks + 1))
+    enough = searched(case, Fastest(1), clock=WorkLimit(clock.checks + 1))
     assert enough.unexplored == 0 and enough.found[0].time_s == whole.found[0].time_s

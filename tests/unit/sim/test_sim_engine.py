@@ -10,7 +10,7 @@ from shardwise.schedule import generate
 from shardwise.sim import (
     COMPUTE,
     Durations,
-    Link,
+    FlowLink,
     Speed,
     TaskGraphBuilder,
     Timeline,
@@ -80,7 +80,7 @@ def test_a_flow_joins_after_its_latency() -> None:
     assert finishes(builder) == [3.0, 5.0]
 
 
-def test_a_cap_leaves_the_rest_to_others() -> None:
+def test_a_cap_leaves_bandwidth_to_others() -> None:
     # f at 2 for 5 s; g at 8 for 5 s (40 of 60), then alone at 10 for 2 s.
     builder = TaskGraphBuilder()
     link = builder.add_link("l", 10.0)
@@ -139,7 +139,7 @@ def test_a_device_slows_and_stands_still() -> None:
     assert speed.finish_s(8.5, 0.0) == 8.5
 
 
-def test_what_never_ends_is_said() -> None:
+def test_a_graph_that_never_ends_is_reported() -> None:
     dead = TaskGraphBuilder()
     dead.add_flow("f", 1.0, [dead.add_link("l", Capacity((0.0, 3.0), (0.1, 0.0)))])
     with pytest.raises(InternalError, match="never ends: 1 tasks are left, first f"):
@@ -176,7 +176,7 @@ def shared_step() -> Timeline:
     """Two ranks whose sends both ways share one slow link."""
     durations = Durations.of(stages=2, forward_s=1, backward_s=1, hop_forward_s=0.5, hop_backward_s=0.5)
     transfers = Transfers(
-        links=(Link("shared", Capacity.constant(4.0)),),
+        links=(FlowLink("shared", Capacity.constant(4.0)),),
         forward_bytes=[4.0],
         backward_bytes=[8.0],
         forward_routes=[[0]],
@@ -215,11 +215,11 @@ def test_activations_in_flight_follow_the_timeline() -> None:
     # 0F0 0-1, 0F1 1-2, 1F0 1-2, 1B0 2-3, 0B0 3-4, 1F1 3-4, 1B1 4-5, 0B1 5-6.
     schedule = generate("1f1b", pp=2, microbatches=2, vpp=1)
     timeline = simulate(task_graph(schedule, Durations.of(stages=2, forward_s=1, backward_s=1)))
-    (when, held), (when_last, held_last) = activation_bytes(schedule, timeline, [10.0, 7.0])
+    (when, in_flight_at), (when_last, in_flight_last) = activation_bytes(schedule, timeline, [10.0, 7.0])
     assert when.tolist() == [0, 1, 4, 6]
-    assert held.tolist() == [10, 20, 10, 0]
+    assert in_flight_at.tolist() == [10, 20, 10, 0]
     assert when_last.tolist() == [1, 3, 5]
-    assert held_last.tolist() == [7, 7, 0]
+    assert in_flight_last.tolist() == [7, 7, 0]
     other = generate("1f1b", pp=2, microbatches=3, vpp=1)
     with pytest.raises(InternalError, match="another schedule"):
         activation_bytes(other, timeline, [1.0, 1.0])

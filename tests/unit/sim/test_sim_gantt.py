@@ -42,7 +42,7 @@ def test_numbers_show_only_where_they_fit() -> None:
     assert row == "rank 0 |FFFFB123B9| 100.0%"
 
 
-def test_the_width_is_kept_for_any_width() -> None:
+def test_rows_have_the_requested_width() -> None:
     schedule = generate("interleaved_1f1b", pp=3, microbatches=6, vpp=2)
     timeline = simulate(task_graph(schedule, Durations.of(stages=6, forward_s=0.37, backward_s=0.91)))
     for width in range(10, 140, 7):

@@ -7,14 +7,16 @@ import pytest
 
 from shardwise.equations import pipeline
 from shardwise.errors import ConfigError, InternalError
-from shardwise.schedule import Action, Kind, Schedule, generate
+from shardwise.schedule import Action, ActionKind, Schedule, generate
 from shardwise.sim import Durations, compile_schedule, makespan_s
 
 TWO_RANKS = generate("1f1b", pp=2, microbatches=2, vpp=1)
 
 
 def table(*rows: str, stage_rank: tuple[int, ...], microbatches: int) -> Schedule:
-    ranks = [[Action(int(word[0]), Kind(word[1]), int(word[2])) for word in row.split()] for row in rows]
+    ranks = [
+        [Action(int(word[0]), ActionKind(word[1]), int(word[2])) for word in row.split()] for row in rows
+    ]
     return Schedule(name="own", microbatches=microbatches, stage_rank=stage_rank, ranks=ranks)
 
 

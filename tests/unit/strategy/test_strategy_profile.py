@@ -38,7 +38,7 @@ EVERY = [
 """The least that a profile needs."""
 
 
-def test_a_plan_is_for_megatron_of_2024_unless_asked() -> None:
+def test_the_default_profile_is_megatron_2024() -> None:
     assert Job(seq_len=1, global_batch_size=1, dtype="bf16").profile is MEGATRON_2024
     assert MEGATRON_2024 == PROFILES["megatron-2024"] == profile_of("megatron-2024", profile_numbers())
 
@@ -112,8 +112,8 @@ def test_software_inherits_words_and_numbers_of_what_it_is_like() -> None:
     assert (found.warm_band, found.cold_band) == ((0.9, 1.0), (0.5, 2.0))
     root = profile_of("root", numbers)
     assert (root.dispatch_s, root.host_step_s, root.attention) == (1.0, 5e-3, ("flash-2",))
-    holding = {number.field: number.value for number in numbers_of_profile("child", numbers)}
-    assert holding["dispatch_s"] == 2.0 and holding["host_step_s"] == 5e-3
+    with_value = {number.field: number.value for number in numbers_of_profile("child", numbers)}
+    assert with_value["dispatch_s"] == 2.0 and with_value["host_step_s"] == 5e-3
 
 
 @pytest.mark.usefixtures("shapes")
@@ -167,7 +167,7 @@ def _set(name: str, value: object) -> Callable[[dict[str, Any]], None]:
     return lambda record: record.update({name: value})
 
 
-LATER = ("state_overlap", "applies_dropout")
+OPTIONAL_FIELDS = ("state_overlap", "applies_dropout")
 """What records did not have at first."""
 
 
@@ -188,7 +188,7 @@ FAULTS: list[tuple[str, Callable[[dict[str, Any]], None]]] = [
     *(
         (field.name, lambda record, name=field.name: record.pop(name))
         for field in fields(Profile)
-        if field.name not in LATER
+        if field.name not in OPTIONAL_FIELDS
     ),
     ("surplus", _set("surplus", 1)),
     ("data_overlap", _set("data_overlap", 1.01)),  # hides more than there is

@@ -118,7 +118,7 @@ def test_the_order_of_reasons_is_fixed() -> None:
     assert all(rule.text for rule in RULES)
 
 
-def test_rows_are_judged_each_for_itself() -> None:
+def test_each_row_is_checked_by_itself() -> None:
     rows = [strategy(), strategy(tp=5), strategy(dp=5), strategy(pp=7)]
     broken = first_broken(StrategyTable.of(rows), LIMITS, RULES)
     assert [int(code) for code in broken] == [-1, 0, 8, 9]
@@ -142,7 +142,7 @@ IN_THE_TEXT = {"schedule", "vpp", "sequence_parallel", "cp_kind"}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
-def test_a_rule_tells_what_it_reads(rule: Rule) -> None:
+def test_a_rule_names_the_fields_that_it_reads(rule: Rule) -> None:
     """On tables of each schedule: what it reads and does not tell would be missing in what was found."""
     fields, limits = set[str](), set[str]()
     for schedule, vpp in (("1f1b", 1), ("interleaved_1f1b", 2), ("zb_v", 2)):
@@ -155,7 +155,7 @@ def test_a_rule_tells_what_it_reads(rule: Rule) -> None:
     assert limits == set(rule.limits)
 
 
-def test_what_was_found_is_told() -> None:
+def test_a_violation_names_the_values() -> None:
     (rule,) = (rule for rule in RULES if rule.code == "batch_dp")
-    told = rule.broken_by(strategy(dp=5), replace(LIMITS, global_batch_size=1024))
-    assert told == "dp divides the global batch; found dp 5, 1,024 sequences a batch"
+    message = rule.violation_text(strategy(dp=5), replace(LIMITS, global_batch_size=1024))
+    assert message == "dp divides the global batch; found dp 5, 1,024 sequences a batch"

@@ -11,9 +11,9 @@ import pytest
 
 from shardwise.model import load_model
 from shardwise.strategy import (
+    FIELD_VALUES,
     FIELDS,
     MEGATRON_2024,
-    NAMES,
     Job,
     Strategy,
     complete,
@@ -62,9 +62,9 @@ def test_a_target_does_some_things_in_its_own_way() -> None:
     )
 
 
-def test_some_values_are_looked_at_on_its_devices_only_where_they_are_asked_for() -> None:
-    unasked = {"offload": ["none"], "tp": [1, 2]}
-    target = target_from_record({**RECORD, "unasked_axes": unasked})
+def test_default_axes_hold_on_its_devices_unless_requested() -> None:
+    defaults = {"offload": ["none"], "tp": [1, 2]}
+    target = target_from_record({**RECORD, "default_axes": defaults})
     assert target.axes_for(["cpu"]) == {"offload": ("none", "optimizer"), "tp": (1, 2)}  # `axes` hold always
     assert target.axes_for(["cpu"], {"tp"}) == {"offload": ("none", "optimizer")}
     assert target.axes_for(["T4"]) == {"offload": ("none", "optimizer")}
@@ -90,17 +90,17 @@ def test_refusals_name_the_field_what_was_found_and_what_is_run() -> None:
     assert [str(r) for r in target.refusals(strategy(offload="both"))] == [
         "offload=both (it runs none, optimizer)"
     ]
-    beyond = strategy(schedule="gpipe", param_shard=2, grad_shard=4, optim_shard=8)
-    assert [str(r) for r in target.refusals(beyond)] == [
+    excluded = strategy(schedule="gpipe", param_shard=2, grad_shard=4, optim_shard=8)
+    assert [str(r) for r in target.refusals(excluded)] == [
         "schedule=gpipe (it runs 1f1b)",
         "param_shard=2 (it runs 1 or optim_shard)",
     ]
-    assert target.broken_limit(beyond) == target.limits[0]
-    assert target.broken_limit(replace(beyond, schedule="1f1b")) == target.limits[1]
+    assert target.broken_limit(excluded) == target.limits[0]
+    assert target.broken_limit(replace(excluded, schedule="1f1b")) == target.limits[1]
     assert target.broken_limit(strategy(schedule="gpipe")) is None
 
 
-def lies_in(found: Strategy, part: Axes) -> bool:
+def is_in_subspace(found: Strategy, part: Axes) -> bool:
     return all(getattr(found, name) in values for name, values in part.items())
 
 
@@ -123,8 +123,8 @@ LIMITS = [
 def test_the_parts_that_a_limit_leaves_are_all_that_is_within_it_each_once(limit: Limit) -> None:
     """Every strategy with any schedule, recomputation, offload and chain of shards lies in one part, or is
     beyond."""
-    parts, seen = list(limit.parts_left(DEGREES)), set()
-    kinds = product(NAMES["schedule"], NAMES["recompute"], NAMES["offload"], (1, 8))
+    parts, seen = list(limit.allowed_subspaces(DEGREES)), set()
+    kinds = product(FIELD_VALUES["schedule"], FIELD_VALUES["recompute"], FIELD_VALUES["offload"], (1, 8))
     for (schedule, recompute, offload, dp), optim in product(kinds, DEGREES):
         for grad in (g for g in DEGREES if g <= optim):
             for param in (p for p in DEGREES if p <= grad):
@@ -132,9 +132,9 @@ def test_the_parts_that_a_limit_leaves_are_all_that_is_within_it_each_once(limit
                     schedule=schedule, recompute=recompute, offload=offload, dp=dp, param_shard=param,
                     grad_shard=grad, optim_shard=optim,
                 )  # fmt: skip
-                held = [part for part in parts if lies_in(found, part)]
-                assert len(held) == (0 if limit.is_beyond(found) else 1)
-                seen.add(limit.is_beyond(found))
+                satisfied = [part for part in parts if is_in_subspace(found, part)]
+                assert len(satisfied) == (0 if limit.excludes(found) else 1)
+                seen.add(limit.excludes(found))
     assert seen == {True, False}
 
 
@@ -142,7 +142,7 @@ def test_the_parts_that_a_limit_leaves_are_all_that_is_within_it_each_once(limit
 def test_a_file_names_fields_and_values_that_there_are(name: str) -> None:
     target = target_of(name)
     assert target.name == name and target.command
-    axes = (target.axes, target.windowed_axes, target.unasked_axes)
+    axes = (target.axes, target.windowed_axes, target.default_axes)
     for field, values in (item for each in axes for item in each.items()):
         assert field in FIELDS and values and all(is_value(field, value) for value in values)
     for limit in target.limits:

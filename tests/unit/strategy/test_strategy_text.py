@@ -122,7 +122,7 @@ def test_what_is_not_named_is_plain() -> None:
         ("param_shard=2", {"optim_shard": 2, "grad_shard": 2, "param_shard": 2}),
     ],
 )
-def test_what_is_named_decides_the_rest(text: str, fields: dict[str, object]) -> None:
+def test_given_fields_decide_the_others(text: str, fields: dict[str, object]) -> None:
     strategy = completed(text)
     assert {name: getattr(strategy, name) for name in fields} == fields
 
@@ -130,7 +130,7 @@ def test_what_is_named_decides_the_rest(text: str, fields: dict[str, object]) ->
 @pytest.mark.parametrize(
     ("text", "etp"), [("tp=4", 4), ("tp=4,ep=2", 4), ("tp=4,pp=4,ep=2", 1), ("tp=4,ep=2,etp=2", 2)]
 )
-def test_experts_are_split_like_the_rest_where_there_is_room(text: str, etp: int) -> None:
+def test_etp_defaults_to_tp_where_it_divides(text: str, etp: int) -> None:
     """tp * cp * dp is 16, and 4 with pp = 4, where etp = tp = 4 leaves no room for ep = 2."""
     assert completed(text, **MOE).etp == etp
 

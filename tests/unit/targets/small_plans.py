@@ -39,16 +39,16 @@ def small_plan(
     """The plan of a strategy, completed as `evaluate` does it."""
     model = model_from_config(config, name="small")
     devices = load_cluster(cluster)
-    asked = Job(**{"seq_len": 1024, "global_batch_size": 32, "dtype": "bf16", **job})
+    requested = Job(**{"seq_len": 1024, "global_batch_size": 32, "dtype": "bf16", **job})
     experts = model.experts
     completed = complete(
         parse_fields(strategy, key="strategy"),
         devices=devices.devices,
         layers=model.layers,
         experts=None if experts is None else experts.experts,
-        global_batch_size=asked.global_batch_size,
+        global_batch_size=requested.global_batch_size,
     )
-    return plan_of_strategy(model, devices, asked, completed)
+    return plan_of_strategy(model, devices, requested, completed)
 
 
 def with_fields(plan: Plan, **fields: Any) -> Plan:

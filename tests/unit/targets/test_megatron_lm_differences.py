@@ -28,7 +28,7 @@ ARGUMENTS: dict[str, Any] = {
     "use_megatron_fsdp": False, "use_rope_scaling": False, "use_torch_fsdp2": False,
     "use_tp_pp_dp_mapping": False, "virtual_pipeline_model_parallel_size": 2, "world_size": 8,
 }  # fmt: skip
-"""Arguments of Megatron-LM 0.19.2 after `validate_args`, for the flags of `asked()`."""
+"""Arguments of Megatron-LM 0.19.2 after `validate_args`, for the flags of `requested_plan()`."""
 
 CONFIG: dict[str, Any] = {
     "activation_func": "silu", "add_bias_linear": False, "add_qkv_bias": False, "attention_dropout": 0.0,
@@ -45,7 +45,7 @@ CONFIG: dict[str, Any] = {
 READING = Reading(arguments=ARGUMENTS, config=CONFIG, layers=((2, 2), (2, 2)), padded_vocab_size=1024)
 
 
-def asked() -> Plan:
+def requested_plan() -> Plan:
     """8 layers of 8 experts on 8 devices: pp 2 x vpp 2 chunks of 2 layers, dp 4."""
     return small_plan(MIXTRAL, "pp=2,vpp=2,ep=4,optim_shard=4,recompute=full,recompute_layers=1")
 
@@ -53,7 +53,7 @@ def asked() -> Plan:
 def test_equal_values_are_counted() -> None:
     """A model's values (its experts' instead of `experts`), 20 fields, and 10 more: sequence, batch, dtype,
     optimizer, gradients' dtype, attention, two overlaps, devices, and the layers of stages."""
-    found = read_back(asked(), READING)
+    found = read_back(requested_plan(), READING)
     assert found.differences == ()
     sizes = len(fields(MegatronModel)) - 1 + len(fields(MegatronExperts))
     assert found.values == sizes + len(FIELDS) + 10
@@ -101,7 +101,7 @@ def test_equal_values_are_counted() -> None:
     ],
 )
 def test_a_wrong_argument_is_found(changed: dict[str, Any], field: str) -> None:
-    found = differences(asked(), replace(READING, arguments=ARGUMENTS | changed))
+    found = differences(requested_plan(), replace(READING, arguments=ARGUMENTS | changed))
     assert field in [each.field for each in found]
 
 
@@ -127,7 +127,7 @@ def test_a_wrong_argument_is_found(changed: dict[str, Any], field: str) -> None:
     ],
 )
 def test_a_wrong_value_of_the_configuration_is_found(changed: dict[str, Any], field: str) -> None:
-    found = differences(asked(), replace(READING, config=CONFIG | changed))
+    found = differences(requested_plan(), replace(READING, config=CONFIG | changed))
     assert field in [each.field for each in found]
 
 
@@ -140,15 +140,15 @@ def test_a_wrong_value_of_the_configuration_is_found(changed: dict[str, Any], fi
     ],
 )
 def test_wrong_stages_are_found(layers: tuple[tuple[int, ...], ...], field: str) -> None:
-    found = differences(asked(), replace(READING, layers=layers))
+    found = differences(requested_plan(), replace(READING, layers=layers))
     assert field in [each.field for each in found]
 
 
 def test_a_padded_vocabulary_is_found() -> None:
-    (found,) = differences(asked(), replace(READING, padded_vocab_size=1152))
+    (found,) = differences(requested_plan(), replace(READING, padded_vocab_size=1152))
     assert (found.field, found.plan, found.read) == ("model.padded_vocab_size", "1024", "1152")
 
 
 def test_refused_flags_are_one_difference() -> None:
-    (found,) = differences(asked(), Reading(error="AssertionError: no"))
+    (found,) = differences(requested_plan(), Reading(error="AssertionError: no"))
     assert (found.field, found.read) == ("flags", "AssertionError: no")

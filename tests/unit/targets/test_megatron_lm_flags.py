@@ -254,7 +254,7 @@ def test_devices_that_megatron_lm_does_not_run_on() -> None:
     assert (caught.value.key, caught.value.found) == ("cluster", "'cpu'")
 
 
-def test_sgd_is_not_moved_to_the_host() -> None:
+def test_sgd_states_are_not_offloaded() -> None:
     plan = small_plan(LLAMA, "optim_shard=8", optimizer="sgd")
     assert flags(plan)["--optimizer"] == "sgd"
     with pytest.raises(ConfigError) as caught:

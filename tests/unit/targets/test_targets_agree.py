@@ -21,7 +21,7 @@ def plans() -> list[Plan]:
     return random_plans(PLANS, seed=7, is_free=True)
 
 
-def _in_the_way(target: Target, plan: Plan) -> set[str]:
+def _refused_fields(target: Target, plan: Plan) -> set[str]:
     """Fields by which the capability file refuses a plan."""
     refusals = target.for_job(plan.model, plan.job).refusals(plan.best.strategy)
     return {refusal.key for refusal in refusals}
@@ -48,12 +48,12 @@ def _is_known_order(plan: Plan) -> bool:
 def _disagreements(target: Target, plans: list[Plan]) -> list[tuple[set[str], Strategy]]:
     found = []
     for plan in plans:
-        in_the_way = _in_the_way(target, plan)
-        if in_the_way == {"axis_order"} and _is_known_order(plan):
+        refused = _refused_fields(target, plan)
+        if refused == {"axis_order"} and _is_known_order(plan):
             continue
         is_within = is_within_target(plan.best.strategy, plan.model, plan.job)
-        if not bool(in_the_way) == (not is_within) == (not _is_exported(plan)):
-            found.append((in_the_way, plan.best.strategy))
+        if not bool(refused) == (not is_within) == (not _is_exported(plan)):
+            found.append((refused, plan.best.strategy))
     return found
 
 
@@ -65,7 +65,7 @@ def test_both_sides_of_the_border_are_met(plans: list[Plan]) -> None:
     exported = sum(map(_is_exported, plans))
     assert PLANS // 5 < exported < PLANS * 4 // 5
     target = target_of("megatron-lm-0.19")
-    fields = set().union(*(_in_the_way(target, plan) for plan in plans))
+    fields = set().union(*(_refused_fields(target, plan) for plan in plans))
     assert fields >= {
         "axis_order",
         "schedule",

@@ -15,7 +15,7 @@ from shardwise.accuracy.calibration.links import (
     collective_s,
     hidden_share,
     link_curve,
-    with_exchanges,
+    with_bidirectional,
 )
 from shardwise.accuracy.calibration.nccl_tests import NcclTable, nccl_tables
 from shardwise.accuracy.calibration.record import (
@@ -25,23 +25,23 @@ from shardwise.accuracy.calibration.record import (
     tiles_of,
     with_accelerated_kernels,
     with_kernels,
+    with_link_fractions,
     with_links,
-    with_reached,
     with_speed,
 )
 from shardwise.accuracy.calibration.samples import (
     AttentionSample,
-    BesideSample,
     Collective,
     LinkSample,
     MatmulSample,
     MemorySample,
+    OverlapSample,
 )
 from shardwise.accuracy.calibration.step_log import logged_times
 from shardwise.accuracy.calibration.steps import (
     MeasuredStep,
     device_speed,
-    priced_s,
+    predicted_step_s,
     queued_costs,
     software_costs,
     with_dispatch,
@@ -53,7 +53,6 @@ __all__ = [
     "UNSHARDED",
     "AcceleratorPlans",
     "AttentionSample",
-    "BesideSample",
     "Collective",
     "KernelCurves",
     "LinkCurve",
@@ -62,6 +61,7 @@ __all__ = [
     "MeasuredStep",
     "MemorySample",
     "NcclTable",
+    "OverlapSample",
     "TierCurve",
     "Tiles",
     "accelerator_plans",
@@ -77,17 +77,17 @@ __all__ = [
     "logged_times",
     "mean_error",
     "nccl_tables",
-    "priced_s",
+    "predicted_step_s",
     "queued_costs",
     "software_costs",
     "table_samples",
     "tiles_of",
     "with_accelerated_kernels",
+    "with_bidirectional",
     "with_dispatch",
-    "with_exchanges",
     "with_kernels",
+    "with_link_fractions",
     "with_links",
-    "with_reached",
     "with_speed",
     "with_tables",
 ]

@@ -42,7 +42,7 @@ class _Case:
         return search.plan_of_strategy(model, cluster, job, strategy)
 
 
-_PROCESSOR_CASES = (
+_CPU_CASES = (
     _Case(4, 256, 128, 512, 4, 4),
     _Case(4, 256, 128, 512, 1, 4),
     _Case(2, 512, 256, 512, 1, 2),
@@ -71,7 +71,7 @@ _ACCELERATOR_CASES = (
 )
 """The same at the sizes of accelerators: kernels that take longer than the host needs to hand them over."""
 
-ROOM = 0.9
+MEMORY_SHARE = 0.9
 """Of an accelerator's memory, which others may use too."""
 
 _HOST_CASES = (
@@ -84,7 +84,7 @@ _HOST_CASES = (
 
 def calibration_plans(cluster: Cluster, profile: Profile) -> list[Plan]:
     """Plans for one processor of `cluster`, in fp32, without anything that is divided or recomputed."""
-    return [case.plan(cluster, profile, "fp32", head_dim=64, dropout=0.1) for case in _PROCESSOR_CASES]
+    return [case.plan(cluster, profile, "fp32", head_dim=64, dropout=0.1) for case in _CPU_CASES]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +103,10 @@ def accelerator_plans(cluster: Cluster, profile: Profile, dtype: str) -> Acceler
     def fitting(cases: Sequence[_Case]) -> list[Plan]:
         plans = [case.plan(cluster, profile, dtype, head_dim=128, dropout=0.0) for case in cases]
         peaks = [plan.best.peak_memory for plan in plans]
-        return [plan for plan, peak in zip(plans, peaks, strict=True) if peak.device < ROOM * peak.capacity]
+        return [
+            plan
+            for plan, peak in zip(plans, peaks, strict=True)
+            if peak.device < MEMORY_SHARE * peak.capacity
+        ]
 
     return AcceleratorPlans(large=fitting(_ACCELERATOR_CASES), small=fitting(_HOST_CASES))

@@ -53,14 +53,14 @@ class KernelCurves:
     def matmul_s(self, sample: MatmulSample) -> float:
         """Seconds of a matmul: limited by arithmetic or by memory, and the launch."""
         work_s = filled_work(sample, self.tiles) / self.flop_per_s * (sample.k + self.k_half) / sample.k
-        moved_s = moved_bytes(sample, self.number_bytes) / self.memory_bytes_per_s
-        return self.launch_s + max(work_s, moved_s)
+        traffic_s = traffic_bytes(sample, self.number_bytes) / self.memory_bytes_per_s
+        return self.launch_s + max(work_s, traffic_s)
 
     def memory_s(self, sample: MemorySample) -> float:
         return self.launch_s + sample.nbytes / self.memory_bytes_per_s
 
 
-def moved_bytes(sample: MatmulSample, number_bytes: float) -> float:
+def traffic_bytes(sample: MatmulSample, number_bytes: float) -> float:
     """Both operands and the result, once."""
     m, n, k = sample.m, sample.n, sample.k
     return number_bytes * (m * k + k * n + m * n)
@@ -89,7 +89,7 @@ def kernel_curves(
     launch_s, per_byte_s = coefficients(
         ([1.0] * len(passes), [sample.nbytes for sample in passes]), [sample.seconds for sample in passes]
     )
-    bound = [s for s in matmuls if s.seconds > launch_s + 1.5 * per_byte_s * moved_bytes(s, number_bytes)]
+    bound = [s for s in matmuls if s.seconds > launch_s + 1.5 * per_byte_s * traffic_bytes(s, number_bytes)]
     if len(bound) < 2 or per_byte_s <= 0.0:
         raise ConfigError(
             "do not tell arithmetic from memory", key="measurements",
@@ -140,11 +140,13 @@ def attention_curve(
     longest = max(sample.seq_len for sample in forward)
     seq_half = by_length / whole if whole > 0.0 else 1e3 * longest
     inverse = whole if whole > 0.0 else by_length / seq_half
-    reached = [
+    ideal_backward_s = [
         BACKWARD_WORK * sample.work_flop / flop_per_s * (1.0 + seq_half / sample.seq_len)
         for sample in backward
     ]
-    (inverse_backward,) = coefficients((reached,), [sample.seconds - launch_s for sample in backward])
+    (inverse_backward,) = coefficients(
+        (ideal_backward_s,), [sample.seconds - launch_s for sample in backward]
+    )
     return AttentionCurve(
         forward_fraction=1.0 / inverse, backward_fraction=1.0 / inverse_backward, seq_half=seq_half
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import log2, sqrt
 from statistics import fmean, geometric_mean, median
 
-from shardwise.accuracy.calibration.samples import BesideSample, Collective, LinkSample
+from shardwise.accuracy.calibration.samples import Collective, LinkSample, OverlapSample
 from shardwise.accuracy.calibration.solve import coefficients
 from shardwise.errors import ConfigError
 
@@ -49,21 +49,21 @@ class LinkCurve:
 
 def collective_s(curve: LinkCurve, sample: LinkSample) -> float:
     """Seconds that the cost model gives to a collective within one tier."""
-    reached = curve.bytes_per_s * (curve.exchange_fraction if is_exchange(sample) else 1.0)
-    ways = [
+    reached = curve.bytes_per_s * (curve.exchange_fraction if is_bidirectional(sample) else 1.0)
+    times_s = [
         hops * curve.latency_s + curve.startup_s + tensors * sample.nbytes / reached
-        for hops, tensors in _ways(sample)
+        for hops, tensors in _algorithms(sample)
     ]
-    return min(ways)
+    return min(times_s)
 
 
-def is_exchange(sample: LinkSample) -> bool:
+def is_bidirectional(sample: LinkSample) -> bool:
     """Whether ranks send whole parts to each other, both ways at once."""
     passes = sample.kind in ("all_gather", "reduce_scatter")
     return sample.kind == "all_to_all" or (passes and sample.ranks == 2)
 
 
-def _ways(sample: LinkSample) -> tuple[tuple[float, float], ...]:
+def _algorithms(sample: LinkSample) -> tuple[tuple[float, float], ...]:
     """Hops and whole tensors that pass a device's link, for each algorithm: an all-reduce is a ring, two
     trees, or one trip to a switch that adds up."""
     n = sample.ranks
@@ -78,14 +78,14 @@ def _ways(sample: LinkSample) -> tuple[tuple[float, float], ...]:
     return ((float(n - 1), (n - 1) / n * through),)
 
 
-def with_exchanges(curve: LinkCurve, samples: Sequence[LinkSample]) -> LinkCurve:
+def with_bidirectional(curve: LinkCurve, samples: Sequence[LinkSample]) -> LinkCurve:
     """`curve` with the share of its pace that exchanges among `samples` reach: the geometric mean of those
     whose bytes take longer than the hops before them; all of it where there are none, or they are faster."""
     shares = []
-    for sample in filter(is_exchange, samples):
+    for sample in filter(is_bidirectional, samples):
         if sample.kind == "reduce_scatter":  # gloo passes twice its bytes, all other ways
             continue
-        ((hops, tensors),) = _ways(sample)
+        ((hops, tensors),) = _algorithms(sample)
         bytes_s = tensors * sample.nbytes / curve.bytes_per_s
         before_s = hops * curve.latency_s + curve.startup_s
         if bytes_s > before_s and sample.seconds > before_s:
@@ -93,7 +93,7 @@ def with_exchanges(curve: LinkCurve, samples: Sequence[LinkSample]) -> LinkCurve
     return replace(curve, exchange_fraction=min(geometric_mean(shares), 1.0)) if shares else curve
 
 
-def hidden_share(samples: Sequence[BesideSample]) -> float:
+def hidden_share(samples: Sequence[OverlapSample]) -> float:
     """The share of the shorter of communication and computation that passes beside the other: the median."""
     return median(
         min(max((each.communication_s + each.computation_s - each.both_s) / shorter_s, 0.0), 1.0)
@@ -119,7 +119,7 @@ def link_curve(samples: Sequence[LinkSample]) -> LinkCurve:
             "are too few", key="measurements of links", found=f"{len(samples)} of {len(sizes)} sizes",
             allowed="3 or more, of 2 sizes or more",
         )  # fmt: skip
-    has_choice = any(len(_ways(sample)) > 1 for sample in samples)
+    has_choice = any(len(_algorithms(sample)) > 1 for sample in samples)
     limits = [0.0, *sorted(sizes)] if has_choice else [0.0]
     found = [curve for limit in limits if (curve := _curve_from(samples, limit)) is not None]
     if not found:
@@ -131,7 +131,10 @@ def _curve_from(samples: Sequence[LinkSample], limit_bytes: float) -> LinkCurve 
     """Where the turns end that begin with the fewest hops up to `limit_bytes`, and the fewest bytes beyond;
     None where they settle no bandwidth."""
     seconds = [sample.seconds for sample in samples]
-    chosen = [min(_ways(s), key=lambda way: way[0 if s.nbytes <= limit_bytes else 1]) for s in samples]
+    chosen = [
+        min(_algorithms(s), key=lambda algorithm: algorithm[0 if s.nbytes <= limit_bytes else 1])
+        for s in samples
+    ]
     weights = _weights(samples)
     scale_s = [each_s / weight for each_s, weight in zip(seconds, weights, strict=True)]
     for _ in range(_ROUNDS):
@@ -172,6 +175,8 @@ def _distance(curve: LinkCurve, samples: Sequence[LinkSample]) -> float:
 
 def _fastest(curve: LinkCurve, sample: LinkSample) -> tuple[float, float]:
     return min(
-        _ways(sample),
-        key=lambda way: way[0] * curve.latency_s + way[1] * sample.nbytes / curve.bytes_per_s,
+        _algorithms(sample),
+        key=lambda algorithm: (
+            algorithm[0] * curve.latency_s + algorithm[1] * sample.nbytes / curve.bytes_per_s
+        ),
     )

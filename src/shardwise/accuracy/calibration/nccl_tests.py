@@ -15,7 +15,7 @@ from typing import Final
 
 from shardwise.accuracy.calibration.samples import Collective
 from shardwise.errors import ConfigError
-from shardwise.inputs import printable, shown
+from shardwise.inputs import printable, short_repr
 
 TESTS: Final[Mapping[str, Collective | None]] = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
@@ -160,17 +160,19 @@ def _table(
     if "cputime" in columns:
         raise at.error("has times of processors", found="cputime", allowed="time: without --report_cputime")
     if not set(_COLUMNS) <= set(columns):
-        raise at.error("has no such columns", found=shown(" ".join(columns)), allowed=", ".join(_COLUMNS))
+        raise at.error(
+            "has no such columns", found=short_repr(" ".join(columns)), allowed=", ".join(_COLUMNS)
+        )
     if not rows:
         raise at.error("has a head of a table and no rows")
     read = [_Row.of(_Located(at.file, line), columns, words) for line, words in rows]
-    rows_told = [row for row in read if row.nbytes > 0.0]
-    test = run.test or _test_of(at, rows_told)
+    nonempty_rows = [row for row in read if row.nbytes > 0.0]
+    test = run.test or _test_of(at, nonempty_rows)
     kind = TESTS.get(test)
     if kind is None:
         return None
-    ranks = len(run.hosts) or _ranks_of(kind, rows_told)
-    for row in rows_told:
+    ranks = len(run.hosts) or _ranks_of(kind, nonempty_rows)
+    for row in nonempty_rows:
         row.check_ranks(kind, ranks)
     return NcclTable(
         kind=kind,
@@ -178,7 +180,7 @@ def _table(
         hosts=tuple(Counter(run.hosts.values()).values()),
         device=run.device,
         ranks=ranks,
-        times=tuple((row.nbytes, row.seconds) for row in rows_told),
+        times=tuple((row.nbytes, row.seconds) for row in nonempty_rows),
     )
 
 
@@ -206,7 +208,7 @@ class _Row:
         first = {name: word for name, word in reversed(list(zip(columns, words, strict=True)))}
         wrong = first.get("#wrong", first.get("error", "0"))
         if "#wrong" in first and wrong not in ("0", "N/A"):
-            raise at.error("has wrong results", found=f"{shown(wrong)} of them", allowed="0")
+            raise at.error("has wrong results", found=f"{short_repr(wrong)} of them", allowed="0")
         row = _Row(
             at=at,
             nbytes=_number(at, "size", first["size"]),
@@ -219,11 +221,11 @@ class _Row:
             busbw=_number(at, "busbw", first["busbw"]),
         )
         if not 1e-8 <= row.seconds <= 1e4:
-            raise at.error("has no such time", found=shown(first["time"]), allowed="0.01 us to 1e10 us")
+            raise at.error("has no such time", found=short_repr(first["time"]), allowed="0.01 us to 1e10 us")
         rate = row.nbytes / row.seconds / 1e9
         if abs(rate - row.algbw) > 0.011 + 0.02 * rate:
             raise at.error(
-                "has a rate that is not its size over its time", found=f"algbw {shown(first['algbw'])}",
+                "has a rate that is not its size over its time", found=f"algbw {short_repr(first['algbw'])}",
                 allowed=f"{rate:.2f}",
             )  # fmt: skip
         return row
@@ -242,7 +244,7 @@ class _Row:
 
 def _number(at: _Located, column: str, word: str) -> float:
     if not re.fullmatch(r"\d{1,18}(?:\.\d{1,9})?", word):
-        raise at.error(f"has no number in the column {column}", found=shown(word))
+        raise at.error(f"has no number in the column {column}", found=short_repr(word))
     return float(word)
 
 

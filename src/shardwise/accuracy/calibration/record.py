@@ -142,7 +142,7 @@ def with_links(device: Device, measured: Sequence[TierCurve]) -> Device:
     return device
 
 
-def with_reached(device: Device, measured: Sequence[TierCurve]) -> Device:
+def with_link_fractions(device: Device, measured: Sequence[TierCurve]) -> Device:
     """`device` with what collectives reach of links whose bandwidth is known: hops, startups, and the share
     of the bandwidth, at most twice of it.
 
@@ -194,7 +194,7 @@ def with_speed(device: Device, factor: float) -> Device:
     )
 
 
-def most_speed(device: Device) -> float:
+def max_speed_factor(device: Device) -> float:
     """The largest factor of `with_speed`: no kernel is faster than the peak."""
     if device.name == "cpu":
         return 20.0

@@ -61,7 +61,7 @@ class LinkSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BesideSample:
+class OverlapSample:
     """Seconds of an all-reduce alone, of computation alone, and of the computation with the all-reduce begun
     before it and waited for behind it."""
 

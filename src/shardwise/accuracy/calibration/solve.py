@@ -27,19 +27,19 @@ def coefficients(
     measured = np.asarray(seconds, dtype=float)
     by = measured if scale_s is None else np.asarray(scale_s, dtype=float)
     relative = np.asarray(columns, dtype=float).T / by[:, None]
-    wanted = (measured if known_s is None else measured - np.asarray(known_s, dtype=float)) / by
+    target = (measured if known_s is None else measured - np.asarray(known_s, dtype=float)) / by
     count = relative.shape[1]
     if not 1 <= count <= MOST_COLUMNS:
         raise ValueError(f"{count} columns")
     # Columns differ by many powers of ten: solved each at its own scale.
     scale = np.where(np.abs(relative).max(axis=0) > 0.0, np.abs(relative).max(axis=0), 1.0)
-    best, least = np.zeros(count), float((wanted**2).sum())
+    best, least = np.zeros(count), float((target**2).sum())
     for size in range(1, count + 1):
-        for kept in combinations(range(count), size):
-            found = np.linalg.lstsq(relative[:, kept] / scale[list(kept)], wanted, rcond=None)
-            solution = found[0] / scale[list(kept)]
-            loss = float(((relative[:, kept] @ solution - wanted) ** 2).sum())
+        for subset in combinations(range(count), size):
+            found = np.linalg.lstsq(relative[:, subset] / scale[list(subset)], target, rcond=None)
+            solution = found[0] / scale[list(subset)]
+            loss = float(((relative[:, subset] @ solution - target) ** 2).sum())
             if (solution >= 0.0).all() and loss < least * (1.0 - 1e-12):
                 best, least = np.zeros(count), loss
-                best[list(kept)] = solution
+                best[list(subset)] = solution
     return tuple(best.tolist())

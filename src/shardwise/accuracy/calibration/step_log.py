@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import Fields, parse_mapping, printable, shown
+from shardwise.inputs import Fields, parse_mapping, printable, short_repr
 
 _SECONDS = {"low": 1e-9, "high": 1e9}
 
@@ -38,7 +38,7 @@ def _record(line: str, number: int, file: str) -> tuple[float, float]:
     except ConfigError as error:
         raise ConfigError(
             f"is not a JSON object: {error.message}", file=printable(file), key=f"line {number}",
-            found=shown(line.strip()[:60]), allowed="a step a line",
+            found=short_repr(line.strip()[:60]), allowed="a step a line",
         ) from None  # fmt: skip
     fields = Fields(mapping, file=file, key=f"line {number}")
     fields.integer("step", low=1)

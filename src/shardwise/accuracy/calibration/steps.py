@@ -8,7 +8,7 @@ from math import exp, log, sqrt
 from statistics import fmean
 
 from shardwise import search
-from shardwise.accuracy.calibration.record import most_speed, with_speed
+from shardwise.accuracy.calibration.record import max_speed_factor, with_speed
 from shardwise.accuracy.calibration.solve import coefficients
 from shardwise.cluster import Cluster, Device
 from shardwise.errors import ConfigError
@@ -33,7 +33,7 @@ def _launches(device: Device, profile: Profile, seconds: float) -> tuple[Device,
     return replace(device, efficiency=replace(device.efficiency, launch_s=seconds)), profile
 
 
-def _free(profile: Profile) -> Profile:
+def _without_costs(profile: Profile) -> Profile:
     """Software that takes nothing: no memory-bound work, no time of the host."""
     return replace(
         profile,
@@ -62,16 +62,16 @@ def software_costs(steps: Sequence[MeasuredStep], device: Device, profile: Profi
     A step's time is linear in these while nothing is hidden beside anything, as on one device. The host hands
     kernels over within their launch here (`dispatch_s` is 0): such software waits for its kernels.
     """
-    nothing, free = _launches(device, _free(profile), 0.0)
-    launch, *software = _units(steps, nothing, free, (_OF_LAUNCHES, *_OF_SOFTWARE))
-    return _launches(device, _with_units(free, software), launch * _MICROSECOND)
+    nothing, base = _launches(device, _without_costs(profile), 0.0)
+    launch, *software = _units(steps, nothing, base, (_OF_LAUNCHES, *_OF_SOFTWARE))
+    return _launches(device, _with_units(base, software), launch * _MICROSECOND)
 
 
 def queued_costs(steps: Sequence[MeasuredStep], device: Device, profile: Profile) -> Profile:
     """The same of a device that the host queues kernels for: their launch is the device's own, as its kernels
     alone tell it, and `steps` are of kernels that take longer than the host needs to hand them over."""
-    free = _free(profile)
-    return _with_units(free, _units(steps, device, free, _OF_SOFTWARE))
+    base = _without_costs(profile)
+    return _with_units(base, _units(steps, device, base, _OF_SOFTWARE))
 
 
 def _units(
@@ -81,10 +81,10 @@ def _units(
     for too few."""
     if len({step.plan.best.strategy for step in steps}) < 2 or len(steps) <= len(variants):
         raise ConfigError("are too few", key="measured steps", allowed=f"more than {len(variants)}")
-    known_s = [priced_s(step.plan, device, profile) for step in steps]
+    known_s = [predicted_step_s(step.plan, device, profile) for step in steps]
     columns = [
         [
-            priced_s(step.plan, *variant(device, profile)) - known
+            predicted_step_s(step.plan, *variant(device, profile)) - known
             for step, known in zip(steps, known_s, strict=True)
         ]
         for variant in variants
@@ -114,7 +114,7 @@ def with_dispatch(steps: Sequence[MeasuredStep], device: Device, profile: Profil
 
     def excess(seconds: float) -> float:
         slower = replace(profile, dispatch_s=seconds)
-        return fmean(log(priced_s(step.plan, device, slower) / step.seconds) for step in steps)
+        return fmean(log(predicted_step_s(step.plan, device, slower) / step.seconds) for step in steps)
 
     if not steps or excess(0.0) >= 0.0:
         return profile
@@ -143,9 +143,11 @@ def device_speed(steps: Sequence[MeasuredStep], device: Device) -> float:
     def excess(factor: float) -> float:
         """Mean log of predicted over measured seconds."""
         faster = with_speed(device, factor)
-        return fmean(log(priced_s(step.plan, faster, step.plan.job.profile) / step.seconds) for step in steps)
+        return fmean(
+            log(predicted_step_s(step.plan, faster, step.plan.job.profile) / step.seconds) for step in steps
+        )
 
-    low, high = SLOWEST, most_speed(device)
+    low, high = SLOWEST, max_speed_factor(device)
     for bound, is_outside, why in (
         (high, excess(high) > 0.0, "are shorter than at the peak of the device"),
         (low, excess(low) < 0.0, "are longer than slow kernels explain"),
@@ -162,7 +164,7 @@ def device_speed(steps: Sequence[MeasuredStep], device: Device) -> float:
     return sqrt(low * high)
 
 
-def priced_s(plan: Plan, device: Device, profile: Profile) -> float:
+def predicted_step_s(plan: Plan, device: Device, profile: Profile) -> float:
     """The plan's step time where its devices were `device` and its software `profile`."""
     cluster = _with_device(plan.cluster, device)
     job = replace(plan.job, profile=profile)

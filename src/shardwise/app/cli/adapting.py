@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardwise.cluster import Cluster, link_graph
 from shardwise.errors import ConfigError
 from shardwise.plan import Plan
-from shardwise.replan import KEEP, Costs, Present
+from shardwise.replan import KEEP, Costs, LinkAwarePlanner
 from shardwise.strategy import Strategy, target_of
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 UNCHANGED = 0.9
 """A link that carries this share of what the plan assumes counts as unchanged."""
 
-WORTH = 0.9
+MAX_STEP_RATIO = 0.9
 """A change must make steps that much shorter, whatever it costs: predictions are no better than that."""
 
 
@@ -29,7 +29,7 @@ class LinkAdvisor:
     left."""
 
     plan: Plan
-    _present: Present | None = None
+    _planner: LinkAwarePlanner | None = None
 
     def measure(self) -> Mapping[str, float]:
         """The bandwidth that every link between a node and the network has left, in bytes/s."""
@@ -41,19 +41,19 @@ class LinkAdvisor:
         return {name: rate / efficiency.scale_out.fraction for name, rate in carried.items()}
 
     def advise(
-        self, running: Strategy, rates: Mapping[str, float], *, horizon_s: float, move_s: float
+        self, running: Strategy, rates: Mapping[str, float], *, horizon_s: float, migration_s: float
     ) -> Advice:
         from shardwise.runtime import Advice
 
-        if self._present is None:
-            self._present = Present(self.plan, target_of("shardwise"))
+        if self._planner is None:
+            self._planner = LinkAwarePlanner(self.plan, target_of("shardwise"))
         nominal = {link.name: link.capacity.at(0.0) for link in link_graph(self.plan.cluster)}
         changed = {name: rate for name, rate in rates.items() if rate < UNCHANGED * nominal[name]}
-        costs = Costs(regroup_s=move_s, restart_s=move_s)
-        found = self._present.decide(running, changed, costs=costs, horizon_s=horizon_s)
-        if found.keep_step_s is not None and found.step_s > WORTH * found.keep_step_s:
-            kept_s = found.keep_step_s
-            return Advice(decision=KEEP, strategy=running, step_s=kept_s, keep_step_s=kept_s)
+        costs = Costs(regroup_s=migration_s, restart_s=migration_s)
+        found = self._planner.decide(running, changed, costs=costs, horizon_s=horizon_s)
+        if found.keep_step_s is not None and found.step_s > MAX_STEP_RATIO * found.keep_step_s:
+            unchanged_s = found.keep_step_s
+            return Advice(decision=KEEP, strategy=running, step_s=unchanged_s, keep_step_s=unchanged_s)
         return Advice(
             decision=found.decision,
             strategy=found.arrangement.strategy,

@@ -9,9 +9,16 @@ from dataclasses import replace
 from shardwise import search
 from shardwise.app.cli import card, documents, tables
 from shardwise.app.cli.output import INTERRUPTED, Output, progress
-from shardwise.app.cli.request import OWN, JobOptions, Request, Wanted, load_request, writable
+from shardwise.app.cli.request import (
+    OWN_TARGET,
+    JobOptions,
+    PlanOptions,
+    Request,
+    check_output_path,
+    load_request,
+)
 from shardwise.app.cli.spaces import counted_space, counted_uneven, require_candidates, space_choice
-from shardwise.app.cli.targets import not_run, not_trained, require_job, wanted_target
+from shardwise.app.cli.targets import not_run, requested_target, require_job, train_warnings
 from shardwise.app.cli.uneven_card import uneven_card
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.plan import (
@@ -41,7 +48,7 @@ Fields = Mapping[str, int | str | bool]
 def planned(
     options: JobOptions,
     *,
-    wanted: Wanted,
+    plan_options: PlanOptions,
     save: str | None,
     is_json: bool,
     reliability: Reliability | None = None,
@@ -51,18 +58,18 @@ def planned(
     Goodput is told on large clusters, and where `reliability` is given. A search that the user ended early
     answers with the best so far, and the code of an interrupt.
     """
-    fixed = parse_fields(wanted.fix, key="--fix")
-    chosen = space_choice(wanted.space)
+    fixed = parse_fields(plan_options.fix, key="--fix")
+    chosen = space_choice(plan_options.space)
     if save is not None:
-        writable(
+        check_output_path(
             "--save", save, inputs=(options.model, options.cluster, *([chosen.file] if chosen.file else []))
         )
     request = load_request(options)
-    target = wanted_target(wanted.target, request)
+    target = requested_target(plan_options.target, request)
     if target is not None:
         require_job(target, request)
         request = request.for_target(target)
-    by_pools = wanted.objective == "time" and search.is_mixed(request.cluster)
+    by_pools = plan_options.objective == "time" and search.is_mixed(request.cluster)
     question = search.Question(
         model=request.model,
         cluster=request.cluster,
@@ -70,64 +77,64 @@ def planned(
         space=chosen.base,
         fixed=fixed,
         axes=chosen.axes,
-        objective=wanted.objective,
-        use_all=wanted.use_all,
-        top=wanted.top,
-        frontier=wanted.frontier,
-        exhaustive=wanted.exhaustive,
-        workers=wanted.workers,
-        budget_s=wanted.budget_s,
-        stage_dp=wanted.stage_dp,
-        braid=wanted.braid,
+        objective=plan_options.objective,
+        use_all=plan_options.use_all,
+        top=plan_options.top,
+        frontier=plan_options.frontier,
+        exhaustive=plan_options.exhaustive,
+        workers=plan_options.workers,
+        budget_s=plan_options.budget_s,
+        stage_dp=plan_options.stage_dp,
+        mixed_stage_rows=plan_options.mixed_stage_rows,
     )
     if not question.uses_parts:
         require_candidates(chosen, fixed, request)
-    _check_shared_rows(wanted, target, by_pools=by_pools)
+    _check_uneven_options(plan_options, target, by_pools=by_pools)
     try:
-        answer = _searched(question, target, by_pools=by_pools)
+        answer = _search(question, target, by_pools=by_pools)
     except Infeasible:
         require_candidates(chosen, fixed, request)
         raise
     name = None if target is None else target.name
     if isinstance(answer, UnevenAnswer):
         return _uneven_output(
-            answer, request, wanted, target=name, save=save, is_json=is_json, reliability=reliability
+            answer, request, plan_options, target=name, save=save, is_json=is_json, reliability=reliability
         )
     used = request if answer.cluster is None else replace(request, cluster=answer.cluster)
     return _plan_output(
-        answer, used, request, wanted, target=name, save=save, is_json=is_json, reliability=reliability
+        answer, used, request, plan_options, target=name, save=save, is_json=is_json, reliability=reliability
     )
 
 
-def _searched(question: search.Question, target: Target | None, *, by_pools: bool) -> Answer | UnevenAnswer:
+def _search(question: search.Question, target: Target | None, *, by_pools: bool) -> Answer | UnevenAnswer:
     """What the planner answers, among what the target carries out."""
     with progress() as show:
         if by_pools:
-            return search.plan_pools(question, target=target, progress=show)
+            return search.plan_mixed_cluster(question, target=target, progress=show)
         if target is not None:
             return search.plan_for(target, question, search.plan, progress=show)
         return search.plan(question, progress=show)
 
 
-def _check_shared_rows(wanted: Wanted, target: Target | None, *, by_pools: bool) -> None:
+def _check_uneven_options(plan_options: PlanOptions, target: Target | None, *, by_pools: bool) -> None:
     """ConfigError where options of uneven plans say nothing, or what the target does not run."""
-    for key, value in (("--stage-dp", wanted.stage_dp), ("--braid", wanted.braid)):
+    for key, value in (("--stage-dp", plan_options.stage_dp), ("--braid", plan_options.mixed_stage_rows)):
         if value > 1 and not by_pools:
             raise ConfigError(
                 "is of uneven plans: those by time, on clusters of two to four pools",
                 key=key, found=str(value), allowed="1",
             )  # fmt: skip
-    if wanted.braid > 1 and target is not None and not target.runs_braids:
+    if plan_options.mixed_stage_rows > 1 and target is not None and not target.runs_mixed_pool_stages:
         raise ConfigError(
             f"{target.command} runs no stage on two pools",
-            key="--braid", found=str(wanted.braid), allowed="1, or --target any",
+            key="--braid", found=str(plan_options.mixed_stage_rows), allowed="1, or --target any",
         )  # fmt: skip
 
 
 def _uneven_output(
     answer: UnevenAnswer,
     request: Request,
-    wanted: Wanted,
+    plan_options: PlanOptions,
     *,
     target: str | None,
     save: str | None,
@@ -135,8 +142,8 @@ def _uneven_output(
     reliability: Reliability | None,
 ) -> Output:
     """The card or document of an uneven plan; the plan file too."""
-    talk, code = _ended(answer.is_interrupted)
-    goodput = _told_goodput(answer.best, request, reliability)
+    notes, code = _exit_status(answer.is_interrupted)
+    goodput = _goodput_if_shown(answer.best, request, reliability)
     plan = UnevenFile(
         model=request.model,
         cluster=request.cluster,
@@ -147,22 +154,22 @@ def _uneven_output(
         target=target,
     )
     if save is not None:
-        talk.append(f"wrote {save} ({write_uneven_plan(save, plan)})")
-    in_the_way = not_run(answer.best, request)
-    talk += not_trained(in_the_way, request, save) if target in (None, OWN) else []
+        notes.append(f"wrote {save} ({write_uneven_plan(save, plan)})")
+    unsupported = not_run(answer.best, request)
+    notes += train_warnings(unsupported, request, save) if target in (None, OWN_TARGET) else []
     if is_json:
-        document = documents.uneven_answer(plan, answer, request, goodput, not_run=in_the_way)
-        return Output(document=document, talk=talk, code=code)
-    command = " ".join(("shardwise plan", *question_words(request.options)))
-    command += f" --target {wanted.target}" if wanted.target is not None else ""
-    command += " --use-all" if wanted.use_all else ""
-    command += f" --stage-dp {wanted.stage_dp}" if wanted.stage_dp > 1 else ""
-    command += f" --braid {wanted.braid}" if wanted.braid > 1 else ""
+        document = documents.uneven_answer(plan, answer, request, goodput, not_run=unsupported)
+        return Output(document=document, notes=notes, code=code)
+    command = " ".join(("shardwise plan", *question_arguments(request.options)))
+    command += f" --target {plan_options.target}" if plan_options.target is not None else ""
+    command += " --use-all" if plan_options.use_all else ""
+    command += f" --stage-dp {plan_options.stage_dp}" if plan_options.stage_dp > 1 else ""
+    command += f" --braid {plan_options.mixed_stage_rows}" if plan_options.mixed_stage_rows > 1 else ""
     following = [f"{command} --save plan.yaml"] if save is None else []
     file = shlex.quote(save) if save is not None else "plan.yaml"
     following += [f"shardwise check {file}"] if save is not None else []
     following.append(f"shardwise simulate {file} --trace plan.pftrace")
-    following += [f"shardwise train {file}"] if in_the_way == () else []
+    following += [f"shardwise train {file}"] if unsupported == () else []
     lines = uneven_card(
         answer,
         model=request.model,
@@ -170,10 +177,10 @@ def _uneven_output(
         job=request.job,
         next_commands=following,
     )
-    return Output(lines=lines, talk=talk, code=code)
+    return Output(lines=lines, notes=notes, code=code)
 
 
-def _ended(is_interrupted: bool) -> tuple[list[str], int]:
+def _exit_status(is_interrupted: bool) -> tuple[list[str], int]:
     """What is said of how a search ended, and the exit code."""
     if is_interrupted:
         return ["shardwise: interrupted; this is the best so far"], INTERRUPTED
@@ -184,7 +191,7 @@ def _plan_output(
     answer: Answer,
     used: Request,
     request: Request,
-    wanted: Wanted,
+    plan_options: PlanOptions,
     *,
     target: str | None,
     save: str | None,
@@ -192,13 +199,13 @@ def _plan_output(
     reliability: Reliability | None,
 ) -> Output:
     """The card or document of an answer on the cluster of `used`; the plan file too."""
-    goodput = _told_goodput(answer.best, used, reliability)
-    talk, code = _ended(answer.is_interrupted)
-    in_the_way = not_run(answer.best.strategy, used)
-    talk += not_trained(in_the_way, used, save) if target in (None, OWN) else []
-    if wanted.objective != "time" and search.is_mixed(request.cluster):
-        talk.append(
-            f"shardwise: uneven plans are looked for by time alone; for {wanted.objective} only uniform"
+    goodput = _goodput_if_shown(answer.best, used, reliability)
+    notes, code = _exit_status(answer.is_interrupted)
+    unsupported = not_run(answer.best.strategy, used)
+    notes += train_warnings(unsupported, used, save) if target in (None, OWN_TARGET) else []
+    if plan_options.objective != "time" and search.is_mixed(request.cluster):
+        notes.append(
+            f"shardwise: uneven plans are looked for by time alone; for {plan_options.objective} only uniform"
             " strategies are"
         )
     if save is not None or is_json:
@@ -208,14 +215,14 @@ def _plan_output(
             cluster=used.cluster,
             job=used.job,
             schedule=schedule_of(answer.best.strategy, used.job),
-            objective=wanted.objective,
+            objective=plan_options.objective,
             target=target,
         )
         if save is not None:
-            talk.append(f"wrote {save} ({write_plan(save, plan)})")
+            notes.append(f"wrote {save} ({write_plan(save, plan)})")
         if is_json:
-            document = documents.plan_answer(plan, answer, goodput, not_run=in_the_way)
-            return Output(document=document, talk=talk, code=code)
+            document = documents.plan_answer(plan, answer, goodput, not_run=unsupported)
+            return Output(document=document, notes=notes, code=code)
     lines = card.answer_card(
         answer,
         model=used.model,
@@ -225,13 +232,18 @@ def _plan_output(
         target=target,
         goodput=goodput,
         next_commands=_after_plan(
-            used, answer, wanted, target=target, save=save, is_whole=used.cluster is request.cluster
+            used,
+            answer,
+            plan_options,
+            target=target,
+            save=save,
+            is_whole_cluster=used.cluster is request.cluster,
         ),
     )
-    return Output(lines=lines, talk=talk, code=code)
+    return Output(lines=lines, notes=notes, code=code)
 
 
-def _told_goodput(
+def _goodput_if_shown(
     best: Result | UnevenResult, request: Request, reliability: Reliability | None
 ) -> Goodput | None:
     if reliability is None and request.cluster.devices < GOODPUT_FROM_DEVICES:
@@ -248,7 +260,7 @@ def evaluated(options: JobOptions, *, strategy: str, is_json: bool) -> Output:
     result = search.evaluate(request.model, request.cluster, request.job, chosen)
     if is_json:
         return Output(document=documents.evaluation(request, result))
-    command = " ".join(("shardwise plan", *question_words(options)))
+    command = " ".join(("shardwise plan", *question_arguments(options)))
     lines = card.evaluation_card(
         result, model=request.model, cluster=request.cluster, job=request.job, next_commands=(command,)
     )
@@ -256,7 +268,7 @@ def evaluated(options: JobOptions, *, strategy: str, is_json: bool) -> Output:
 
 
 def counted(options: JobOptions, *, space: str, fix: str, limits: Mapping[str, int], is_json: bool) -> Output:
-    """The answer of `space`; `limits` are those of uneven plans (`stage_dp`, `braid`)."""
+    """The answer of `space`; `limits` are those of uneven plans (`stage_dp`, `mixed_stage_rows`)."""
     fixed = parse_fields(fix, key="--fix")
     chosen = space_choice(space)
     request = load_request(options)
@@ -302,23 +314,29 @@ def _completed(fields: Fields, request: Request) -> Strategy:
 
 
 def _after_plan(
-    request: Request, answer: Answer, wanted: Wanted, *, target: str | None, save: str | None, is_whole: bool
+    request: Request,
+    answer: Answer,
+    plan_options: PlanOptions,
+    *,
+    target: str | None,
+    save: str | None,
+    is_whole_cluster: bool,
 ) -> tuple[str, ...]:
     """Commands that continue from a plan, ready to copy."""
-    question = question_words(request.options)
+    question = question_arguments(request.options)
     given = (
-        ("--objective", wanted.objective, "time"),
-        ("--space", wanted.space, "default"),
-        ("--fix", wanted.fix, ""),
-        ("--target", wanted.target, None),
+        ("--objective", plan_options.objective, "time"),
+        ("--space", plan_options.space, "default"),
+        ("--fix", plan_options.fix, ""),
+        ("--target", plan_options.target, None),
     )
     chosen = [
         word
-        for name, value, plain in given
-        if value and value != plain
+        for name, value, default in given
+        if value and value != default
         for word in (name, shlex.quote(value))
     ]
-    chosen += ["--use-all"] if wanted.use_all else []
+    chosen += ["--use-all"] if plan_options.use_all else []
     commands = []
     if save is None:
         commands.append(" ".join(("shardwise plan", *question, *chosen, "--save plan.yaml")))
@@ -328,17 +346,17 @@ def _after_plan(
     if target in EXPORTS:
         commands.append(f"shardwise export {file} --to {target} --out run")
     elif not_run(answer.best.strategy, request) == ():
-        is_here = target_of(OWN).knows_devices(request.cluster.classes)
+        is_here = target_of(OWN_TARGET).knows_devices(request.cluster.classes)
         commands.append(
             f"shardwise train {file}" if is_here else f"shardwise launch {file} --with slurm --print"
         )
-    if is_whole:
+    if is_whole_cluster:
         text = _short_text(answer.best.strategy, request)
         commands.append(" ".join(("shardwise evaluate", *question, "--strategy", text)))
     return tuple(commands)
 
 
-def question_words(options: JobOptions) -> list[str]:
+def question_arguments(options: JobOptions) -> list[str]:
     """The options that repeat the question, those at their default left out."""
     words = [shlex.quote(options.model), "--cluster", shlex.quote(options.cluster)]
     given = (

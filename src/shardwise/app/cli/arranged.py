@@ -8,15 +8,15 @@ from dataclasses import asdict, replace
 
 from shardwise import search
 from shardwise.app.cli.answer import schedule_of
-from shardwise.cluster import Cluster, Conditions, EventTrace, NodeView, events_text, of_nodes
+from shardwise.cluster import Cluster, Conditions, EventTrace, NodeView, cluster_of_nodes, events_text
 from shardwise.errors import InternalError
 from shardwise.model import Model
 from shardwise.plan import (
     Answer,
     Certificate,
-    ForTrace,
     MixedFigures,
     Plan,
+    TraceChoice,
     UnevenAnswer,
     UnevenFile,
     plan_of,
@@ -25,24 +25,24 @@ from shardwise.replan import Arrangement, MixedPlanner, UnevenArrangement, situa
 from shardwise.strategy import Job
 
 
-def source_of(trace: EventTrace) -> str:
+def trace_source(trace: EventTrace) -> str:
     """Where a trace is from, for the plan file."""
     return trace.source or "events"
 
 
-def hash_of(trace: EventTrace) -> str:
+def trace_hash(trace: EventTrace) -> str:
     """The SHA-256 of a trace in its canonical form."""
     return f"sha256:{hashlib.sha256(events_text(trace).encode()).hexdigest()}"
 
 
-def on_nodes(found: ForTrace, cluster: Cluster) -> Cluster:
+def on_nodes(found: TraceChoice, cluster: Cluster) -> Cluster:
     """The nodes of the plan as the cluster has them."""
-    return of_nodes(cluster, [int(name[1:]) for name in found.nodes])
+    return cluster_of_nodes(cluster, [int(name[1:]) for name in found.nodes])
 
 
 def uniform_plan(
     arrangement: Arrangement,
-    found: ForTrace,
+    found: TraceChoice,
     *,
     model: Model,
     cluster: Cluster,
@@ -73,26 +73,26 @@ def _with_events(certificate: Certificate, priced_as: Sequence[str]) -> Certific
 def uneven_plan(
     planner: MixedPlanner,
     arrangement: UnevenArrangement,
-    found: ForTrace,
+    found: TraceChoice,
     uniform: Arrangement | UnevenArrangement | None,
     priced_as: Sequence[str],
 ) -> tuple[UnevenFile, UnevenAnswer]:
     """An uneven arrangement, beside a uniform one where there is any; the certificate is of this plan
     alone."""
     prices = planner.prices
-    everywhere = EventTrace(nodes=len(prices.cluster.nodes), events=())
-    nominal = situation_of(NodeView(prices.cluster), Conditions.at_start(everywhere))
-    priced = planner.uneven.priced(arrangement, nominal)
-    if priced is None:
+    no_events = EventTrace(nodes=len(prices.cluster.nodes), events=())
+    nominal = situation_of(NodeView(prices.cluster), Conditions.at_start(no_events))
+    predicted = planner.uneven.predicted(arrangement, nominal)
+    if predicted is None:
         raise InternalError("a plan that runs does so on nodes as the cluster has them")
-    step_s = priced.result.step_time_s
+    step_s = predicted.result.step_time_s
     own = on_nodes(found, prices.cluster)
     certificate = Certificate(
         space="uneven", enumerated=1, rejected={}, cut_by_bound=0, simulated=1, best_s=step_s,
         lower_bound_s=step_s, gap=0.0, search_s=0.0, search_cpu_s=0.0, priced_as=own.priced_as,
     )  # fmt: skip
     answer = UnevenAnswer(
-        best=priced.result,
+        best=predicted.result,
         certificate=_with_events(certificate, priced_as),
         mixed=MixedFigures(
             uniform_step_time_s=None if uniform is None else planner.step_s(uniform, nominal),

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 from shardwise import accuracy
 from shardwise.app.cli import words
-from shardwise.app.cli.calibrating_cuda import found_on_accelerator
-from shardwise.app.cli.calibrating_from import Found, found_in, given_by
-from shardwise.app.cli.calibrating_links import FoundLinks, Links
+from shardwise.app.cli.calibrating_cuda import calibrate_accelerator
+from shardwise.app.cli.calibrating_from import CalibrationResult, calibrate_from_files, read_sources
+from shardwise.app.cli.calibrating_links import LinkMeasurement, LinkResult
 from shardwise.app.cli.calibrating_ranks import Ranks, cluster_here, is_launched, ranks_of, threads_here
-from shardwise.app.cli.calibrating_rounds import Rounds
+from shardwise.app.cli.calibrating_rounds import KernelMeasurement
 from shardwise.app.cli.output import Line, Output, row
-from shardwise.app.cli.request import writable
+from shardwise.app.cli.request import check_output_path
 from shardwise.cluster import Cluster, Device, load_cluster
 from shardwise.errors import ConfigError
-from shardwise.inputs import shown, written
+from shardwise.inputs import dumps, short_repr
 from shardwise.plan import write_file
 from shardwise.strategy import Calibration, Profile
 from shardwise.units import format_rate
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from shardwise.measure import CoreSeconds
     from shardwise.runtime import RankLost
 
-CLASS = "cpu"
+CPU = "cpu"
 ACCELERATOR = "cuda"
-DEVICES = (CLASS, ACCELERATOR)
+DEVICES = (CPU, ACCELERATOR)
 
 FAILED = 1
 """Exit code where a rank is lost."""
@@ -65,26 +65,26 @@ def calibrated(
     """
     if devices not in DEVICES:
         raise ConfigError(
-            "is not measured", key="--devices", found=shown(devices), allowed=", ".join(DEVICES)
+            "is not measured", key="--devices", found=short_repr(devices), allowed=", ".join(DEVICES)
         )
-    writable("--out", out, inputs=tuple(sources))
+    check_output_path("--out", out, inputs=tuple(sources))
     if devices == ACCELERATOR:
         return _accelerator_calibrated(out, cluster, links=links, sources=sources)
-    given = given_by(sources)
+    given = read_sources(sources)
     if given.is_measured:
         if links:
             raise ConfigError("measures this machine", key="--links", allowed="a calibration alone in --from")
-        found = found_in(given, cluster)
+        found = calibrate_from_files(given, cluster)
     else:
-        place = _place(cluster, links=links)
+        local_cluster = _local_cluster(cluster, links=links)
         from shardwise.runtime import RankLost
 
         if threads is None:
-            threads = threads_here(place.devices)
+            threads = threads_here(local_cluster.devices)
         try:
-            measured = _measured_here(given.calibration, place, links=links, threads=threads)
+            measured = _measured_here(given.calibration, local_cluster, links=links, threads=threads)
         except RankLost as error:
-            return Output(talk=_lost(error), code=FAILED)
+            return Output(notes=_lost(error), code=FAILED)
         if measured is None:  # another rank writes
             return Output()
         found = measured
@@ -92,8 +92,8 @@ def calibrated(
 
 
 def _accelerator_calibrated(out: str, cluster: str | None, *, links: bool, sources: Sequence[str]) -> Output:
-    for option, is_given in (("--links", links), ("--from", bool(sources))):
-        if is_given:
+    for option, is_augmented in (("--links", links), ("--from", bool(sources))):
+        if is_augmented:
             raise ConfigError(
                 f"does not go with --devices {ACCELERATOR}", key=option,
                 allowed="one device alone; then output of nccl-tests beside this calibration, with --from",
@@ -101,17 +101,17 @@ def _accelerator_calibrated(out: str, cluster: str | None, *, links: bool, sourc
     from shardwise.runtime import RankLost
 
     try:
-        found = found_on_accelerator(cluster)
+        found = calibrate_accelerator(cluster)
     except RankLost as error:
-        return Output(talk=_lost(error), code=FAILED)
+        return Output(notes=_lost(error), code=FAILED)
     return _written(found, out)
 
 
-def _written(found: Found, out: str) -> Output:
+def _written(found: CalibrationResult, out: str) -> Output:
     document = accuracy.calibration_document(
         found.device, found.profile, machine=found.machine, measured=found.measured
     )
-    write_file(out, written(document, file=out).encode())
+    write_file(out, dumps(document, file=out).encode())
     return Output(lines=_lines(found, out))
 
 
@@ -125,42 +125,48 @@ def _lost(error: RankLost) -> list[str]:
     return lines
 
 
-def _place(cluster: str | None, *, links: bool) -> Cluster:
+def _local_cluster(cluster: str | None, *, links: bool) -> Cluster:
     """The cluster whose devices are processes here. ConfigError where they cannot be measured."""
-    place = load_cluster(cluster or cluster_here(CLASS))
-    if set(place.classes) != {CLASS}:
-        raise ConfigError("is not measured", key="--cluster", found=", ".join(place.classes), allowed=CLASS)
-    if links and place.devices < 2:
+    local_cluster = load_cluster(cluster or cluster_here(CPU))
+    if set(local_cluster.classes) != {CPU}:
+        raise ConfigError(
+            "is not measured", key="--cluster", found=", ".join(local_cluster.classes), allowed=CPU
+        )
+    if links and local_cluster.devices < 2:
         raise ConfigError("has no links", key="--cluster", found="1 device", allowed="2 devices or more")
-    if links and len(place.nodes) > 1 and not is_launched():
+    if links and len(local_cluster.nodes) > 1 and not is_launched():
         raise ConfigError(
             "has several nodes, and processes of one machine have no network between them", key="--cluster",
-            found=f"{len(place.nodes)} nodes",
+            found=f"{len(local_cluster.nodes)} nodes",
             allowed="one node; of more: calibrate under torchrun on their hosts, or under shardwise emulate",
         )  # fmt: skip
-    return place
+    return local_cluster
 
 
-def _measured_here(known: Calibration | None, place: Cluster, *, links: bool, threads: int) -> Found | None:
+def _measured_here(
+    known: Calibration | None, local_cluster: Cluster, *, links: bool, threads: int
+) -> CalibrationResult | None:
     """What this machine's processes take; None on ranks that torchrun started but the first."""
-    device = place.classes[CLASS] if known is None else known.devices.get(CLASS, place.classes[CLASS])
+    device = (
+        local_cluster.classes[CPU] if known is None else known.devices.get(CPU, local_cluster.classes[CPU])
+    )
     profile = None if known is None else known.profile
     measured: dict[str, object] = {}
-    with ranks_of(place) as ranks:
+    with ranks_of(local_cluster) as ranks:
         start = _core_seconds(ranks)
         if known is None:
             device, profile, kernels = _kernels(device, ranks, threads)
             measured |= kernels
         if links:
-            between = _links(place, ranks, threads)
-            device = between.of_device(device)
-            measured |= between.measured
+            link_result = _links(local_cluster, ranks, threads)
+            device = link_result.of_device(device)
+            measured |= link_result.measured
             if profile is not None:
-                profile = between.of_software(profile)
-        measured |= _beside(start, _core_seconds(ranks))
+                profile = link_result.of_software(profile)
+        measured |= _other_programs(start, _core_seconds(ranks))
         if ranks.rank > 0:
             return None
-    return Found(device=device, profile=profile, machine=_machine(threads), measured=measured)
+    return CalibrationResult(device=device, profile=profile, machine=_machine(threads), measured=measured)
 
 
 def _machine(threads: int) -> str:
@@ -176,18 +182,20 @@ def _core_seconds(ranks: Ranks) -> list[CoreSeconds | None]:
     from shardwise.measure import CoreSeconds, core_seconds
 
     now = core_seconds()
-    told = ranks.told(None if now is None else asdict(now))
-    return [None if each is None else CoreSeconds.of_values(each) for each in told]
+    gathered = ranks.gathered(None if now is None else asdict(now))
+    return [None if each is None else CoreSeconds.of_values(each) for each in gathered]
 
 
-def _beside(start: Sequence[CoreSeconds | None], end: Sequence[CoreSeconds | None]) -> dict[str, object]:
+def _other_programs(
+    start: Sequence[CoreSeconds | None], end: Sequence[CoreSeconds | None]
+) -> dict[str, object]:
     """How many cores other programs took meanwhile, where all ranks can tell."""
-    from shardwise.measure import taken_by_others
+    from shardwise.measure import cores_used_by_others
 
     first, last = [each for each in start if each], [each for each in end if each]
     if len(first) < len(start) or len(last) < len(end):
         return {}
-    taken = taken_by_others(first, last)
+    taken = cores_used_by_others(first, last)
     return {OTHER_PROGRAMS: {"cores": round(taken.cores, 2), "of": taken.of}}
 
 
@@ -196,29 +204,29 @@ def _beside(start: Sequence[CoreSeconds | None], end: Sequence[CoreSeconds | Non
 
 def _kernels(device: Device, ranks: Ranks, threads: int) -> tuple[Device, Profile, Mapping[str, object]]:
     """The device and its software, and how well they explain what was measured."""
-    rounds = Rounds(ranks, threads=threads)
+    rounds = KernelMeasurement(ranks, threads=threads)
     for _ in range(ROUNDS):
-        for piece in range(rounds.pieces):
-            rounds.take(piece)
+        for measurement in range(rounds.measurements):
+            rounds.measure(measurement)
     found = rounds.found(device)
     return found.device, found.profile, found.measured
 
 
-def _links(place: Cluster, ranks: Ranks, threads: int) -> FoundLinks:
-    links = Links(ranks, place, threads=threads)
-    for piece in range(links.pieces):
-        links.take(piece)
+def _links(local_cluster: Cluster, ranks: Ranks, threads: int) -> LinkResult:
+    links = LinkMeasurement(ranks, local_cluster, threads=threads)
+    for measurement in range(links.measurements):
+        links.measure(measurement)
     return links.found()
 
 
 # --- the answer ------------------------------------------------------------------------------------------
 
 
-def _lines(found: Found, out: str) -> list[Line]:
+def _lines(found: CalibrationResult, out: str) -> list[Line]:
     device, profile = found.device, found.profile
     efficiency = device.efficiency
     half = next((name for name in ("bf16", "fp16") if name in device.peak_flop_per_s), "fp32")
-    dtype = "fp32" if device.name == CLASS else half
+    dtype = "fp32" if device.name == CPU else half
     peak = device.peak_flop_per_s[dtype]
     matmul = efficiency.matmul
     lines = [
@@ -243,12 +251,12 @@ def _lines(found: Found, out: str) -> list[Line]:
         )  # fmt: skip
     for name, errors in found.measured.items():
         if isinstance(errors, Mapping):
-            told = ", ".join(f"{key.replace('_', ' ')} {value:.3g}" for key, value in errors.items())
-            lines.append(row("", (f"{name}: {told}", "dim")))
-    return [*lines, *_warned(found.measured)]
+            described = ", ".join(f"{key.replace('_', ' ')} {value:.3g}" for key, value in errors.items())
+            lines.append(row("", (f"{name}: {described}", "dim")))
+    return [*lines, *_warnings(found.measured)]
 
 
-def _warned(measured: Mapping[str, object]) -> Iterator[Line]:
+def _warnings(measured: Mapping[str, object]) -> Iterator[Line]:
     taken = measured.get(OTHER_PROGRAMS)
     if isinstance(taken, Mapping) and taken["cores"] > NOTABLE_SHARE * taken["of"]:
         cores = f"{taken['cores']:.1f} of {words.counted(taken['of'], 'core')}"

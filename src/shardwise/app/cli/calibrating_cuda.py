@@ -9,8 +9,8 @@ from statistics import fmean, median
 
 from shardwise import accuracy
 from shardwise.accuracy import AcceleratorPlans, MeasuredStep
-from shardwise.app.cli.calibrating_from import Found, only_class
-from shardwise.app.cli.request import OWN
+from shardwise.app.cli.calibrating_from import CalibrationResult, only_class
+from shardwise.app.cli.request import OWN_TARGET
 from shardwise.cluster import Device, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.plan import Plan
@@ -22,11 +22,11 @@ STEPS = 8
 WARMING_UP = 4
 """Steps before them."""
 
-LEAST_PLANS = 6
+MIN_PLANS = 6
 """Large ones that fit into the memory, by which software is told."""
 
 
-def found_on_accelerator(cluster: str | None) -> Found:
+def calibrate_accelerator(cluster: str | None) -> CalibrationResult:
     """What kernels reach of the peaks of the known device that the driver names, and what our runtime takes
     on it; `cluster` says which device it is where that name tells nothing.
 
@@ -53,9 +53,9 @@ def found_on_accelerator(cluster: str | None) -> Found:
     }
     profile = None
     plans = accuracy.accelerator_plans(load_cluster(f"1x1x{device.name}"), _unmeasured(), dtype)
-    if dtype == "bf16" and len(plans.large) >= LEAST_PLANS:  # what our runtime computes in, and has room for
+    if dtype == "bf16" and len(plans.large) >= MIN_PLANS:  # what our runtime computes in, and has room for
         profile, measured["steps"] = _software(device, plans)
-    return Found(
+    return CalibrationResult(
         device=device,
         profile=profile,
         machine=f"{name}, {dtype}, PyTorch {torch_version()}, {datetime.now(UTC):%Y-%m-%d}",
@@ -65,14 +65,16 @@ def found_on_accelerator(cluster: str | None) -> Found:
 
 def _unmeasured() -> Profile:
     """Our runtime, before its numbers are found."""
-    return target_of(OWN).run_by(accuracy.eager_profile())
+    return target_of(OWN_TARGET).run_by(accuracy.eager_profile())
 
 
 def _software(device: Device, plans: AcceleratorPlans) -> tuple[Profile, object]:
     """What steps of our runtime take beyond kernels, and how close the steps are that tell it."""
     large, small = _taken([*plans.large, *plans.small], len(plans.large))
     profile = accuracy.with_dispatch(small, device, accuracy.queued_costs(large, device, _unmeasured()))
-    errors = [abs(accuracy.priced_s(step.plan, device, profile) / step.seconds - 1.0) for step in large]
+    errors = [
+        abs(accuracy.predicted_step_s(step.plan, device, profile) / step.seconds - 1.0) for step in large
+    ]
     return profile, {
         "times": len(large),
         "mean_error": fmean(errors),
@@ -83,9 +85,9 @@ def _software(device: Device, plans: AcceleratorPlans) -> tuple[Profile, object]
 
 def _taken(plans: Sequence[Plan], large: int) -> tuple[list[MeasuredStep], list[MeasuredStep]]:
     """The typical steps of the first `large` plans, and of the others."""
-    from shardwise.runtime import Team
+    from shardwise.runtime import WorkerPool
 
-    with Team(1) as team:
+    with WorkerPool(1) as team:
         seconds = [median(team.run(1, _steps_s, plan)[0]) for plan in plans]
     steps = [MeasuredStep(plan=plan, seconds=each) for plan, each in zip(plans, seconds, strict=True)]
     return steps[:large], steps[large:]

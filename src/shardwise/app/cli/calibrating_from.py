@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardwise import accuracy
 from shardwise.accuracy import MeasuredStep, NcclTable
-from shardwise.app.cli.request import OWN
+from shardwise.app.cli.request import OWN_TARGET
 from shardwise.cluster import Cluster, Device, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable, read_text
@@ -30,7 +30,7 @@ _STEP = re.compile(r'\s*\{[^\n]*"step_time_s"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class CalibrationSources:
     """The files named by --from, each by what it is: one calibration at most; tables, logs (measured by
     predicted seconds) and plans with their paths."""
 
@@ -45,7 +45,7 @@ class Given:
         return bool(self.tables or self.logs or self.plans)
 
 
-def given_by(paths: Sequence[str]) -> Given:
+def read_sources(paths: Sequence[str]) -> CalibrationSources:
     """Read the files at `paths`. ConfigError where one is none of these."""
     calibrations: list[Calibration] = []
     tables: list[tuple[str, NcclTable]] = []
@@ -69,7 +69,7 @@ def given_by(paths: Sequence[str]) -> Given:
             )  # fmt: skip
         if len(calibrations) > 1:
             raise ConfigError("is a second calibration", file=printable(path), key="--from", allowed="one")
-    return Given(
+    return CalibrationSources(
         calibration=calibrations[0] if calibrations else None,
         tables=tuple(tables),
         logs=tuple(logs),
@@ -78,7 +78,7 @@ def given_by(paths: Sequence[str]) -> Given:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class CalibrationResult:
     """A device and software with what was found in files; `machine` says what those were."""
 
     device: Device
@@ -87,7 +87,7 @@ class Found:
     measured: dict[str, object]
 
 
-def found_in(given: Given, cluster: str | None) -> Found:
+def calibrate_from_files(given: CalibrationSources, cluster: str | None) -> CalibrationResult:
     """The curves with which the predicted times of `given` are closest to the measured ones.
 
     `cluster` is where nccl-tests ran; left out, it is as many nodes of the device as the output names.
@@ -95,37 +95,41 @@ def found_in(given: Given, cluster: str | None) -> Found:
     known = given.calibration
     devices = {} if known is None else dict(known.devices)
     steps = _steps(given)
-    place = _place(given, cluster, steps, devices)
-    device = only_class(place)
+    measured_on = _measured_on(given, cluster, steps, devices)
+    device = only_class(measured_on)
     measured: dict[str, object] = {}
     sources: list[str] = [] if known is None else [known.machine]
     if given.tables:
-        device, of_links = accuracy.with_tables(device, place, given.tables)
+        device, of_links = accuracy.with_tables(device, measured_on, given.tables)
         measured |= of_links
         sources.append(
-            f"nccl-tests on {', '.join(dict.fromkeys(_ran_on(t, place) for _, t in given.tables))}"
+            f"nccl-tests on {', '.join(dict.fromkeys(_ran_on(t, measured_on) for _, t in given.tables))}"
         )
     if steps:
         speed = accuracy.device_speed(steps, device)
         device = accuracy.with_speed(device, speed)
         errors = [
-            abs(accuracy.priced_s(step.plan, device, step.plan.job.profile) / step.seconds - 1.0)
+            abs(accuracy.predicted_step_s(step.plan, device, step.plan.job.profile) / step.seconds - 1.0)
             for step in steps
         ]
         measured["steps"] = {"times": len(steps), "speed": speed, "worst_error": max(errors)}
         sources.append(f"steps of {', '.join(dict.fromkeys(step.plan.model.name for step in steps))}")
     profile = None if known is None else known.profile
-    return Found(device=device, profile=profile, machine="; ".join(sources)[:300], measured=measured)
+    return CalibrationResult(
+        device=device, profile=profile, machine="; ".join(sources)[:300], measured=measured
+    )
 
 
 # --- logs ------------------------------------------------------------------------------------------------
 
 
-def _steps(given: Given) -> list[MeasuredStep]:
+def _steps(given: CalibrationSources) -> list[MeasuredStep]:
     """Each plan with what its steps took, told by the predicted time that log and plan have in common."""
     calibrated = given.calibration.profile if given.calibration is not None else None
     known = [*PROFILES.values(), *([] if calibrated is None else [calibrated])]
-    run_by = target_of(OWN).run_by  # plans for our own runtime were made with what it does in its own way
+    run_by = target_of(
+        OWN_TARGET
+    ).run_by  # plans for our own runtime were made with what it does in its own way
     by_time = {plan.best.step_time_s: (path, plan) for path, plan in given.plans}
     used: set[str] = set()
     steps = []
@@ -154,24 +158,24 @@ def _steps(given: Given) -> list[MeasuredStep]:
 # --- tables ----------------------------------------------------------------------------------------------
 
 
-def _place(
-    given: Given, text: str | None, steps: Sequence[MeasuredStep], devices: dict[str, Device]
+def _measured_on(
+    given: CalibrationSources, text: str | None, steps: Sequence[MeasuredStep], devices: dict[str, Device]
 ) -> Cluster:
     """The cluster of one kind of devices that everything was measured on."""
     if text is None and given.tables:
         text = _shorthand(given.tables)
     if text is not None:
-        place = load_cluster(text, measured=devices)
+        measured_on = load_cluster(text, measured=devices)
     else:
-        place = load_cluster(f"1x1x{_class(steps[0].plan.cluster)}", measured=devices)
-    name = _class(place)
+        measured_on = load_cluster(f"1x1x{_class(steps[0].plan.cluster)}", measured=devices)
+    name = _class(measured_on)
     for step in steps:
         if _class(step.plan.cluster) != name:
             raise ConfigError(
                 "are of several kinds of devices", key="--from",
                 found=f"{name}, {_class(step.plan.cluster)}", allowed="one at a time",
             )  # fmt: skip
-    return place
+    return measured_on
 
 
 def only_class(cluster: Cluster) -> Device:
@@ -206,6 +210,6 @@ def _shorthand(tables: Sequence[tuple[str, NcclTable]]) -> str:
     return f"{len(table.hosts)}x{max(table.hosts)}x{names.pop()}"
 
 
-def _ran_on(table: NcclTable, place: Cluster) -> str:
-    ranks = sum(table.hosts) or table.ranks or place.devices
-    return f"{ranks} x {table.device or _class(place)}"
+def _ran_on(table: NcclTable, measured_on: Cluster) -> str:
+    ranks = sum(table.hosts) or table.ranks or measured_on.devices
+    return f"{ranks} x {table.device or _class(measured_on)}"

@@ -9,17 +9,17 @@ from statistics import median
 from typing import Any
 
 from shardwise import accuracy
-from shardwise.accuracy import BesideSample, Collective, LinkSample, TierCurve
+from shardwise.accuracy import Collective, LinkSample, OverlapSample, TierCurve
 from shardwise.app.cli.calibrating_ranks import Ranks
 from shardwise.cluster import Cluster, Device
 from shardwise.strategy import Profile
 
-REPEATS, LOCKSTEP_REPEATS, BESIDE_REPEATS = 5, 40, 9
+REPEATS, LOCKSTEP_REPEATS, OVERLAP_REPEATS = 5, 40, 9
 """Of each collective and size, of waits for each other, and of sums beside computation in a calibration."""
 
 
 @dataclass(frozen=True, slots=True)
-class FoundLinks:
+class LinkResult:
     """`curves` of the tiers, the share of sums of gradients that passes beside computation (`hidden`), and
     how well curves explain what was `measured`."""
 
@@ -36,55 +36,56 @@ class FoundLinks:
         return replace(profile, data_overlap=self.hidden)
 
 
-class Links:
+class LinkMeasurement:
     """What collectives take between the ranks of `cluster`.
 
-    A round is each of `pieces` once: one for each of the groups, and one for what passes beside computation
-    between the ranks that are furthest apart. A calibration of so many `rounds` has about as many repeats as
-    one that measures all of a piece at once: so many of each in a round, rounded up.
-    """
+    A round is each of `measurements` once: one for each of the groups, and one for what passes beside
+    computation between the ranks that are furthest apart. A calibration of so many `rounds` has about as many
+    repeats as one that measures all of a piece at once: so many of each in a round, rounded up."""
 
     def __init__(self, ranks: Ranks, cluster: Cluster, *, threads: int, rounds: int = 1) -> None:
         self._ranks, self._cluster, self._threads = ranks, cluster, threads
-        self._repeats = [ceil(each / rounds) for each in (REPEATS, LOCKSTEP_REPEATS, BESIDE_REPEATS)]
+        self._repeats = [ceil(each / rounds) for each in (REPEATS, LOCKSTEP_REPEATS, OVERLAP_REPEATS)]
         self._groups = groups_of(cluster)
         self._samples: list[list[LinkSample]] = [[] for _ in self._groups]
         self._lockstep_s: list[list[float]] = [[] for _ in self._groups]
-        self._beside: list[BesideSample] = []
+        self._overlap: list[OverlapSample] = []
 
     @property
-    def pieces(self) -> int:
+    def measurements(self) -> int:
         return len(self._groups) + 1
 
-    def take(self, piece: int) -> None:
+    def measure(self, measurement: int) -> None:
         """Measure the piece of this number; every rank calls this."""
-        repeats, lockstep_repeats, beside_repeats = self._repeats
-        if piece == len(self._groups):
+        repeats, lockstep_repeats, overlap_repeats = self._repeats
+        if measurement == len(self._groups):
             _, members = self._groups[-1]
-            told = self._ranks.together(_beside, members, self._threads, beside_repeats)[0]
-            self._beside += [BesideSample(**each) for each in told]
+            measured_values = self._ranks.run_in_group(_overlap, members, self._threads, overlap_repeats)[0]
+            self._overlap += [OverlapSample(**each) for each in measured_values]
             return
-        _, members = self._groups[piece]
-        told = self._ranks.together(_between, members, self._threads, repeats, lockstep_repeats)[0]
-        self._samples[piece] += [LinkSample(**each) for each in told["samples"]]
-        self._lockstep_s[piece].append(told["lockstep_s"])
+        _, members = self._groups[measurement]
+        measured_values = self._ranks.run_in_group(
+            _link_times, members, self._threads, repeats, lockstep_repeats
+        )[0]
+        self._samples[measurement] += [LinkSample(**each) for each in measured_values["samples"]]
+        self._lockstep_s[measurement].append(measured_values["lockstep_s"])
 
-    def found(self) -> FoundLinks:
+    def found(self) -> LinkResult:
         """The curve of each tier, by medians over the rounds so far."""
         curves, measured = [], {}
         for place, tier in enumerate(self._cluster.tiers):
             here = [number for number, (at, _) in enumerate(self._groups) if at == place]
-            of = [sample for number in here for sample in typical(self._samples[number])]
+            of = [sample for number in here for sample in median_samples(self._samples[number])]
             if of:
                 unsharded = accuracy.link_curve([each for each in of if each.kind in accuracy.UNSHARDED])
-                alone = accuracy.with_exchanges(unsharded, of)
-                curve = replace(alone, lockstep_s=median(self._lockstep_s[here[0]]))
+                without_exchanges = accuracy.with_bidirectional(unsharded, of)
+                curve = replace(without_exchanges, lockstep_s=median(self._lockstep_s[here[0]]))
                 curves.append(TierCurve(tier=tier, curve=curve))
                 measured[f"links of {tier.name}"] = dict(curve.errors(of))
-        return FoundLinks(curves, accuracy.hidden_share(self._beside), measured)
+        return LinkResult(curves, accuracy.hidden_share(self._overlap), measured)
 
 
-def typical(samples: Sequence[LinkSample]) -> list[LinkSample]:
+def median_samples(samples: Sequence[LinkSample]) -> list[LinkSample]:
     """The median of each collective and size."""
     of: dict[tuple[Collective, int, float], list[LinkSample]] = {}
     for sample in samples:
@@ -103,9 +104,9 @@ def groups_of(cluster: Cluster) -> list[tuple[int, list[list[int]]]]:
             if width >= size > 1:
                 starts = range(0, cluster.devices - tier.span + 1, tier.span)
                 members = [
-                    [start + lane + inner * (first + step) for step in range(size)]
+                    [start + offset + inner * (first + step) for step in range(size)]
                     for start in starts
-                    for lane in range(inner)
+                    for offset in range(inner)
                     for first in range(0, width - size + 1, size)
                 ]
                 groups.append((place, members))
@@ -113,7 +114,7 @@ def groups_of(cluster: Cluster) -> list[tuple[int, list[list[int]]]]:
     return groups
 
 
-def _between(
+def _link_times(
     report: object, members: Sequence[Sequence[int]], threads: int, repeats: int, lockstep_repeats: int
 ) -> dict[str, Any]:
     from shardwise.measure import link_times, lockstep_s, use_threads
@@ -126,10 +127,10 @@ def _between(
     }
 
 
-def _beside(
+def _overlap(
     report: object, members: Sequence[Sequence[int]], threads: int, repeats: int
 ) -> list[dict[str, Any]]:
-    from shardwise.measure import beside_times, use_threads
+    from shardwise.measure import overlap_times, use_threads
 
     use_threads(threads)
-    return [asdict(each) for each in beside_times(members, repeats=repeats)]
+    return [asdict(each) for each in overlap_times(members, repeats=repeats)]

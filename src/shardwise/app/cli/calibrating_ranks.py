@@ -13,12 +13,12 @@ from shardwise.cluster import Cluster
 from shardwise.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shardwise.runtime import Team
+    from shardwise.runtime import WorkerPool
 
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 
-Work = Callable[..., Any]
-"""Called as `work(report, *arguments)` in a process group, as a team's is; returns what JSON holds."""
+RankTask = Callable[..., Any]
+"""Called as `task(report, *arguments)` in a process group, as a team's is; returns what JSON holds."""
 
 
 class Ranks(Protocol):
@@ -31,13 +31,13 @@ class Ranks(Protocol):
     @property
     def speeds(self) -> Sequence[float]: ...
 
-    def apart(self, work: Work, *arguments: object) -> list[Any]:
-        """What `work` returns on every rank, each in a group of its own; all begin at once."""
+    def run_separately(self, task: RankTask, *arguments: object) -> list[Any]:
+        """What `task` returns on every rank, each in a group of its own; all begin at once."""
 
-    def together(self, work: Work, *arguments: object) -> list[Any]:
-        """What `work` returns on every rank, all in one group."""
+    def run_in_group(self, task: RankTask, *arguments: object) -> list[Any]:
+        """What `task` returns on every rank, all in one group."""
 
-    def told(self, value: Any) -> list[Any]:
+    def gathered(self, value: Any) -> list[Any]:
         """The `value` of this process, and of each that a launcher started beside it."""
 
 
@@ -63,9 +63,9 @@ def cluster_here(device: str) -> str:
 def threads_here(processes: int) -> int:
     """How many threads each of so many processes trains with; where a launcher started this one, its own."""
     from shardwise.measure import threads_in_use
-    from shardwise.runtime import threads_of
+    from shardwise.runtime import threads_per_process
 
-    return threads_in_use() if is_launched() else threads_of(processes)
+    return threads_in_use() if is_launched() else threads_per_process(processes)
 
 
 def _started(variable: str) -> int:
@@ -104,10 +104,10 @@ def ranks_of(cluster: Cluster) -> Iterator[Ranks]:
     devices, or on other hosts; RankLost where a rank of a launcher is gone."""
     if not is_launched():
         with contextlib.ExitStack() as teams:
-            yield _Own(teams=teams, speeds=(1.0,) * cluster.devices)
+            yield _OwnProcesses(teams=teams, speeds=(1.0,) * cluster.devices)
         return
     from shardwise.measure import launched_group
-    from shardwise.runtime import Team, from_all_ranks, losses_of_peers
+    from shardwise.runtime import WorkerPool, all_gather_json, peer_failures
 
     if _started("WORLD_SIZE") != cluster.devices:
         raise ConfigError(
@@ -115,51 +115,51 @@ def ranks_of(cluster: Cluster) -> Iterator[Ranks]:
             found=str(cluster.devices), allowed=os.environ["WORLD_SIZE"],
         )  # fmt: skip
     speeds = [node.speed for node in cluster.nodes for _ in range(node.devices)]
-    with losses_of_peers(), launched_group() as rank, Team(1) as alone:
-        _check_hosts(cluster, from_all_ranks(_started_here()))
-        yield _Launched(alone=alone, rank=rank, speeds=speeds)
+    with peer_failures(), launched_group() as rank, WorkerPool(1) as own_pool:
+        _check_hosts(cluster, all_gather_json(_started_here()))
+        yield _LaunchedProcesses(own_pool=own_pool, rank=rank, speeds=speeds)
 
 
-class _Own:
+class _OwnProcesses:
     """Processes that live until `teams` ends: one group of them all, and one of each alone."""
 
     rank = 0
 
     def __init__(self, *, teams: contextlib.ExitStack, speeds: Sequence[float]) -> None:
-        from shardwise.runtime import Team
+        from shardwise.runtime import WorkerPool
 
         self.speeds = speeds
-        self._alone = [teams.enter_context(Team(1)) for _ in speeds]
-        self._all = teams.enter_context(Team(len(speeds)))
+        self._single_pools = [teams.enter_context(WorkerPool(1)) for _ in speeds]
+        self._all = teams.enter_context(WorkerPool(len(speeds)))
 
-    def apart(self, work: Work, *arguments: object) -> list[Any]:
-        with ThreadPoolExecutor(len(self._alone)) as pool:
-            started = [pool.submit(team.run, 1, work, *arguments) for team in self._alone]
+    def run_separately(self, task: RankTask, *arguments: object) -> list[Any]:
+        with ThreadPoolExecutor(len(self._single_pools)) as pool:
+            started = [pool.submit(team.run, 1, task, *arguments) for team in self._single_pools]
             return [each.result()[0] for each in started]
 
-    def together(self, work: Work, *arguments: object) -> list[Any]:
-        return self._all.run(len(self.speeds), work, *arguments)
+    def run_in_group(self, task: RankTask, *arguments: object) -> list[Any]:
+        return self._all.run(len(self.speeds), task, *arguments)
 
-    def told(self, value: Any) -> list[Any]:
+    def gathered(self, value: Any) -> list[Any]:
         return [value]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Launched:
+class _LaunchedProcesses:
     """This process among those of a launcher, and one that it started, which is in no group with others."""
 
-    alone: Team
+    own_pool: WorkerPool
     rank: int
     speeds: Sequence[float]
 
-    def apart(self, work: Work, *arguments: object) -> list[Any]:
-        return self.told(self.alone.run(1, work, *arguments)[0])
+    def run_separately(self, task: RankTask, *arguments: object) -> list[Any]:
+        return self.gathered(self.own_pool.run(1, task, *arguments)[0])
 
-    def together(self, work: Work, *arguments: object) -> list[Any]:
-        return self.told(work(None, *arguments))
+    def run_in_group(self, task: RankTask, *arguments: object) -> list[Any]:
+        return self.gathered(task(None, *arguments))
 
-    def told(self, value: Any) -> list[Any]:
+    def gathered(self, value: Any) -> list[Any]:
         """When all have: so none begins what follows before the others."""
-        from shardwise.runtime import from_all_ranks
+        from shardwise.runtime import all_gather_json
 
-        return from_all_ranks(value)
+        return all_gather_json(value)

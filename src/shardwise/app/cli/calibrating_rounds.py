@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 from shardwise import accuracy
 from shardwise.accuracy import MeasuredStep
 from shardwise.app.cli.calibrating_ranks import Ranks
-from shardwise.app.cli.calibrating_steps import SmallSteps
+from shardwise.app.cli.calibrating_steps import StepMeasurement
 from shardwise.cluster import Device, load_cluster
 from shardwise.strategy import Profile
 
 if TYPE_CHECKING:
     from shardwise.measure import KernelTimes
 
-ALONE = "1x1xcpu"
+ONE_DEVICE = "1x1xcpu"
 """What the small plans are for: each rank's own device."""
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MeasuredMachine:
     """A measured `device` and its software. `measured` says how much was, and how well curves explain it;
     `steps_s` are the seconds of a step of each small plan."""
 
@@ -32,43 +32,43 @@ class Machine:
     steps_s: tuple[float, ...]
 
 
-class Rounds:
+class KernelMeasurement:
     """What ranks take for kernels and for steps of small plans, measured on all of them at a time, as they
     share caches and cores when they train.
 
-    A round is each of `pieces` once: a machine that others use too is faster and slower from second to second
-    and from minute to minute, so rounds are many and pieces short, and may have other work between them.
-    """
+    A round is each of `measurements` once: a machine that others use too is faster and slower from second to
+    second and from minute to minute, so rounds are many and pieces short, and may have other work between
+    them."""
 
     def __init__(self, ranks: Ranks, *, threads: int) -> None:
         profile = accuracy.eager_profile()
-        plans = accuracy.calibration_plans(load_cluster(ALONE), profile)
-        self.steps = SmallSteps(ranks, plans, threads=threads)
+        plans = accuracy.calibration_plans(load_cluster(ONE_DEVICE), profile)
+        self.steps = StepMeasurement(ranks, plans, threads=threads)
         self._ranks, self._threads, self._profile = ranks, threads, profile
         self._kernels: list[list[KernelTimes]] = []
 
     @property
-    def pieces(self) -> int:
+    def measurements(self) -> int:
         """A piece for each small plan, and one for all kernels."""
         return len(self.steps.plans) + 1
 
-    def take(self, piece: int) -> None:
+    def measure(self, measurement: int) -> None:
         """Measure the piece of this number; every rank calls this."""
-        if piece < len(self.steps.plans):
-            self.steps.take(piece)
+        if measurement < len(self.steps.plans):
+            self.steps.measure(measurement)
             return
         from shardwise.measure import KernelTimes
 
-        found = self._ranks.together(_kernel_times, self._threads)
+        found = self._ranks.run_in_group(_kernel_times, self._threads)
         self._kernels.append([KernelTimes.of_values(each) for each in found])
 
-    def found(self, device: Device) -> Machine:
+    def found(self, device: Device) -> MeasuredMachine:
         """`device` with what all rounds so far tell of it, by those ranks whose device has speed 1: medians
         of kernels of the one in the middle, and of steps of the slowest each time."""
         from shardwise.measure import KernelTimes
 
-        middle = self.steps.middle()
-        times = KernelTimes.typical([of[middle] for of in self._kernels])
+        median_rank = self.steps.median_rank()
+        times = KernelTimes.typical([of[median_rank] for of in self._kernels])
         seconds = self.steps.slowest()
         curves = accuracy.kernel_curves(times.matmuls, times.passes)
         attention = accuracy.attention_curve(
@@ -80,7 +80,9 @@ class Rounds:
             for plan, each in zip(self.steps.plans, seconds, strict=True)
         ]
         device, profile = accuracy.software_costs(taken, device, self._profile)
-        errors = [abs(accuracy.priced_s(step.plan, device, profile) / step.seconds - 1.0) for step in taken]
+        errors = [
+            abs(accuracy.predicted_step_s(step.plan, device, profile) / step.seconds - 1.0) for step in taken
+        ]
         measured = {
             "matmuls": {
                 "times": len(times.matmuls),
@@ -93,11 +95,11 @@ class Rounds:
                 "seconds": sum(seconds),
             },
         }
-        return Machine(device, profile, measured, tuple(seconds))
+        return MeasuredMachine(device, profile, measured, tuple(seconds))
 
 
 def _kernel_times(report: object, threads: int) -> dict[str, object]:
-    from shardwise.measure import group_clock, kernel_times, use_threads
+    from shardwise.measure import group_timer, kernel_times, use_threads
 
     use_threads(threads)
-    return asdict(kernel_times(group_clock(batches=2)))
+    return asdict(kernel_times(group_timer(batches=2)))

@@ -13,7 +13,7 @@ STEPS = 3
 """Of a plan at a time, the first to warm up."""
 
 
-class SmallSteps:
+class StepMeasurement:
     """Seconds of steps of `plans`, of one device each, which all `ranks` begin together: as in training they
     do alike things at like times, for which two that share a core wait for each other. ConfigError where no
     rank's device has speed 1."""
@@ -22,16 +22,16 @@ class SmallSteps:
         self.plans = plans
         self._ranks, self._threads = ranks, threads
         self._seconds: list[list[list[float]]] = [[[] for _ in plans] for _ in ranks.speeds]
-        self._whole = [rank for rank, speed in enumerate(ranks.speeds) if speed == 1.0]
-        if not self._whole:
+        self._nominal_ranks = [rank for rank, speed in enumerate(ranks.speeds) if speed == 1.0]
+        if not self._nominal_ranks:
             raise ConfigError(
                 "has no device of speed 1, which a calibration is of", key="--cluster",
                 found=f"speeds up to {max(ranks.speeds):g}", allowed="a node whose speed is 1",
             )  # fmt: skip
 
-    def take(self, number: int) -> None:
+    def measure(self, number: int) -> None:
         """Some steps of one of the plans; every rank calls this."""
-        found = self._ranks.apart(_steps_s, self.plans[number], self._threads)
+        found = self._ranks.run_separately(_steps_s, self.plans[number], self._threads)
         for own, seconds in zip(self._seconds, found, strict=True):
             own[number] += seconds
 
@@ -42,14 +42,16 @@ class SmallSteps:
     def slowest(self) -> list[float]:
         """A step of each plan, the median of what the slowest rank took each time, of those whose device has
         speed 1: now it is one, now another, and ranks that train together wait for it."""
-        of_whole = (
-            [self._seconds[rank][number] for rank in self._whole] for number in range(len(self.plans))
+        of_nominal = (
+            [self._seconds[rank][number] for rank in self._nominal_ranks] for number in range(len(self.plans))
         )
-        return [median(map(max, zip(*of_ranks, strict=True))) for of_ranks in of_whole]
+        return [median(map(max, zip(*of_ranks, strict=True))) for of_ranks in of_nominal]
 
-    def middle(self) -> int:
+    def median_rank(self) -> int:
         """The rank in the middle, of those whose device has speed 1."""
-        return sorted(self._whole, key=lambda rank: sum(self.medians(rank)))[len(self._whole) // 2]
+        return sorted(self._nominal_ranks, key=lambda rank: sum(self.medians(rank)))[
+            len(self._nominal_ranks) // 2
+        ]
 
 
 def _steps_s(report: object, plan: Plan, threads: int) -> list[float]:

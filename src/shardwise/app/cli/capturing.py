@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-from shardwise.app.cli.output import Line, Output, talk
-from shardwise.app.cli.request import writable
+from shardwise.app.cli.output import Line, Output, print_notes
+from shardwise.app.cli.request import check_output_path
 from shardwise.app.cli.tables import table
 from shardwise.errors import ConfigError
 from shardwise.graph import GRAPH_FILES, OpGraph, forward_flop, graph_text, parameter_count, step_flop
-from shardwise.inputs import parse_mapping, printable, shown
+from shardwise.inputs import parse_mapping, printable, short_repr
 from shardwise.plan import write_file
 from shardwise.units import format_count
 
@@ -21,27 +21,27 @@ def captured(target: str, out: str, *, batch: int | None) -> Output:
         raise ConfigError(
             "names no function of a file",
             key="FILE.py:function",
-            found=shown(target),
+            found=short_repr(target),
             allowed="train.py:build",
         )
     if not out.lower().endswith(GRAPH_FILES):
         raise ConfigError(
             "names no graph file",
             key="--out",
-            found=shown(out),
+            found=short_repr(out),
             allowed=f"a name in {', '.join(GRAPH_FILES)}",
         )
-    writable("--out", out, inputs=(path,))
+    check_output_path("--out", out, inputs=(path,))
     from shardwise.runtime import capture  # with torch, which nothing else needs
 
-    talk([f"shardwise: runs {printable(path)}, which is your code"])
+    print_notes([f"shardwise: runs {printable(path)}, which is your code"])
     graph = capture(path, function, batch=batch)
     text = graph_text(graph)
     document = parse_mapping(text, file=out if out.endswith(".yaml") else None)
     if out.lower().endswith(".json"):
         text = json.dumps(document, indent=1) + "\n"
     write_file(out, text.encode())
-    return Output(lines=_lines(graph), talk=[f"wrote {printable(out)}"])
+    return Output(lines=_lines(graph), notes=[f"wrote {printable(out)}"])
 
 
 def _lines(graph: OpGraph) -> list[Line]:

@@ -34,7 +34,7 @@ def answer_card(
     that was named, `goodput` the best result's, where it is told."""
     return [
         *result_card(answer.best, model=model, cluster=cluster, job=job, target=target),
-        *_compared(answer),
+        *_mixed_comparison(answer),
         *_goodput(goodput, cluster),
         *_runners_up(answer, model.layers),
         *frontier_table(answer, model.layers),
@@ -170,7 +170,7 @@ def _bars(parts: Mapping[str, float], text_of: object, style: str) -> Iterator[L
         )
 
 
-def _compared(answer: Answer) -> Iterator[Line]:
+def _mixed_comparison(answer: Answer) -> Iterator[Line]:
     """On a mixed cluster: against the fastest class alone and the best uniform strategy, and what is idle."""
     mixed = answer.mixed
     if mixed is None:

@@ -22,7 +22,7 @@ from shardwise.app.cli.output import Output
 Regroup = Annotated[
     str, typer.Option("--regroup", metavar="T", help="Seconds that a patch stands still beside its bytes.")
 ]
-MoveRestart = Annotated[
+MigrationRestart = Annotated[
     str, typer.Option("--restart", metavar="T", help="Seconds that a move stands still beside its bytes.")
 ]
 LostInterval = Annotated[
@@ -46,7 +46,7 @@ def replan(
         str, typer.Option(metavar="T", help="How long training goes on in these conditions.")
     ] = "6h",
     regroup: Regroup = "10s",
-    restart: MoveRestart = "60s",
+    restart: MigrationRestart = "60s",
     checkpoint_interval: LostInterval = "10min",
     save: Annotated[
         str | None,
@@ -110,7 +110,7 @@ def replay(
     optimizer: OptimizerName = "adamw",
     memory_margin: Margin = "0.05",
     regroup: Regroup = "10s",
-    restart: MoveRestart = "60s",
+    restart: MigrationRestart = "60s",
     checkpoint_interval: Annotated[
         str | None,
         typer.Option(
@@ -146,7 +146,7 @@ def replay(
     def seconds(option: str, text: str | None, low: str = "0s") -> float | None:
         return None if text is None else request.duration(option, text, low=low, high="3650d")
 
-    wanted = replaying.ReplayOptions(
+    replay_options = replaying.ReplayOptions(
         events=events,
         policies=policy,
         length_s=seconds("--length", length, "1s"),
@@ -155,7 +155,7 @@ def replay(
         checkpoint_interval_s=seconds("--checkpoint-interval", checkpoint_interval, "1s"),
         plot=plot,
     )
-    return replaying.replayed(options, wanted, is_json=is_json)
+    return replaying.replayed(options, replay_options, is_json=is_json)
 
 
 def add_change_commands(app: typer.Typer) -> None:

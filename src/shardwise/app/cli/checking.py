@@ -25,10 +25,10 @@ def checked(path: str, *, is_json: bool, proof_budget_s: float = PROOF_BUDGET_S)
     verdict = verdict_on(path, proof_budget_s)
     code = 0 if verdict.ok else DISAGREES
     if is_json:
-        return Output(document=_document(verdict), talk=_talk(verdict), code=code)
+        return Output(document=_document(verdict), notes=_talk(verdict), code=code)
     width = max(len(check.name) for check in verdict.checks)
     lines = [_line(check, width) for check in verdict.checks]
-    return Output(lines=[*lines, *_not_judged_lines(verdict, width)], talk=_talk(verdict), code=code)
+    return Output(lines=[*lines, *_not_judged_lines(verdict, width)], notes=_talk(verdict), code=code)
 
 
 def verdict_on(path: str, proof_budget_s: float) -> Verdict:
@@ -48,7 +48,7 @@ def _line(check: Check, width: int) -> Line:
 
 def _not_judged_lines(verdict: Verdict, width: int) -> Iterator[Line]:
     """A line for each reason: the keys of the file that are not judged for it."""
-    for why, keys in groupby(verdict.not_judged, key=lambda one: one.why):
+    for why, keys in groupby(verdict.unchecked, key=lambda one: one.why):
         listed = ", ".join(one.key for one in keys)
         yield ("note ", "label"), (f"  {'not judged':<{width}}  ", "label"), (f"{listed}: {why}", "")
 
@@ -72,5 +72,5 @@ def _document(verdict: Verdict) -> dict[str, object]:
         "plan_hash": verdict.plan_hash,
         "ok": verdict.ok,
         "checks": [asdict(check) for check in verdict.checks],
-        "not_judged": [asdict(one) for one in verdict.not_judged],
+        "not_judged": [asdict(one) for one in verdict.unchecked],
     }

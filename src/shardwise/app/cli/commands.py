@@ -13,7 +13,6 @@ from shardwise.app.cli.options import (
     Adaptive,
     AllowIdle,
     BatchSize,
-    BraidRows,
     Budget,
     CalibrationFile,
     Checkpoint,
@@ -28,6 +27,7 @@ from shardwise.app.cli.options import (
     IsJson,
     Jitter,
     Margin,
+    MixedStageRows,
     ModelText,
     Mtbf,
     OptimizerName,
@@ -64,8 +64,8 @@ def command() -> Any:
     return typer.main.get_command(app)
 
 
-def _print_version(is_wanted: bool) -> None:
-    if is_wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         from importlib.metadata import version
 
         typer.echo(f"shardwise {version('shardwise')}")
@@ -113,7 +113,7 @@ def plan(
     ] = False,
     workers: Workers = "1",
     stage_dp: StageDp = "1",
-    braid: BraidRows = "1",
+    mixed_stage_rows: MixedStageRows = "1",
     budget: Budget = None,
     save: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the plan file.", show_default=False)
@@ -143,7 +143,7 @@ def plan(
         memory_margin=memory_margin,
         expert_imbalance=expert_imbalance,
     )
-    wanted = request.Wanted(
+    choices = request.PlanOptions(
         objective=request.choice("--objective", objective, OBJECTIVES),
         frontier=frontier,
         use_all=request.all_devices(use_all=use_all, allow_idle=allow_idle),
@@ -155,15 +155,15 @@ def plan(
         workers=request.workers(workers),
         budget_s=request.budget(budget),
         stage_dp=request.stage_dp(stage_dp),
-        braid=request.braid(braid),
+        mixed_stage_rows=request.mixed_stage_rows(mixed_stage_rows),
     )
     reliability = request.reliability(
         mtbf=mtbf, interval=checkpoint_interval, stall=checkpoint_stall, restart=restart, jitter=jitter
     )
-    if for_trace.is_asked(events, policy):
-        for_trace.check_wanted(wanted, reliability)
-        return for_trace.planned(options, wanted, events or "", policy, save=save, is_json=is_json)
-    return answer.planned(options, wanted=wanted, save=save, is_json=is_json, reliability=reliability)
+    if for_trace.is_requested(events, policy):
+        for_trace.check_plan_options(choices, reliability)
+        return for_trace.planned(options, choices, events or "", policy, save=save, is_json=is_json)
+    return answer.planned(options, plan_options=choices, save=save, is_json=is_json, reliability=reliability)
 
 
 @app.command()
@@ -227,7 +227,7 @@ def space(
     space: Space = "default",
     fix: Fixed = "",
     stage_dp: StageDp = "1",
-    braid: BraidRows = "1",
+    mixed_stage_rows: MixedStageRows = "1",
     is_json: IsJson = False,
 ) -> Output:
     """Print every axis of a space and the exact number of candidates."""
@@ -240,7 +240,7 @@ def space(
         seq_len=seq_len,
         global_batch_size=global_batch_size,
     )
-    limits = {"stage_dp": request.stage_dp(stage_dp), "braid": request.braid(braid)}
+    limits = {"stage_dp": request.stage_dp(stage_dp), "braid": request.mixed_stage_rows(mixed_stage_rows)}
     return answer.counted(options, space=space, fix=fix, limits=limits, is_json=is_json)
 
 
@@ -337,14 +337,14 @@ def train(
 ) -> Output:
     """Train as a plan says, on PyTorch; a cluster of cpu devices is as many processes of this machine."""
     from shardwise.app.cli import launched, request, training
-    from shardwise.app.cli.training_run import Asked
+    from shardwise.app.cli.training_run import TrainArguments
 
-    with launched.one_voice():
+    with launched.report_on_rank_0():
         numbers = request.train_numbers(
             steps=steps, lr=lr, seed=seed, checkpoint_every=checkpoint_every, restarts=restarts
         )
     return training.trained(
-        Asked(
+        TrainArguments(
             path=plan,
             data=data,
             steps=numbers.steps,

@@ -7,15 +7,15 @@ from dataclasses import asdict
 from shardwise.accuracy import (
     Comparison,
     GraphComparison,
-    StageTimes,
+    StageBreakdown,
     compare,
     compare_graph,
-    place_name,
+    stage_label,
 )
 from shardwise.app.cli import words
 from shardwise.app.cli.graph_comparing import graph_document, operator_lines, part_rows
 from shardwise.app.cli.output import Line, Output, row
-from shardwise.app.cli.request import writable
+from shardwise.app.cli.request import check_output_path
 from shardwise.app.cli.tables import table
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
@@ -35,7 +35,7 @@ def compared(path: str, measured: str, *, trace: str | None, is_json: bool) -> O
     ConfigError where the trace is not of this plan.
     """
     if trace is not None:
-        writable("--trace", trace, inputs=(path, measured))
+        check_output_path("--trace", trace, inputs=(path, measured))
     plan = read_any_plan(path)
     steps = read_trace(measured)
     try:
@@ -43,46 +43,48 @@ def compared(path: str, measured: str, *, trace: str | None, is_json: bool) -> O
     except ConfigError as error:
         at_plan = error.key is not None and error.key.startswith(("best", "schedule", "step_time_s"))
         raise error.within(file=printable(path if at_plan else measured)) from None
-    talk = []
+    notes = []
     if steps.plan_hash is None:
-        talk.append(
+        notes.append(
             f"{printable(measured)} does not say of which plan it is: ranks and actions are the plan's"
         )
-    if found.disorder:
-        talk.append(f"shardwise: error: {measured}: {found.disorder}")
+    if found.order_violation:
+        notes.append(f"shardwise: error: {measured}: {found.order_violation}")
     if trace is not None:
         write_trace(found.both, trace)
-        talk.append(f"wrote {trace}; open it at https://ui.perfetto.dev")
-    code = DISAGREES if found.disorder else 0
+        notes.append(f"wrote {trace}; open it at https://ui.perfetto.dev")
+    code = DISAGREES if found.order_violation else 0
     if is_json:
-        return Output(document=_document(plan, found, trace), talk=talk, code=code)
-    return Output(lines=_lines(plan, found), talk=talk, code=code)
+        return Output(document=_document(plan, found, trace), notes=notes, code=code)
+    return Output(lines=_lines(plan, found), notes=notes, code=code)
 
 
 def _lines(plan: AnyPlan, found: Comparison) -> list[Line]:
     rows: list[tuple[str, ...]] = [
         (
-            place_name(place, found.places),
+            stage_label(place, found.places),
             part,
-            *words.pair(getattr(told, f"{part}_s"), getattr(seen, f"{part}_s")),
+            *words.pair(getattr(predicted_times, f"{part}_s"), getattr(measured_times, f"{part}_s")),
         )
-        for place, told, seen in zip(found.places, found.predicted, found.measured, strict=True)
+        for place, predicted_times, measured_times in zip(
+            found.places, found.predicted, found.measured, strict=True
+        )
         for part in _PARTS
     ]
     rows += part_rows(found) if isinstance(found, GraphComparison) else _rows_within(found)
-    name, of = _named(plan)
+    name, of = _plan_name(plan)
     return [
         row("compared", (f"{name} on {plan.cluster.name}", "value"), (f"   {of}", "")),
         row("step time", (words.seconds(found.predicted_s), "time"), (" predicted, ", ""),
             (words.seconds(found.measured_s), "time"), (f" measured ({found.error:+.1%})", "")),
-        row("order", (found.disorder or "every rank ran its actions as planned", "")),
+        row("order", (found.order_violation or "every rank ran its actions as planned", "")),
         (),
         *table(("", "part", "predicted", "measured", "ratio"), rows, left=2),
         *(operator_lines(found) if isinstance(found, GraphComparison) else ()),
     ]  # fmt: skip
 
 
-def _named(plan: AnyPlan) -> tuple[str, str]:
+def _plan_name(plan: AnyPlan) -> tuple[str, str]:
     """What is trained, and how it is laid out, in a few words."""
     if isinstance(plan, GraphPlan):
         of = f"mesh {plan.mesh.name}"
@@ -96,19 +98,25 @@ def _named(plan: AnyPlan) -> tuple[str, str]:
 
 def _rows_within(found: Comparison) -> list[tuple[str, ...]]:
     """What the stage that worked most did within these parts."""
-    seen = max(found.measured, key=lambda times: times.forward_s + times.backward_s)
+    measured_times = max(found.measured, key=lambda times: times.forward_s + times.backward_s)
     rows: list[tuple[str, ...]] = [
-        ("of these", "in collectives", *words.pair(found.predicted_collectives_s, seen.collectives_s or 0.0))
+        (
+            "of these",
+            "in collectives",
+            *words.pair(found.predicted_collectives_s, measured_times.collectives_s or 0.0),
+        )
     ]
-    if found.predicted_copies_s or seen.copies_s:
-        pair = words.pair(found.predicted_copies_s, seen.copies_s or 0.0)
+    if found.predicted_copies_s or measured_times.copies_s:
+        pair = words.pair(found.predicted_copies_s, measured_times.copies_s or 0.0)
         rows.append(("", "in copies to the host", *pair))
-    rows.append(("", "in the optimizer", *words.pair(found.predicted_optimizer_s, seen.optimizer_s or 0.0)))
+    rows.append(
+        ("", "in the optimizer", *words.pair(found.predicted_optimizer_s, measured_times.optimizer_s or 0.0))
+    )
     return rows
 
 
 def _document(plan: AnyPlan, found: Comparison, trace: str | None) -> dict[str, object]:
-    def times(of: StageTimes) -> dict[str, object]:
+    def times(of: StageBreakdown) -> dict[str, object]:
         return asdict(of) | {"step_s": of.step_s}
 
     document: dict[str, object] = {
@@ -118,14 +126,19 @@ def _document(plan: AnyPlan, found: Comparison, trace: str | None) -> dict[str, 
         "predicted_s": found.predicted_s,
         "measured_s": found.measured_s,
         "error": found.error,
-        "in_order": found.disorder is None,
-        "disorder": found.disorder,
+        "in_order": found.order_violation is None,
+        "disorder": found.order_violation,
         "predicted_collectives_s": found.predicted_collectives_s,
         "predicted_copies_s": found.predicted_copies_s,
         "predicted_optimizer_s": found.predicted_optimizer_s,
         "stages": [
-            {"pipeline": pipeline, "stage": stage, "predicted": times(told), "measured": times(seen)}
-            for (pipeline, stage), told, seen in zip(
+            {
+                "pipeline": pipeline,
+                "stage": stage,
+                "predicted": times(predicted_times),
+                "measured": times(measured_times),
+            }
+            for (pipeline, stage), predicted_times, measured_times in zip(
                 found.places, found.predicted, found.measured, strict=True
             )
         ],

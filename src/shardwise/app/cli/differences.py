@@ -6,21 +6,21 @@ from collections.abc import Iterator, Mapping
 
 from shardwise.app.cli import words
 from shardwise.app.cli.output import WIDTH, Line, row
-from shardwise.app.cli.proof import PRICED_OTHERWISE, priced_as_lines
+from shardwise.app.cli.proof import NOT_AS_GIVEN, priced_as_lines
 from shardwise.plan import Plan, Result
-from shardwise.search import Comparison
+from shardwise.search import PlanComparison
 
 _COLUMNS = f"{'':<24}"
 
 
-def comparison_lines(plan: Plan, comparison: Comparison, *, kind: str, asked: str) -> list[Line]:
+def comparison_lines(plan: Plan, comparison: PlanComparison, *, kind: str, requested: str) -> list[Line]:
     """The answer of `explain --why-not` and `--what-if`."""
     before, after = comparison.before, comparison.after
-    names = ("the plan", asked if len(asked) <= 24 else "pinned" if kind == "why_not" else "changed")
+    names = ("the plan", requested if len(requested) <= 24 else "pinned" if kind == "why_not" else "changed")
     question = comparison.question
     title = f" {plan.model.name} on {question.cluster.name}"
     return [
-        ((title, "title"), (f"  {'with' if kind == 'why_not' else 'if'} {asked}", "value")),
+        ((title, "title"), (f"  {'with' if kind == 'why_not' else 'if'} {requested}", "value")),
         (("─" * WIDTH, "dim"),),
         *_strategies(plan, comparison, names),
         (),
@@ -31,7 +31,7 @@ def comparison_lines(plan: Plan, comparison: Comparison, *, kind: str, asked: st
     ]
 
 
-def _strategies(plan: Plan, comparison: Comparison, names: tuple[str, str]) -> Iterator[Line]:
+def _strategies(plan: Plan, comparison: PlanComparison, names: tuple[str, str]) -> Iterator[Line]:
     before, after = comparison.before, comparison.after
     for label, result, job in (("plan", before, plan.job), ("instead", after, comparison.question.job)):
         yield row(label, (words.degrees_text(result.strategy), "value"))
@@ -46,7 +46,9 @@ def _strategies(plan: Plan, comparison: Comparison, names: tuple[str, str]) -> I
         yield row("changes" if index == 0 else "", (line, "dim"))
 
 
-def _terms(before: Result, after: Result, comparison: Comparison, names: tuple[str, str]) -> Iterator[Line]:
+def _terms(
+    before: Result, after: Result, comparison: PlanComparison, names: tuple[str, str]
+) -> Iterator[Line]:
     """Time, then memory: what each term was, is, and the difference, the largest first."""
     yield ((f" {'time':<24}{names[0]:>16}{names[1]:>26}{'difference':>16}", "label"),)
     yield from _rows(
@@ -80,8 +82,8 @@ def _rows(
             yield _row(label, before.get(name, 0.0), after.get(name, 0.0), text_of, "")
     same = [name for name in more if abs(more[name]) < least]
     if same:
-        rest = (sum(before.get(name, 0.0) for name in same), sum(after.get(name, 0.0) for name in same))
-        yield _row(f"{words.counted(len(same), 'other term')}", *rest, text_of, "dim")
+        sums = (sum(before.get(name, 0.0) for name in same), sum(after.get(name, 0.0) for name in same))
+        yield _row(f"{words.counted(len(same), 'other term')}", *sums, text_of, "dim")
 
 
 def _row(label: str, old: float, new: float, text_of: object, style: str, end: str = "") -> Line:
@@ -91,9 +93,9 @@ def _row(label: str, old: float, new: float, text_of: object, style: str, end: s
     return ((f" {label:<24}{text_of(old):>16}{text_of(new):>26}{difference:>16}{end}", style),)
 
 
-def _proof(comparison: Comparison) -> Iterator[Line]:
+def _proof(comparison: PlanComparison) -> Iterator[Line]:
     certificate = comparison.answer.certificate
-    why = PRICED_OTHERWISE if certificate.priced_as else f"gap {words.percent(certificate.gap, 2)}"
+    why = NOT_AS_GIVEN if certificate.priced_as else f"gap {words.percent(certificate.gap, 2)}"
     verdict = ("optimal", "good") if comparison.answer.is_proven else (f"not proven: {why}", "warn")
     yield row("proof", verdict, (f" among {certificate.enumerated:,} candidates of this question", ""))
     yield from priced_as_lines(certificate.priced_as)

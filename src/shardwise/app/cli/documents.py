@@ -11,11 +11,11 @@ from shardwise.cluster import Cluster
 from shardwise.model import Model, active_parameters, parameters
 from shardwise.plan import (
     Answer,
-    Frontier,
     Goodput,
     MixedFigures,
     Plan,
     Result,
+    StrategyFrontier,
     UnevenAnswer,
     UnevenFile,
     certificate_document,
@@ -26,7 +26,7 @@ from shardwise.plan import (
     result_document,
     usd_per_billion_tokens,
 )
-from shardwise.search import Comparison, Explanation
+from shardwise.search import Explanation, PlanComparison
 from shardwise.strategy import ANY, Job
 
 VERSION = 1
@@ -44,8 +44,10 @@ def plan_answer(
         **question_document(plan.model, plan.cluster, plan.job),
         "objective": plan.objective,
         "target": plan.target or ANY,
-        "best": _priced(answer.best, plan.cluster, plan.job, answer.mixed),
-        "runners_up": [_priced(result, plan.cluster, plan.job, answer.mixed) for result in answer.runners_up],
+        "best": _result_with_cost(answer.best, plan.cluster, plan.job, answer.mixed),
+        "runners_up": [
+            _result_with_cost(result, plan.cluster, plan.job, answer.mixed) for result in answer.runners_up
+        ],
         "devices_used": plan.cluster.devices,
         **_parts(answer),
         "frontier": None if answer.frontier is None else _points(answer.frontier, answer.best),
@@ -141,7 +143,7 @@ def _uneven_result(answer: UnevenAnswer, request: Request) -> dict[str, object]:
     }
 
 
-def _points(frontier: Frontier, best: Result) -> list[dict[str, object]]:
+def _points(frontier: StrategyFrontier, best: Result) -> list[dict[str, object]]:
     """Points of time against memory, fastest first, each in brief."""
     return [
         {
@@ -159,7 +161,7 @@ def evaluation(request: Request, result: Result) -> dict[str, object]:
         "schema": "shardwise.evaluation",
         "version": VERSION,
         **question_document(request.model, request.cluster, request.job),
-        "result": _priced(result, request.cluster, request.job),
+        "result": _result_with_cost(result, request.cluster, request.job),
     }
 
 
@@ -172,23 +174,26 @@ def explanation(plan: Plan, found: Explanation) -> dict[str, object]:
         "candidates": sum(found.totals.values()) + found.unexplored,
         "unexplored": found.unexplored,
         "totals": dict(found.totals),
-        "blocks": [{**asdict(block), "candidates": block.candidates} for block in found.blocks],
+        "blocks": [
+            {**asdict(block), "fates": dict(block.outcomes), "candidates": block.candidates}
+            for block in found.entries
+        ],
         "axes": [asdict(axis) for axis in found.axes],
         "binding": binding,
         "agrees": found.agrees,
     }
 
 
-def comparison(plan: Plan, found: Comparison, *, kind: str, asked: str) -> dict[str, object]:
+def comparison(plan: Plan, found: PlanComparison, *, kind: str, requested: str) -> dict[str, object]:
     """`explain --why-not --json` and `explain --what-if --json`."""
     question = found.question
     return {
         **_explained(plan, kind),
-        "asked": asked,
+        "asked": requested,
         "priced_as": list(found.answer.certificate.priced_as),
         "cluster": question_document(question.model, question.cluster, question.job)["cluster"],
         "job": asdict(question.job),
-        "result": _priced(found.after, question.cluster, question.job),
+        "result": _result_with_cost(found.after, question.cluster, question.job),
         "certificate": certificate_document(found.answer.certificate),
         "difference": {
             "step_time_s": found.after.step_time_s - found.before.step_time_s,
@@ -206,7 +211,7 @@ def _explained(plan: Plan, kind: str) -> dict[str, object]:
         "version": VERSION,
         "kind": kind,
         "plan_hash": document_hash(plan_document(plan)),
-        "best": _priced(plan.best, plan.cluster, plan.job),
+        "best": _result_with_cost(plan.best, plan.cluster, plan.job),
     }
 
 
@@ -249,7 +254,7 @@ def question_document(model: Model, cluster: Cluster, job: Job) -> dict[str, obj
     }
 
 
-def _priced(
+def _result_with_cost(
     result: Result, cluster: Cluster, job: Job, mixed: MixedFigures | None = None
 ) -> dict[str, object]:
     """A result with what it costs, and the figures that only mixed clusters have."""

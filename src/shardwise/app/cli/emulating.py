@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 
-from shardwise.app.cli.output import Output, talk
+from shardwise.app.cli.output import Output, print_notes
 from shardwise.cluster import load_cluster, load_events
-from shardwise.emulate import Emulation, emulated
+from shardwise.emulate import Emulation, run_emulation
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
 
@@ -25,17 +25,17 @@ def ran(cluster: str, command: Sequence[str], *, cpu_share: float | None, events
             found=printable(command[0]),
             allowed="one on PATH, or the path of one",
         )
-    place = load_cluster(cluster)
-    if place.devices > MAX_DEVICES:
+    loaded = load_cluster(cluster)
+    if loaded.devices > MAX_DEVICES:
         raise ConfigError(
-            "is too large for one machine", key="CLUSTER", found=f"{place.devices} devices",
+            "is too large for one machine", key="CLUSTER", found=f"{loaded.devices} devices",
             allowed=f"at most {MAX_DEVICES}",
         )  # fmt: skip
-    if set(place.classes) != {"cpu"}:
-        raise ConfigError("is not emulated", key="CLUSTER", found=", ".join(place.classes), allowed="cpu")
+    if set(loaded.classes) != {"cpu"}:
+        raise ConfigError("is not emulated", key="CLUSTER", found=", ".join(loaded.classes), allowed="cpu")
     trace = None
     if events is not None:
-        trace, told = load_events(events)
-        talk([told] if told else [])
-    asked = Emulation(cluster=place, command=tuple(command), cpu_share=cpu_share, events=trace)
-    return Output(code=emulated(asked, lambda line: talk([f"shardwise: {line}"])))
+        trace, note = load_events(events)
+        print_notes([note] if note else [])
+    emulation = Emulation(cluster=loaded, command=tuple(command), cpu_share=cpu_share, events=trace)
+    return Output(code=run_emulation(emulation, lambda line: print_notes([f"shardwise: {line}"])))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from shardwise.app.cli.output import LABEL, WIDTH, Line, Output, row
-from shardwise.app.cli.request import choice, count, duration, writable
+from shardwise.app.cli.request import check_output_path, choice, count, duration
 from shardwise.app.cli.words import counted, wrapped
 from shardwise.cluster import (
     EVENT_KINDS,
@@ -19,7 +19,7 @@ from shardwise.cluster import (
 from shardwise.plan import write_file
 from shardwise.units import format_seconds
 
-NAMES = {
+KIND_NAMES = {
     "LinkChange": "link",
     "Slowdown": "slow",
     "NodeLost": "lost",
@@ -37,48 +37,52 @@ def generated(
     length_s = duration("--length", length, low="1s", high="365d")
     number = count("--seed", seed, low=0, high=999_999_999)
     if out is not None:
-        writable("--out", out, inputs=(cluster,))
+        check_output_path("--out", out, inputs=(cluster,))
     trace = generate_events(
         load_cluster(cluster, inter_node=inter_node), kind, length_s=length_s, seed=number
     )
-    return _written(trace, out, is_json=is_json, told=())
+    return _written(trace, out, is_json=is_json, dropped_notes=())
 
 
 def converted(path: str, *, per_node: str, out: str | None, is_json: bool) -> Output:
     """The answer of `events convert`."""
     devices = count("--per-node", per_node, low=1, high=1024)
     if out is not None:
-        writable("--out", out, inputs=(path,))
-    trace, told = convert_events(path, per_node=devices)
-    return _written(trace, out, is_json=is_json, told=told)
+        check_output_path("--out", out, inputs=(path,))
+    trace, dropped_notes = convert_events(path, per_node=devices)
+    return _written(trace, out, is_json=is_json, dropped_notes=dropped_notes)
 
 
-def _written(trace: EventTrace, out: str | None, *, is_json: bool, told: Sequence[str]) -> Output:
-    talk = [f"shardwise: {text}" for text in told]
+def _written(trace: EventTrace, out: str | None, *, is_json: bool, dropped_notes: Sequence[str]) -> Output:
+    notes = [f"shardwise: {text}" for text in dropped_notes]
     text = events_text(trace)
     if out is not None:
         write_file(out, text.encode())
-        talk.append(f"wrote {out}")
-    kinds = Counter(NAMES[type(event).__name__] for event in trace.events)
+        notes.append(f"wrote {out}")
+    kinds = Counter(KIND_NAMES[type(event).__name__] for event in trace.events)
     if is_json:
         document = {
             "schema": "shardwise.events-answer", "version": 1, "nodes": trace.nodes,
             "absent": len(trace.absent), "events": len(trace.events), "kinds": dict(sorted(kinds.items())),
-            "end_s": trace.end_s, "source": trace.source, "told": list(told),
+            "end_s": trace.end_s, "source": trace.source, "told": list(dropped_notes),
         }  # fmt: skip
-        return Output(document=document, talk=talk)
+        return Output(document=document, notes=notes)
     if out is None:
-        return Output(lines=[((line, ""),) for line in text.splitlines()], talk=talk)
-    return Output(lines=list(_card(trace, kinds)), talk=talk)
+        return Output(lines=[((line, ""),) for line in text.splitlines()], notes=notes)
+    return Output(lines=list(_card(trace, kinds)), notes=notes)
 
 
 def _card(trace: EventTrace, kinds: Counter[str]) -> list[Line]:
     parts = [f"{number:,} {name}" for name, number in kinds.most_common()]
-    there = [len(nodes) for _, nodes in trace.present()]
+    present_counts = [len(nodes) for _, nodes in trace.present()]
     lines = [row("events", (f"{len(trace.events):,}", "value"), (f" in {format_seconds(trace.end_s)}", ""))]
     lines += [row("", (text, "")) for text in wrapped(parts, " · ", WIDTH - LABEL)]
     lines.append(
-        row("nodes", (f"{trace.nodes:,}", "value"), (f"   {min(there):,} to {max(there):,} there", "dim"))
+        row(
+            "nodes",
+            (f"{trace.nodes:,}", "value"),
+            (f"   {min(present_counts):,} to {max(present_counts):,} there", "dim"),
+        )
     )
     if trace.sites:
         lines.append(row("sites", (counted(len(trace.sites), "site"), "")))

@@ -38,22 +38,22 @@ def explained(
             comparison = search.what_if(plan, what_if, workers=workers, budget_s=budget_s, progress=show)
         else:
             explanation = search.explained(plan, workers=workers, budget_s=budget_s, progress=show)
-            talk, code = _ended(explanation.is_interrupted)
+            notes, code = _explain_exit_status(explanation.is_interrupted)
             if is_json:
-                return Output(document=documents.explanation(plan, explanation), talk=talk, code=code)
+                return Output(document=documents.explanation(plan, explanation), notes=notes, code=code)
             if not explanation.agrees and not explanation.unexplored:
-                talk.append("shardwise: the search finds another best than the plan's now")
-            return Output(lines=tree.explanation_lines(plan, explanation), talk=talk, code=code)
-    talk, code = _ended(comparison.answer.is_interrupted)
-    kind, asked = ("why_not", why_not) if pinned is not None else ("what_if", what_if)
+                notes.append("shardwise: the search finds another best than the plan's now")
+            return Output(lines=tree.explanation_lines(plan, explanation), notes=notes, code=code)
+    notes, code = _explain_exit_status(comparison.answer.is_interrupted)
+    kind, requested = ("why_not", why_not) if pinned is not None else ("what_if", what_if)
     if is_json:
-        document = documents.comparison(plan, comparison, kind=kind, asked=str(asked))
-        return Output(document=document, talk=talk, code=code)
-    lines = differences.comparison_lines(plan, comparison, kind=kind, asked=str(asked))
-    return Output(lines=lines, talk=talk, code=code)
+        document = documents.comparison(plan, comparison, kind=kind, requested=str(requested))
+        return Output(document=document, notes=notes, code=code)
+    lines = differences.comparison_lines(plan, comparison, kind=kind, requested=str(requested))
+    return Output(lines=lines, notes=notes, code=code)
 
 
-def _ended(is_interrupted: bool) -> tuple[list[str], int]:
+def _explain_exit_status(is_interrupted: bool) -> tuple[list[str], int]:
     """What is said of how the search ended, and the exit code."""
     if is_interrupted:
         return ["shardwise: interrupted; this is what was found so far"], INTERRUPTED

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from shardwise.app.cli.output import Output, row
-from shardwise.app.cli.request import choice, writable
+from shardwise.app.cli.request import check_output_path, choice
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
 from shardwise.plan import GraphPlan, Plan, UnevenFile, read_any_plan, write_file
@@ -60,7 +60,7 @@ def _check_folder(out: str, files: Mapping[str, str], path: str) -> None:
         raise ConfigError("is not a folder", key="--out", found=printable(out), allowed="a folder")
     for name in files if os.path.isdir(out) else ():
         file = os.path.join(out, name)
-        writable("--out", file, inputs=(path,))
+        check_output_path("--out", file, inputs=(path,))
         if os.path.exists(file) and not _is_own(file):
             raise ConfigError(
                 "was not written by shardwise export, and would be lost", key="--out", found=printable(file),
@@ -98,7 +98,7 @@ def _differing(export: Exported, found: ReadBack) -> Output:
         f"shardwise: error: {export.target} reads {each.field} as {each.read}; the plan has {each.plan}"
         for each in found.differences
     ]
-    return Output(talk=[*lines, "shardwise: nothing was written"], code=DIFFERS)
+    return Output(notes=[*lines, "shardwise: nothing was written"], code=DIFFERS)
 
 
 def _written(out: str, export: Exported, found: ReadBack | None) -> Output:

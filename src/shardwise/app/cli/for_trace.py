@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from shardwise.app.cli import card, documents, words
-from shardwise.app.cli.answer import question_words
-from shardwise.app.cli.arranged import hash_of, on_nodes, source_of, uneven_plan, uniform_plan
+from shardwise.app.cli.answer import question_arguments
+from shardwise.app.cli.arranged import on_nodes, trace_hash, trace_source, uneven_plan, uniform_plan
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.proof import priced_as_lines
 from shardwise.app.cli.replanning import (
@@ -17,26 +17,33 @@ from shardwise.app.cli.replanning import (
     uneven_layout,
     unreachable_lines,
 )
-from shardwise.app.cli.request import JobOptions, Request, Wanted, choice, load_request, writable
+from shardwise.app.cli.request import (
+    JobOptions,
+    PlanOptions,
+    Request,
+    check_output_path,
+    choice,
+    load_request,
+)
 from shardwise.app.cli.spaces import space_choice
-from shardwise.app.cli.targets import not_run, not_trained, require_job, wanted_target
+from shardwise.app.cli.targets import not_run, requested_target, require_job, train_warnings
 from shardwise.app.cli.uneven_card import plan_lines
 from shardwise.errors import ConfigError
 from shardwise.plan import (
     TRACE_POLICIES,
-    ForTrace,
     Reliability,
+    TraceChoice,
     write_plan,
     write_uneven_plan,
 )
 from shardwise.replan import (
+    AllowedSpace,
     AnyArrangement,
     Costs,
     Prices,
     TracePick,
     TracePicks,
     UnevenArrangement,
-    Within,
     best_interval_s,
     mixed_planner_of,
     picks_for_trace,
@@ -49,7 +56,7 @@ DEFAULT_TOP = 3
 """Runners-up that `plan` tells where none are asked for."""
 
 
-def is_asked(events: str | None, policy: str | None) -> bool:
+def is_requested(events: str | None, policy: str | None) -> bool:
     """Whether a plan for a trace is asked for. ConfigError for a policy without a trace."""
     if events is None and policy is not None:
         raise ConfigError("belongs to --events", key="--policy", allowed="--events TRACE beside it")
@@ -57,26 +64,34 @@ def is_asked(events: str | None, policy: str | None) -> bool:
 
 
 def planned(
-    options: JobOptions, wanted: Wanted, events: str, policy: str | None, *, save: str | None, is_json: bool
+    options: JobOptions,
+    plan_options: PlanOptions,
+    events: str,
+    policy: str | None,
+    *,
+    save: str | None,
+    is_json: bool,
 ) -> Output:
     """The answer of `plan --events`; writes the plan file where `save` names one. Raises Infeasible where
     nothing runs at any time, or, for policy `now`, at first."""
     policy = choice("--policy", policy or "expected", TRACE_POLICIES)
-    fixed = parse_fields(wanted.fix, key="--fix")
-    chosen = space_choice(wanted.space)
+    fixed = parse_fields(plan_options.fix, key="--fix")
+    chosen = space_choice(plan_options.space)
     if save is not None:
-        writable("--save", save, inputs=(options.model, options.cluster, events))
+        check_output_path("--save", save, inputs=(options.model, options.cluster, events))
     request = load_request(options)
     given = trace_for(events, request.cluster)
     trace = given.trace
     prices = Prices(request.model, request.cluster, request.job)
     interval_s = best_interval_s(trace, trace.end_s) or Costs().checkpoint_interval_s
     planner = mixed_planner_of(planner_of(prices, Costs(checkpoint_interval_s=interval_s)))
-    target = wanted_target(wanted.target, request)
+    target = requested_target(plan_options.target, request)
     if target is not None:
         require_job(target, request)
-    within = Within(space=chosen.base, fixed=fixed, axes=chosen.axes, stage_dp=wanted.stage_dp, target=target)
-    picks = picks_for_trace(planner, trace, within)
+    allowed_space = AllowedSpace(
+        space=chosen.base, fixed=fixed, axes=chosen.axes, stage_dp=plan_options.stage_dp, target=target
+    )
+    picks = picks_for_trace(planner, trace, allowed_space)
     found = _record(picks, policy, given, is_proven=not (request.cluster.priced_as or given.priced_as))
     arrangement = picks.pick(policy).arrangement
     name = None if target is None else target.name
@@ -89,9 +104,9 @@ def planned(
         written = None if save is None else write_uneven_plan(save, uneven)
         on = replace(request, cluster=uneven.cluster)
         # What is proven is told of the trace, not of one plan by itself.
-        in_the_way = not_run(answer.best, on)
-        whole = documents.uneven_answer(uneven, answer, on, not_run=in_the_way)
-        document = {**whole, "is_proven": False, "uneven_gap": None}
+        unsupported = not_run(answer.best, on)
+        uneven_document = documents.uneven_answer(uneven, answer, on, not_run=unsupported)
+        document = {**uneven_document, "is_proven": False, "uneven_gap": None}
         lines = [
             *card.question_lines(request.model, uneven.cluster, request.job),
             *plan_lines(answer.best),
@@ -111,42 +126,42 @@ def planned(
         plan = replace(plan, target=name)
         written = None if save is None else write_plan(save, plan)
         on = replace(request, cluster=plan.cluster)
-        in_the_way = not_run(plan.best.strategy, on)
-        document = documents.plan_answer(plan, proven, not_run=in_the_way)
+        unsupported = not_run(plan.best.strategy, on)
+        document = documents.plan_answer(plan, proven, not_run=unsupported)
         lines = card.result_card(proven.best, model=plan.model, cluster=plan.cluster, job=plan.job)
-    talk = [*given.talk, *unreachable_lines("unreachable for some time", picks.unreachable)]
-    talk += not_trained(in_the_way, on, save)
-    talk += [] if save is None else [f"wrote {save} ({written})"]
+    notes = [*given.notes, *unreachable_lines("unreachable for some time", picks.unreachable)]
+    notes += train_warnings(unsupported, on, save)
+    notes += [] if save is None else [f"wrote {save} ({written})"]
     if is_json:
-        return Output(document={**document, "for_trace": _document(picks, found)}, talk=talk)
+        return Output(document={**document, "for_trace": _document(picks, found)}, notes=notes)
     priced_as = (*on.cluster.priced_as, *given.priced_as)
-    return Output(lines=[*lines, *_card(picks, found, request, save, priced_as)], talk=talk)
+    return Output(lines=[*lines, *_card(picks, found, request, save, priced_as)], notes=notes)
 
 
-def check_wanted(wanted: Wanted, reliability: Reliability | None) -> None:
+def check_plan_options(plan_options: PlanOptions, reliability: Reliability | None) -> None:
     """ConfigError where something is asked for that belongs to one cluster which stays as it is."""
-    for option, is_asked in (
-        ("--objective", wanted.objective != "time"),
-        ("--frontier", wanted.frontier),
-        ("--exhaustive", wanted.exhaustive),
-        ("--budget", wanted.budget_s is not None),
-        ("--braid", wanted.braid > 1),
-        ("--use-all", wanted.use_all),
-        ("--top", wanted.top != DEFAULT_TOP),
+    for option, is_requested in (
+        ("--objective", plan_options.objective != "time"),
+        ("--frontier", plan_options.frontier),
+        ("--exhaustive", plan_options.exhaustive),
+        ("--budget", plan_options.budget_s is not None),
+        ("--braid", plan_options.mixed_stage_rows > 1),
+        ("--use-all", plan_options.use_all),
+        ("--top", plan_options.top != DEFAULT_TOP),
         ("--mtbf, --checkpoint-interval, --checkpoint-stall, --restart, --jitter", reliability is not None),
     ):
-        if is_asked:
+        if is_requested:
             raise ConfigError("does not go with --events", key=option, allowed="one of the two")
 
 
-def _record(picks: TracePicks, policy: str, given: GivenEvents, *, is_proven: bool) -> ForTrace:
+def _record(picks: TracePicks, policy: str, given: GivenEvents, *, is_proven: bool) -> TraceChoice:
     """What the plan file says of how it was chosen: no gap where something else was priced than what was
     given. Raises Infeasible where the policy picks nothing."""
     pick = picks.pick(policy)
-    return ForTrace(
+    return TraceChoice(
         policy=policy,
-        source=source_of(given.given),
-        trace=hash_of(given.given),
+        source=trace_source(given.given),
+        trace=trace_hash(given.given),
         nodes=pick.arrangement.nodes,
         length_s=picks.length_s,
         steps=pick.steps,
@@ -165,7 +180,7 @@ def _what_runs(arrangement: AnyArrangement) -> dict[str, object]:
     return {"strategy": asdict(arrangement.strategy)}
 
 
-def _document(picks: TracePicks, found: ForTrace) -> dict[str, object]:
+def _document(picks: TracePicks, found: TraceChoice) -> dict[str, object]:
     """`for_trace` of the plan file, and what each policy picks."""
     return {
         **asdict(found),
@@ -175,7 +190,7 @@ def _document(picks: TracePicks, found: ForTrace) -> dict[str, object]:
     }
 
 
-def _pick_document(pick: TracePick, found: ForTrace) -> dict[str, object]:
+def _pick_document(pick: TracePick, found: TraceChoice) -> dict[str, object]:
     return {
         "name": pick.policy,
         **_what_runs(pick.arrangement),
@@ -188,7 +203,7 @@ def _pick_document(pick: TracePick, found: ForTrace) -> dict[str, object]:
 
 
 def _card(
-    picks: TracePicks, found: ForTrace, request: Request, save: str | None, priced_as: Sequence[str]
+    picks: TracePicks, found: TraceChoice, request: Request, save: str | None, priced_as: Sequence[str]
 ) -> Iterator[Line]:
     """The policies side by side, and the uniform picks where others are better."""
     yield ()
@@ -209,14 +224,14 @@ def _card(
     yield from priced_as_lines(priced_as)
     evaluator = "max-plus, in every situation of the trace"
     yield from card.assumption_lines(on_nodes(found, request.cluster), request.job, evaluator)
-    question = " ".join(question_words(request.options))
+    question = " ".join(question_arguments(request.options))
     file = save or "plan.yaml"
     following = [] if save else [f"shardwise plan {question} --events TRACE --save plan.yaml"]
-    again = f"shardwise replay {file} --cluster {request.options.cluster} --events TRACE"
-    yield from card.next_lines([*following, again])
+    replay_command = f"shardwise replay {file} --cluster {request.options.cluster} --events TRACE"
+    yield from card.next_lines([*following, replay_command])
 
 
-def _pick_line(name: str, pick: TracePick, found: ForTrace, *, is_chosen: bool) -> Line:
+def _pick_line(name: str, pick: TracePick, found: TraceChoice, *, is_chosen: bool) -> Line:
     gap = "-" if found.gap is None else f"{pick.gap * 100:.1f} %"
     figures = (
         f"{_time(pick.now_step_s):>11}  {_time(pick.worst_step_s):>11}  {pick.steps:>13,.0f}  "

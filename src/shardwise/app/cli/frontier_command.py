@@ -76,7 +76,7 @@ def frontier(
         memory_margin=memory_margin,
         expert_imbalance=expert_imbalance,
     )
-    wanted = frontiers.FrontierOptions(
+    frontier_options = frontiers.FrontierOptions(
         mode=mode,
         memory_limit=memory_limit,
         devices=devices,
@@ -93,4 +93,4 @@ def frontier(
         uses_all=use_all,
         is_json=is_json,
     )
-    return frontiers.frontier(options, wanted)
+    return frontiers.frontier(options, frontier_options)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from shardwise.check import (
-    THE_QUESTION,
+    REASON_QUESTION,
     Check,
     Verdict,
     fit_check,
-    not_judged,
     number_check,
-    of_what_was_priced,
+    open_if_priced_as,
     parts_check,
     priced_as_check,
+    unchecked,
     value_check,
 )
 from shardwise.cluster import Cluster, Mesh
-from shardwise.cost import LayoutPrice, PipelinePrice, Training, price_layout, price_pipeline
+from shardwise.cost import LayoutEstimate, PipelineEstimate, Training, estimate_layout, estimate_pipeline
 from shardwise.graph import GraphLayout, OpGraph, StagedLayout
 from shardwise.plan import document_hash, graph_plan_document, read_graph_plan
 
@@ -29,7 +29,7 @@ def check_graph_file(path: str) -> Verdict:
     """
     plan = read_graph_plan(path)
     training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
-    price = price_of(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
+    estimate = estimate_of(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
     document = graph_plan_document(plan)
     stated = str(document["hash"])
     capacity = min(device.memory_bytes for device in plan.cluster.classes.values())
@@ -42,14 +42,14 @@ def check_graph_file(path: str) -> Verdict:
         checks=(
             value_check("hash", stated, document_hash(document)),
             Check(name="layout", ok=True, found=layout, expected="rules that the operators have"),
-            number_check("step time", plan.step_time_s, price.time_s),
-            parts_check("breakdown", plan.seconds, price.seconds, price.time_s),
-            number_check("device bytes", plan.device_bytes, price.memory_bytes),
-            number_check("bytes at once", plan.at_once_bytes, price.at_once_bytes),
-            parts_check("memory", plan.nbytes, price.nbytes, price.memory_bytes),
-            fit_check("fits", price.memory_bytes, limit),
+            number_check("step time", plan.step_time_s, estimate.time_s),
+            parts_check("breakdown", plan.seconds, estimate.seconds, estimate.time_s),
+            number_check("device bytes", plan.device_bytes, estimate.memory_bytes),
+            number_check("bytes at once", plan.at_once_bytes, estimate.at_once_bytes),
+            parts_check("memory", plan.nbytes, estimate.nbytes, estimate.memory_bytes),
+            fit_check("fits", estimate.memory_bytes, limit),
             *priced_as_check(plan.cluster, plan.priced_as, is_for_trace=False),
-            of_what_was_priced(
+            open_if_priced_as(
                 Check(
                     name="optimal",
                     ok=False,
@@ -60,18 +60,18 @@ def check_graph_file(path: str) -> Verdict:
                 plan.priced_as,
             ),
         ),
-        not_judged=(
-            *not_judged(THE_QUESTION, "graph", "job", "cluster"),
-            *not_judged("no other search bounds layouts of operators", "epsilon"),
-            *not_judged("the file has the used devices alone", *(["idle"] if plan.idle.devices else [])),
+        unchecked=(
+            *unchecked(REASON_QUESTION, "graph", "job", "cluster"),
+            *unchecked("no other search bounds layouts of operators", "epsilon"),
+            *unchecked("the file has the used devices alone", *(["idle"] if plan.idle.devices else [])),
         ),
     )
 
 
-def price_of(
+def estimate_of(
     graph: OpGraph, cluster: Cluster, training: Training, mesh: Mesh, layout: GraphLayout
-) -> LayoutPrice | PipelinePrice:
+) -> LayoutEstimate | PipelineEstimate:
     """The price of a layout of a graph, or of its stages, from its names."""
     if isinstance(layout, StagedLayout):
-        return price_pipeline(graph, cluster, training, mesh, layout)
-    return price_layout(graph, cluster, training, mesh, layout)
+        return estimate_pipeline(graph, cluster, training, mesh, layout)
+    return estimate_layout(graph, cluster, training, mesh, layout)

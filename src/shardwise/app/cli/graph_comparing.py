@@ -9,7 +9,7 @@ from shardwise.app.cli import words
 from shardwise.app.cli.output import Line
 from shardwise.app.cli.tables import table
 
-PART_WORDS = {
+PART_LABELS = {
     "forward": "computing forward",
     "backward": "computing backward",
     "recomputation": "computing again",
@@ -21,38 +21,41 @@ PART_WORDS = {
     "rest": "waiting, sends, host",
 }
 
-HIDDEN_WORDS = "gradients beside computing"
+HIDDEN_LABEL = "gradients beside computing"
 """Of a plan alone: how long sums of gradients are beside the last backward pass, which counts in no part."""
 
-SHOWN = 8
+MAX_OPERATORS = 8
 """So many passes of operators are shown, those that are furthest apart."""
 
 
 def part_rows(found: GraphComparison) -> list[tuple[str, ...]]:
     """The parts of the stage that is predicted to work longest; those that are nothing in either are left
     out."""
-    told, seen = found.predicted_parts[found.busiest], found.measured_parts[found.busiest]
+    predicted_times, measured_times = (
+        found.predicted_parts[found.busiest],
+        found.measured_parts[found.busiest],
+    )
     whole = "in parts" if len(found.places) == 1 else f"stage {found.busiest} in parts"
     rows = [
-        ("", PART_WORDS[part], *words.pair(told[part], seen[part]))
+        ("", PART_LABELS[part], *words.pair(predicted_times[part], measured_times[part]))
         for part in PARTS
-        if told[part] > 0.0 or seen[part] > 0.0
+        if predicted_times[part] > 0.0 or measured_times[part] > 0.0
     ]
     if (hidden_s := found.hidden_s[found.busiest]) > 0.0:
-        rows.append(("", HIDDEN_WORDS, words.seconds(hidden_s), "-", "-"))
+        rows.append(("", HIDDEN_LABEL, words.seconds(hidden_s), "-", "-"))
     return [(whole, *first[1:]) if place == 0 else first for place, first in enumerate(rows)]
 
 
 def operator_lines(found: GraphComparison) -> list[Line]:
     """The passes of operators that are furthest apart, in all repetitions together."""
     rows = [
-        (_named(each, found), each.direction, *words.pair(each.predicted_s, each.measured_s))
-        for each in found.operators[:SHOWN]
+        (_operator_name(each, found), each.direction, *words.pair(each.predicted_s, each.measured_s))
+        for each in found.operators[:MAX_OPERATORS]
     ]
     return [(), *table(("furthest apart", "pass", "predicted", "measured", "ratio"), rows, left=2)]
 
 
-def _named(each: OperatorTimes, found: GraphComparison) -> str:
+def _operator_name(each: OperatorTimes, found: GraphComparison) -> str:
     stage = f"stage {each.stage}: " if len(found.places) > 1 else ""
     times = f" × {each.repetitions}" if each.repetitions > 1 else ""
     return f"{stage}{each.block}/{each.operator}{times}"
@@ -64,11 +67,11 @@ def graph_document(found: GraphComparison) -> dict[str, object]:
         "parts": [
             {
                 "stage": stage,
-                "predicted": dict(told),
-                "measured": dict(seen),
+                "predicted": dict(predicted_times),
+                "measured": dict(measured_times),
                 "predicted_hidden_s": hidden_s,
             }
-            for stage, (told, seen, hidden_s) in enumerate(
+            for stage, (predicted_times, measured_times, hidden_s) in enumerate(
                 zip(found.predicted_parts, found.measured_parts, found.hidden_s, strict=True)
             )
         ],

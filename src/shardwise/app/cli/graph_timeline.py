@@ -15,7 +15,7 @@ from shardwise.plan import GraphPlan, plan_hash, read_graph_plan
 from shardwise.search import GraphTimeline, graph_timeline, graph_trace
 from shardwise.sim import gantt, write_trace
 
-SHOWN = 8
+MAX_OPERATORS = 8
 """So many operators are shown, those that take most of a step."""
 
 
@@ -31,13 +31,13 @@ def simulated_graph(path: str, *, trace: str | None, is_json: bool) -> Output:
         raise error.within(file=printable(path)) from None
     if trace is not None:
         write_trace(graph_trace(plan.graph, found), trace)
-    talk = [f"wrote {trace}; open it at https://ui.perfetto.dev"] if trace is not None else []
+    notes = [f"wrote {trace}; open it at https://ui.perfetto.dev"] if trace is not None else []
     if is_json:
-        return Output(document=_document(plan, found, trace), talk=talk)
-    return Output(lines=_lines(plan, found), talk=talk)
+        return Output(document=_graph_document(plan, found, trace), notes=notes)
+    return Output(lines=_graph_lines(plan, found), notes=notes)
 
 
-def _lines(plan: GraphPlan, found: GraphTimeline) -> list[Line]:
+def _graph_lines(plan: GraphPlan, found: GraphTimeline) -> list[Line]:
     facts = [f"mesh {plan.mesh.name}"]
     if plan.stages > 1:
         several = f"{plan.microbatches:,} micro-batches"
@@ -70,12 +70,12 @@ def _operator_lines(plan: GraphPlan, found: GraphTimeline) -> list[Line]:
     most = sorted(spent.items(), key=lambda each: -sum(each[1].values()))
     rows = [
         (name, words.seconds(times["forward"]), words.seconds(times["backward"]))
-        for name, times in most[:SHOWN]
+        for name, times in most[:MAX_OPERATORS]
     ]
     return table(("takes most, with its traffic", "forward", "backward"), rows, left=1)
 
 
-def _document(plan: GraphPlan, found: GraphTimeline, trace: str | None) -> dict[str, object]:
+def _graph_document(plan: GraphPlan, found: GraphTimeline, trace: str | None) -> dict[str, object]:
     """As of other plans; a rank stands for the devices of a stage."""
     timeline = found.timeline
     return {

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import shown
+from shardwise.inputs import short_repr
 
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 """Set in processes that torchrun started."""
@@ -19,37 +19,40 @@ COMMAND_VARIABLE = "SHARDWISE_LAUNCH"
 
 REFUSED = 2
 
-_MOST = 10**6
+_MAX_RANKS = 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class LaunchedRank:
     """One of `ranks` processes."""
 
     rank: int
     ranks: int
 
 
-def place_of(environment: Mapping[str, str]) -> Place:
+def launched_rank_of(environment: Mapping[str, str]) -> LaunchedRank:
     """The place that torchrun's variables give. ConfigError where one is missing or makes no sense."""
-    ranks = _number(environment, "WORLD_SIZE", low=1, high=_MOST)
-    place = Place(rank=_number(environment, "RANK", low=0, high=ranks - 1), ranks=ranks)
+    ranks = _number(environment, "WORLD_SIZE", low=1, high=_MAX_RANKS)
+    launched_rank = LaunchedRank(rank=_number(environment, "RANK", low=0, high=ranks - 1), ranks=ranks)
     _number(environment, "MASTER_PORT", low=1, high=65_535)
     if "LOCAL_RANK" in environment:
-        _number(environment, "LOCAL_RANK", low=0, high=_MOST)
+        _number(environment, "LOCAL_RANK", low=0, high=_MAX_RANKS)
     if not environment.get("MASTER_ADDR"):
         raise _not_set("MASTER_ADDR", "the host of rank 0")
-    return place
+    return launched_rank
 
 
 def _number(environment: Mapping[str, str], name: str, *, low: int, high: int) -> int:
-    allowed = f"{low} to {high}" if high < _MOST else f"{low} or more"
+    allowed = f"{low} to {high}" if high < _MAX_RANKS else f"{low} or more"
     text = environment.get(name)
     if text is None:
         raise _not_set(name, allowed)
     if re.fullmatch(r"[0-9]{1,9}", text) is None or not low <= int(text) <= high:
         raise ConfigError(
-            "is not a number in range", key=name, found=shown(text), allowed=f"{allowed}, as torchrun sets it"
+            "is not a number in range",
+            key=name,
+            found=short_repr(text),
+            allowed=f"{allowed}, as torchrun sets it",
         )
     return int(text)
 
@@ -62,12 +65,12 @@ def _not_set(name: str, allowed: str) -> ConfigError:
 
 
 @contextlib.contextmanager
-def one_voice() -> Iterator[None]:
+def report_on_rank_0() -> Iterator[None]:
     """What is wrong with options that all processes of a launcher have alike, rank 0 says alone: the others
     end with the same code."""
     try:
         yield
     except ConfigError:
-        if TORCHRUN_VARIABLE in os.environ and place_of(os.environ).rank:
+        if TORCHRUN_VARIABLE in os.environ and launched_rank_of(os.environ).rank:
             raise SystemExit(REFUSED) from None
         raise

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from shardwise import launch
 from shardwise.app.cli.adapting import advisor_for
 from shardwise.app.cli.launched import COMMAND_VARIABLE
-from shardwise.app.cli.output import Output, talk
-from shardwise.app.cli.request import choice, writable
+from shardwise.app.cli.output import Output, print_notes
+from shardwise.app.cli.request import check_output_path, choice
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_bytes
 from shardwise.launch import LAUNCHERS, PLAN_PATH, Launch
@@ -23,7 +23,7 @@ _MAX_PLAN_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _FileLauncher:
     """A launcher that takes a file: how the file is made, how its name ends, and the words that hand it
     over."""
 
@@ -32,14 +32,14 @@ class _Written:
     command: tuple[str, ...]
 
 
-_WRITTEN: Mapping[str, _Written] = {
-    "slurm": _Written(lambda start, *_: launch.slurm_script(start), ".sbatch", ("sbatch",)),
-    "ray": _Written(
+_FILE_LAUNCHERS: Mapping[str, _FileLauncher] = {
+    "slurm": _FileLauncher(lambda start, *_: launch.slurm_script(start), ".sbatch", ("sbatch",)),
+    "ray": _FileLauncher(
         lambda start, *_: launch.ray_script(start),
         ".ray.py",
         ("ray", "job", "submit", "--working-dir", ".", "--", "python"),
     ),
-    "k8s": _Written(
+    "k8s": _FileLauncher(
         lambda start, plan_text, image: launch.kubernetes_manifest(start, plan_text=plan_text, image=image),
         ".k8s.yaml",
         ("kubectl", "apply", "-f"),
@@ -67,8 +67,8 @@ def launched(
     choice("--with", launcher, LAUNCHERS)
     plan = read_any_plan(path)
     _check_runs(plan, is_adaptive=is_adaptive)
-    seen = PLAN_PATH if launcher == "k8s" else path
-    start = launch.launch_of(plan, ("train", seen, *training), head=head, port=port)
+    plan_path = PLAN_PATH if launcher == "k8s" else path
+    start = launch.launch_of(plan, ("train", plan_path, *training), head=head, port=port)
     if launcher == "torchrun":
         commands = launch.torchrun_commands(start)
         if is_printed:
@@ -82,20 +82,23 @@ def launched(
             )
         if host == 0 and start.hosts > 1:
             _check_free(port)
-        return _become(commands[host], again=_again(path, launcher, head=head, port=port, host=host))
+        return _exec_launcher(
+            commands[host], resume_command=_resume_command(path, launcher, head=head, port=port, host=host)
+        )
     if launcher == "k8s" and image is None:
         raise ConfigError("is needed for pods", key="--image", allowed="an image with shardwise[torch] in it")
-    written = _WRITTEN[launcher]
+    file_launcher = _FILE_LAUNCHERS[launcher]
     plan_text = read_bytes(path, max_bytes=_MAX_PLAN_BYTES).decode()
-    text = written.text(start, plan_text, image or "")
+    text = file_launcher.text(start, plan_text, image or "")
     if is_printed:
         return _text(text)
-    target = os.path.splitext(path)[0] + written.suffix
-    writable("--with", target, inputs=(path,))
+    target = os.path.splitext(path)[0] + file_launcher.suffix
+    check_output_path("--with", target, inputs=(path,))
     write_file(target, text.encode())
-    talk([f"wrote {target}"])
-    return _become(
-        [*written.command, target], again=_again(path, launcher, head=None, port=port, host=0, image=image)
+    print_notes([f"wrote {target}"])
+    return _exec_launcher(
+        [*file_launcher.command, target],
+        resume_command=_resume_command(path, launcher, head=None, port=port, host=0, image=image),
     )
 
 
@@ -105,9 +108,9 @@ def _check_runs(plan: AnyPlan, *, is_adaptive: bool) -> None:
     if isinstance(plan, GraphPlan):
         launch.check_graph_runnable(plan)
         if find_spec("torch") is not None:
-            from shardwise.runtime import check_told
+            from shardwise.runtime import check_computable
 
-            check_told(plan.graph)
+            check_computable(plan.graph)
     elif isinstance(plan, Plan):
         launch.check_runnable(plan)
     else:
@@ -143,7 +146,7 @@ def _text(text: str) -> Output:
     return Output(lines=[((line, ""),) for line in text.splitlines()])
 
 
-def _again(
+def _resume_command(
     path: str, launcher: str, *, head: str | None, port: int, host: int, image: str | None = None
 ) -> str:
     """This command up to the options of train, for a run that is to go on."""
@@ -155,12 +158,12 @@ def _again(
     return shlex.join(words)
 
 
-def _become(command: Sequence[str], *, again: str) -> Output:
+def _exec_launcher(command: Sequence[str], *, resume_command: str) -> Output:
     """Put the launcher in the place of this process: its signals and exit code are the user's own. What
-    inherits its environment finds `again` there."""
-    talk([shlex.join(command)])
+    inherits its environment finds `resume_command` there."""
+    print_notes([shlex.join(command)])
     try:
-        os.execvpe(command[0], list(command), {**os.environ, COMMAND_VARIABLE: again})
+        os.execvpe(command[0], list(command), {**os.environ, COMMAND_VARIABLE: resume_command})
     except FileNotFoundError:
         raise ConfigError(
             "is not installed here", key=command[0], allowed="--print, and run it where it is"

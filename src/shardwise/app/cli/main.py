@@ -32,14 +32,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except BrokenPipeError:
-        return _without_reader()
+        return _stdout_closed()
     except KeyboardInterrupt:
         return _interrupted(is_json="--json" in arguments)
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _UNWRITABLE:
-            return _without_room(error)
+            return _stdout_unwritable(error)
         if os.environ.get(DEBUG_VARIABLE):
             raise
         from shardwise.app.cli.failure import failure_of
@@ -63,14 +63,14 @@ def _run(arguments: list[str]) -> int:
 
 
 def _fail(failure: Failure, *, is_json: bool) -> int:
-    from shardwise.app.cli.output import Output, silence, talk, write_output
+    from shardwise.app.cli.output import Output, print_notes, silence, write_output
 
     if is_json:
         try:
             write_output(Output(document=failure.document()))
         except OSError:
             silence(sys.stdout)
-    talk(failure.lines())
+    print_notes(failure.lines())
     return failure.code
 
 
@@ -81,7 +81,7 @@ def _interrupted(*, is_json: bool) -> int:
     return _fail(Failure(code=130, kind="interrupted", message=message), is_json=is_json)
 
 
-def _without_reader() -> int:
+def _stdout_closed() -> int:
     """Whoever read stdout is gone: say nothing more, and keep the interpreter's last flush quiet too."""
     from shardwise.app.cli.output import silence
 
@@ -89,10 +89,12 @@ def _without_reader() -> int:
     return 1
 
 
-def _without_room(error: OSError) -> int:
+def _stdout_unwritable(error: OSError) -> int:
     """Stdout is closed, or on a full disk: the answer is lost, and that is said."""
-    from shardwise.app.cli.output import silence, talk
+    from shardwise.app.cli.output import print_notes, silence
 
     silence(sys.stdout)
-    talk([f"shardwise: error: stdout: cannot be written; found {(error.strerror or str(error)).lower()}"])
+    print_notes(
+        [f"shardwise: error: stdout: cannot be written; found {(error.strerror or str(error)).lower()}"]
+    )
     return 1

@@ -163,7 +163,7 @@ StageDp = Annotated[
         help="Replicas that share a microbatch's rows inside a stage of an uneven plan, at most.",
     ),
 ]
-BraidRows = Annotated[
+MixedStageRows = Annotated[
     str,
     typer.Option(
         "--braid",

@@ -59,7 +59,7 @@ class Output:
 
     lines: Sequence[Line] = ()
     document: Mapping[str, object] | None = None
-    talk: Sequence[str] = ()
+    notes: Sequence[str] = ()
     code: int = 0
 
 
@@ -74,7 +74,7 @@ def write_output(output: Output) -> None:
     else:
         stdout.write(plain_text(output.lines, stdout.encoding))
     stdout.flush()
-    talk(output.talk)
+    print_notes(output.notes)
 
 
 def flush_stdout() -> None:
@@ -82,7 +82,7 @@ def flush_stdout() -> None:
     _stdout().flush()
 
 
-def talk(lines: Iterable[str]) -> None:
+def print_notes(lines: Iterable[str]) -> None:
     """Lines for stderr, where it takes them: an answer does not fail for want of a listener."""
     if sys.stderr is None:
         return

@@ -11,7 +11,7 @@ from shardwise.cluster import Cluster
 from shardwise.plan import PROVEN_GAP, Answer, Certificate, Idle, UnevenAnswer, usd_per_step
 from shardwise.units import format_seconds
 
-PRICED_OTHERWISE = "priced as something else"
+NOT_AS_GIVEN = "priced as something else"
 """Why nothing is proven where there are lines of `priced_as`."""
 
 FRONTIER_LINES = 12
@@ -116,7 +116,7 @@ def _verdict(answer: Answer, *, is_proven: bool) -> Line:
             "proof", ("optimal", "good"), (f" among {certificate.enumerated:,} candidates {space}", "")
         )
     if certificate.priced_as:
-        return row("proof", (f"not proven: {PRICED_OTHERWISE}", "warn"))
+        return row("proof", (f"not proven: {NOT_AS_GIVEN}", "warn"))
     reasons = []
     if answer.objective == "memory" and certificate.unexplored:
         reasons.append(f"{certificate.unexplored:,} candidates are unexplored")
@@ -155,7 +155,7 @@ def frontier_table(answer: Answer, layers: int) -> Iterator[Line]:
     if frontier is None:
         return
     points, certificate = frontier.points, frontier.certificate
-    places = chosen_places(len(points), FRONTIER_LINES)
+    places = spaced_indices(len(points), FRONTIER_LINES)
     shown = (
         f"{len(places)} of {len(points):,} points" if len(places) < len(points) else f"{len(points):,} points"
     )
@@ -177,7 +177,7 @@ def frontier_table(answer: Answer, layers: int) -> Iterator[Line]:
         yield ((fixed, ""), (words.shortened(differs, WIDTH - len(fixed)), "dim"))
 
 
-def chosen_places(count: int, most: int) -> list[int]:
+def spaced_indices(count: int, most: int) -> list[int]:
     """At most `most` of `count` places, evenly apart, the first and the last included."""
     if count <= most:
         return list(range(count))

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 
 from shardwise import search
 from shardwise.app.cli import words
-from shardwise.app.cli.arranged import hash_of, source_of, uneven_plan, uniform_plan
+from shardwise.app.cli.arranged import trace_hash, trace_source, uneven_plan, uniform_plan
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.proof import priced_as_lines
-from shardwise.app.cli.request import OWN, writable
+from shardwise.app.cli.request import OWN_TARGET, check_output_path
 from shardwise.app.cli.uneven_card import plan_lines
 from shardwise.cluster import (
     Cluster,
@@ -19,7 +19,7 @@ from shardwise.cluster import (
     EventTrace,
     NodeView,
     check_events,
-    events_in_words,
+    events_from_text,
     events_of_nodes,
     load_cluster,
     load_events,
@@ -27,9 +27,9 @@ from shardwise.cluster import (
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.plan import (
     DECISION,
-    ForTrace,
     Idle,
     Plan,
+    TraceChoice,
     UnevenFile,
     UnevenResult,
     is_uneven_plan,
@@ -40,6 +40,7 @@ from shardwise.plan import (
     write_uneven_plan,
 )
 from shardwise.replan import (
+    AllowedSpace,
     AnyArrangement,
     Arrangement,
     Costs,
@@ -49,24 +50,23 @@ from shardwise.replan import (
     Prices,
     Situation,
     UnevenArrangement,
-    Within,
+    allowed_space_of,
     mixed_planner_of,
     planner_of,
     running_on,
     situation_of,
     uneven_running_on,
     with_devices_of,
-    within_of,
 )
 from shardwise.strategy import Strategy, layer_counts, target_of
 from shardwise.units import format_bytes, format_seconds
 
 SCHEMA, VERSION = "shardwise.replan", 1
 
-LINKS = 4
+MAX_NAMED_LINKS = 4
 """Links that the card names."""
 
-NAMED = 8
+MAX_NAMED_NODES = 8
 """Nodes that a line names."""
 
 
@@ -84,11 +84,11 @@ def replanned(
     """The answer of `replan` for the plan file at `path`, after all events of a trace (a file or words);
     where `save` names a file, the best that a plan file can say, which is written there."""
     if save is not None:
-        writable("--save", save, inputs=(path, cluster, events))
+        check_output_path("--save", save, inputs=(path, cluster, events))
     plan = read_uneven_plan(path) if is_uneven_plan(path) else read_plan(path)
     loaded = with_devices_of(plan.cluster, load_cluster(cluster, inter_node=inter_node))
     given = trace_for(events, loaded)
-    trace, talk, priced_as = given.trace, given.talk, (*loaded.priced_as, *given.priced_as)
+    trace, notes, priced_as = given.trace, given.notes, (*loaded.priced_as, *given.priced_as)
     view = NodeView(loaded)
     conditions = Conditions.at_start(trace)
     saved, gone = frozenset[str](), trace.absent
@@ -98,39 +98,39 @@ def replanned(
         saved |= before.noticed - conditions.present
         gone |= before.present - conditions.present
     situation = situation_of(view, conditions, trace.sites)
-    within, returned = within_of(plan), gone & conditions.present
+    allowed_space, returned = allowed_space_of(plan), gone & conditions.present
     planner = mixed_planner_of(
-        planner_of(Prices(plan.model, loaded, plan.job), costs, within=within)
+        planner_of(Prices(plan.model, loaded, plan.job), costs, allowed_space=allowed_space)
         if save is None
-        else _planner_of_files(plan, loaded, costs, within),
-        within=within,
+        else _planner_of_files(plan, loaded, costs, allowed_space),
+        allowed_space=allowed_space,
     )
     running = running_on(plan, loaded) if isinstance(plan, Plan) else uneven_running_on(plan, loaded)
-    nothing = EventTrace(nodes=trace.nodes, events=())
-    nominal = situation_of(view, Conditions.at_start(nothing), trace.sites)
+    no_events = EventTrace(nodes=trace.nodes, events=())
+    nominal = situation_of(view, Conditions.at_start(no_events), trace.sites)
     decision = None
     if situation.key == nominal.key and not returned:
-        decision = planner.kept(running, situation, horizon_s=horizon_s)
+        decision = planner.keep(running, situation, horizon_s=horizon_s)
     try:
         decision = decision or planner.replan(
             running, situation, horizon_s=horizon_s, saved=saved, returned=returned
         )
     except Infeasible as error:
-        asked = f"; the plan's question allows only {within.text}" if within.text else ""
-        raise Infeasible(f"{error.message}{asked}", reasons=error.reasons) from None
-    talk = (*talk, *unreachable_lines("unreachable", situation.unreachable))
+        note = f"; the plan's question allows only {allowed_space.text}" if allowed_space.text else ""
+        raise Infeasible(f"{error.message}{note}", reasons=error.reasons) from None
+    notes = (*notes, *unreachable_lines("unreachable", situation.unreachable))
     if save is not None:
-        talk = (*talk, f"wrote {save} ({_written(save, decision, planner, given)})")
+        notes = (*notes, f"wrote {save} ({_written(save, decision, planner, given)})")
     reason = _horizon_reason(decision, horizon_s, costs)
     if is_json:
         horizon = {"horizon_s": horizon_s, "used_horizon_s": decision.horizon_s, "horizon_reason": reason}
         idle = {"idle": asdict(_idle(decision.arrangement, situation, loaded))}
         document = {**document_of(decision, loaded), **idle, **horizon, "priced_as": list(priced_as)}
-        return Output(document=document, talk=talk)
+        return Output(document=document, notes=notes)
     lines = _card(decision, plan, loaded)
     if reason is not None:
         lines.append(row("horizon", (reason, "warn")))
-    return Output(lines=[*lines, *priced_as_lines(priced_as)], talk=talk)
+    return Output(lines=[*lines, *priced_as_lines(priced_as)], notes=notes)
 
 
 def _idle(arrangement: AnyArrangement, situation: Situation, cluster: Cluster) -> Idle:
@@ -150,20 +150,22 @@ def _horizon_reason(decision: Decision[AnyArrangement], requested_s: float, cost
     )
 
 
-def _planner_of_files(plan: Plan | UnevenFile, cluster: Cluster, costs: Costs, within: Within) -> Planner:
+def _planner_of_files(
+    plan: Plan | UnevenFile, cluster: Cluster, costs: Costs, allowed_space: AllowedSpace
+) -> Planner:
     """A planner that changes to what a plan file can say, and on devices that our own runtime knows, to what
     it runs."""
     prices = Prices(plan.model, cluster, plan.job)
-    target = target_of(OWN).for_job(plan.model, plan.job)
+    target = target_of(OWN_TARGET).for_job(plan.model, plan.job)
     if not target.knows_devices(cluster.classes):
-        return planner_of(prices, costs, can_run=_is_of_files, within=within)
+        return planner_of(prices, costs, can_run=_is_of_files, allowed_space=allowed_space)
     offloads = isinstance(plan, Plan) and plan.best.strategy.offload != "none"
     return planner_of(
         prices,
         costs,
         can_run=lambda one: _is_of_files(one) and not any(target.refusals(one.strategy)),
         axes=target.axes_for(cluster.classes, ("offload",) if offloads else ()),
-        within=within,
+        allowed_space=allowed_space,
     )
 
 
@@ -175,10 +177,10 @@ def _is_of_files(arrangement: Arrangement) -> bool:
 def _written(path: str, decision: Decision[AnyArrangement], planner: MixedPlanner, given: GivenEvents) -> str:
     """Writes what was decided on, and tells the hash of the file."""
     arrangement, prices = decision.arrangement, planner.prices
-    found = ForTrace(
+    found = TraceChoice(
         policy=DECISION,
-        source=source_of(given.given),
-        trace=hash_of(given.given),
+        source=trace_source(given.given),
+        trace=trace_hash(given.given),
         nodes=arrangement.nodes,
         length_s=decision.horizon_s,
         steps=decision.steps,
@@ -198,23 +200,23 @@ def _written(path: str, decision: Decision[AnyArrangement], planner: MixedPlanne
     return write_plan(path, plan)
 
 
-def unreachable_lines(said: str, names: Iterable[str]) -> Iterator[str]:
+def unreachable_lines(label: str, names: Iterable[str]) -> Iterator[str]:
     """A line that names the nodes, where there are any."""
     ordered = sorted(names, key=lambda name: int(name[1:]))
     if ordered:
-        more = " ..." if len(ordered) > NAMED else ""
-        yield f"shardwise: {said}: {', '.join(ordered[:NAMED])}{more}"
+        more = " ..." if len(ordered) > MAX_NAMED_NODES else ""
+        yield f"shardwise: {label}: {', '.join(ordered[:MAX_NAMED_NODES])}{more}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenEvents:
     """The events of a trace: as they were `given`, and of nodes alone (`trace`), with what of them is priced
-    as something else; and the `talk` about reading them."""
+    as something else; and the `notes` about reading them."""
 
     given: EventTrace
     trace: EventTrace
     priced_as: tuple[str, ...]
-    talk: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def trace_for(events: str, cluster: Cluster) -> GivenEvents:
@@ -227,11 +229,11 @@ def trace_for(events: str, cluster: Cluster) -> GivenEvents:
     elif events.endswith((".jsonl", ".json")):
         raise ConfigError("does not exist", file=events, key="--events")
     else:
-        trace = events_in_words(events, len(cluster.nodes))
+        trace = events_from_text(events, len(cluster.nodes))
     check_events(trace, cluster, file=file)
     found = events_of_nodes(trace, cluster, file=file)
-    talk = () if dropped is None else (f"shardwise: {dropped}",)
-    return GivenEvents(given=trace, trace=found.trace, priced_as=found.priced_as, talk=talk)
+    notes = () if dropped is None else (f"shardwise: {dropped}",)
+    return GivenEvents(given=trace, trace=found.trace, priced_as=found.priced_as, notes=notes)
 
 
 def arrangement_document(arrangement: Arrangement, cluster: Cluster, step_s: float) -> dict[str, object]:
@@ -296,7 +298,7 @@ def document_of(decision: Decision[AnyArrangement], cluster: Cluster) -> dict[st
         "transition": {
             "bytes_per_link": dict(decision.transition.bytes_per_link),
             "seconds": decision.transition.seconds,
-            "moving_s": decision.transition.moving_s,
+            "moving_s": decision.transition.transfer_s,
             "lost_work_s": decision.transition.lost_s,
         },
         "pays_after_s": decision.pays_after_s,
@@ -346,8 +348,10 @@ def _card(decision: Decision[AnyArrangement], plan: Plan | UnevenFile, cluster: 
     idle = len(cluster.nodes) - used
     nodes = f"{used:,} of {len(cluster.nodes):,} nodes"
     lines.append(row("nodes", (nodes, ""), (f"   {idle:,} idle or gone" if idle else "", "dim")))
-    kept = "cannot run" if decision.keep_step_s is None else f"{format_seconds(decision.keep_step_s)} kept"
-    lines.append(row("step time", (format_seconds(decision.step_s), "time"), (f"   {kept}", "dim")))
+    unchanged = (
+        "cannot run" if decision.keep_step_s is None else f"{format_seconds(decision.keep_step_s)} kept"
+    )
+    lines.append(row("step time", (format_seconds(decision.step_s), "time"), (f"   {unchanged}", "dim")))
     rerouted = decision.rerouted
     if rerouted is not None and rerouted.arrangement != arrangement:
         steps = f"   {rerouted.steps:,.0f} steps in {format_seconds(decision.horizon_s)}"
@@ -363,7 +367,9 @@ def _card(decision: Decision[AnyArrangement], plan: Plan | UnevenFile, cluster: 
     if change.lost_s:
         lines.append(row("", (f"{format_seconds(change.lost_s)} of work is lost", "warn")))
     busiest = sorted(change.bytes_per_link.items(), key=lambda item: (-item[1], item[0]))
-    lines += [row("", (f"{name}  {format_bytes(nbytes)}", "dim")) for name, nbytes in busiest[:LINKS]]
+    lines += [
+        row("", (f"{name}  {format_bytes(nbytes)}", "dim")) for name, nbytes in busiest[:MAX_NAMED_LINKS]
+    ]
     if decision.pays_after_s is not None:
         lines.append(row("pays after", (format_seconds(decision.pays_after_s), "time")))
     more = f"{decision.steps:,.0f} steps; {decision.keep_steps:,.0f} kept"

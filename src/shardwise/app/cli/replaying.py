@@ -11,8 +11,8 @@ from shardwise.app.cli import words
 from shardwise.app.cli.output import Line, Output, row
 from shardwise.app.cli.proof import priced_as_lines
 from shardwise.app.cli.replanning import arrangement_text, trace_for, uneven_layout, unreachable_lines
-from shardwise.app.cli.request import JobOptions, choice, load_request, writable
-from shardwise.app.plot import Growth, OverTime, check_plot_file, write_over_time
+from shardwise.app.cli.request import JobOptions, check_output_path, choice, load_request
+from shardwise.app.plot import ReplayPlot, TokenCurve, check_plot_file, write_replay_plot
 from shardwise.cluster import Cluster, EventTrace, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_text
@@ -23,15 +23,16 @@ from shardwise.replan import (
     KEEP,
     POLICIES,
     WAIT,
+    AllowedSpace,
     AnyArrangement,
-    Choice,
     Costs,
+    EpochChoice,
     PlansBySize,
+    PolicyRun,
     Prices,
     Replay,
-    Run,
     UnevenArrangement,
-    Within,
+    allowed_space_of,
     best_interval_s,
     mixed_planner_of,
     planner_of,
@@ -39,14 +40,13 @@ from shardwise.replan import (
     running_on,
     uneven_running_on,
     with_devices_of,
-    within_of,
 )
 from shardwise.strategy import Job
 from shardwise.units import format_count, format_seconds
 
 SCHEMA, VERSION = "shardwise.replay", 1
 
-PLAN_MARK = "shardwise.plan"
+PLAN_SCHEMA_PREFIX = "shardwise.plan"
 MAX_PLAN_BYTES = 8 << 20
 
 
@@ -69,40 +69,46 @@ class _Subject:
     cluster: Cluster
     job: Job
     start: tuple[AnyArrangement, ...]
-    within: Within = ANY
+    allowed_space: AllowedSpace = ANY
 
 
-def replayed(options: JobOptions, wanted: ReplayOptions, *, is_json: bool) -> Output:
+def replayed(options: JobOptions, replay_options: ReplayOptions, *, is_json: bool) -> Output:
     """The answer of `replay`. Raises ConfigError for what does not belong together, Infeasible where nothing
     ever runs."""
-    policies = _policies(wanted.policies)
-    if wanted.plot is not None:
-        check_plot_file(wanted.plot, key="--plot")
-        writable("--plot", wanted.plot, inputs=(options.model, options.cluster, wanted.events))
+    policies = _policies(replay_options.policies)
+    if replay_options.plot is not None:
+        check_plot_file(replay_options.plot, key="--plot")
+        check_output_path(
+            "--plot", replay_options.plot, inputs=(options.model, options.cluster, replay_options.events)
+        )
     subject = _subject(options)
-    given = trace_for(wanted.events, subject.cluster)
-    trace, talk, priced_as = given.trace, given.talk, (*subject.cluster.priced_as, *given.priced_as)
-    end_s = wanted.length_s if wanted.length_s is not None else trace.end_s
+    given = trace_for(replay_options.events, subject.cluster)
+    trace, notes, priced_as = given.trace, given.notes, (*subject.cluster.priced_as, *given.priced_as)
+    end_s = replay_options.length_s if replay_options.length_s is not None else trace.end_s
     if end_s <= 0.0:
         raise ConfigError("has no length", key="--length", found=f"{end_s:g} s", allowed="--length 24h")
-    interval_s = wanted.checkpoint_interval_s
+    interval_s = replay_options.checkpoint_interval_s
     if interval_s is None:
         interval_s = best_interval_s(trace, end_s) or Costs().checkpoint_interval_s
-    costs = Costs(regroup_s=wanted.regroup_s, restart_s=wanted.restart_s, checkpoint_interval_s=interval_s)
+    costs = Costs(
+        regroup_s=replay_options.regroup_s,
+        restart_s=replay_options.restart_s,
+        checkpoint_interval_s=interval_s,
+    )
     prices = Prices(subject.model, subject.cluster, subject.job)
-    uniform = planner_of(prices, costs, within=subject.within)
-    planner = mixed_planner_of(uniform, PlansBySize, within=subject.within)
+    uniform = planner_of(prices, costs, allowed_space=subject.allowed_space)
+    planner = mixed_planner_of(uniform, PlansBySize, allowed_space=subject.allowed_space)
     found = replay(
         planner, trace, end_s=end_s, start=subject.start[0] if subject.start else None, policies=policies
     )
     cut_off = {name for epoch in found.epochs for name in epoch.situation.unreachable}
-    talk = (*talk, *unreachable_lines("unreachable for some time", cut_off))
-    if wanted.plot is not None:
-        write_over_time(wanted.plot, _plot(found, subject, trace))
-        talk = (*talk, f"wrote {wanted.plot}")
+    notes = (*notes, *unreachable_lines("unreachable for some time", cut_off))
+    if replay_options.plot is not None:
+        write_replay_plot(replay_options.plot, _plot(found, subject, trace))
+        notes = (*notes, f"wrote {replay_options.plot}")
     if is_json:
-        return Output(document={**_document(found, costs), "priced_as": list(priced_as)}, talk=talk)
-    return Output(lines=[*_card(found, costs), *priced_as_lines(priced_as)], talk=talk)
+        return Output(document={**_document(found, costs), "priced_as": list(priced_as)}, notes=notes)
+    return Output(lines=[*_card(found, costs), *priced_as_lines(priced_as)], notes=notes)
 
 
 def _policies(text: str) -> tuple[str, ...]:
@@ -112,21 +118,21 @@ def _policies(text: str) -> tuple[str, ...]:
 
 def _is_plan(path: str) -> bool:
     """Whether it is a file that says that it is a plan; a model's name or file is none."""
-    return os.path.isfile(path) and PLAN_MARK in read_text(path, max_bytes=MAX_PLAN_BYTES)[:4096]
+    return os.path.isfile(path) and PLAN_SCHEMA_PREFIX in read_text(path, max_bytes=MAX_PLAN_BYTES)[:4096]
 
 
 def _subject(options: JobOptions) -> _Subject:
     """A plan file says what is trained; a model needs the batch."""
     is_uneven = os.path.isfile(options.model) and is_uneven_plan(options.model)
     if is_uneven or _is_plan(options.model):
-        told = {
+        job_arguments = {
             "--seq-len": options.seq_len,
             "--global-batch-size": options.global_batch_size,
             "--dtype": options.dtype,
             "--optimizer": options.optimizer if options.optimizer != "adamw" else None,
             "--memory-margin": options.memory_margin if options.memory_margin != "0.05" else None,
         }
-        for key, value in told.items():
+        for key, value in job_arguments.items():
             if value:
                 raise ConfigError("is for a model: a plan file has its own", key=key, found=str(value))
         plan = read_uneven_plan(options.model) if is_uneven else read_plan(options.model)
@@ -134,7 +140,11 @@ def _subject(options: JobOptions) -> _Subject:
         cluster = with_devices_of(plan.cluster, named)
         start = running_on(plan, cluster) if isinstance(plan, Plan) else uneven_running_on(plan, cluster)
         return _Subject(
-            model=plan.model, cluster=cluster, job=plan.job, start=(start,), within=within_of(plan)
+            model=plan.model,
+            cluster=cluster,
+            job=plan.job,
+            start=(start,),
+            allowed_space=allowed_space_of(plan),
         )
     if not options.global_batch_size:
         raise ConfigError(
@@ -144,11 +154,11 @@ def _subject(options: JobOptions) -> _Subject:
     return _Subject(model=request.model, cluster=request.cluster, job=request.job, start=())
 
 
-def _changes(found: Replay, run: Run) -> Iterator[tuple[int, Choice]]:
+def _changes(found: Replay, run: PolicyRun) -> Iterator[tuple[int, EpochChoice]]:
     """Where something is decided: the first epoch, changes, and where waiting begins."""
     for place, one in enumerate(run.choices):
-        waits = one.decision == WAIT and (place == 0 or run.choices[place - 1].decision != WAIT)
-        if place == 0 or waits or one.decision not in (KEEP, WAIT) or (one.change_s > 0.0):
+        starts_waiting = one.decision == WAIT and (place == 0 or run.choices[place - 1].decision != WAIT)
+        if place == 0 or starts_waiting or one.decision not in (KEEP, WAIT) or (one.change_s > 0.0):
             yield place, one
 
 
@@ -190,7 +200,7 @@ def _what_runs(arrangement: AnyArrangement | None) -> dict[str, object]:
     return {"strategy": None if arrangement is None else asdict(arrangement.strategy)}
 
 
-def _share(found: Replay, run: Run) -> str:
+def _share(found: Replay, run: PolicyRun) -> str:
     oracle = [one for one in found.runs if one.name == "oracle"]
     if not oracle or found.tokens(oracle[0]) == 0.0:
         return ""
@@ -215,7 +225,7 @@ def _card(found: Replay, costs: Costs) -> Iterator[Line]:
         yield row(run.name, (figures, "value" if run.name == "adaptive" else ""))
 
 
-def _by_kind(found: Replay, run: Run) -> dict[str, tuple[float, ...]]:
+def _by_kind(found: Replay, run: PolicyRun) -> dict[str, tuple[float, ...]]:
     """When each kind of change begins; what is begun with is none."""
     times_s: dict[str, list[float]] = {}
     for place, one in _changes(found, run):
@@ -224,15 +234,15 @@ def _by_kind(found: Replay, run: Run) -> dict[str, tuple[float, ...]]:
     return {kind: tuple(times_s[kind]) for kind in sorted(times_s)}
 
 
-def _plot(found: Replay, subject: _Subject, trace: EventTrace) -> OverTime:
+def _plot(found: Replay, subject: _Subject, trace: EventTrace) -> ReplayPlot:
     borders = (0.0, *(epoch.end_s for epoch in found.epochs))
     scale = found.tokens_per_step * found.working_share
     adaptive = next((run for run in found.runs if run.name == "adaptive"), found.runs[0])
-    return OverTime(
+    return ReplayPlot(
         title=f"{subject.model.name} on {subject.cluster.name}",
         subtitle=f"tokens over {format_seconds(borders[-1])} · {trace.source or 'events'}"[:140],
-        growths=tuple(
-            Growth(
+        curves=tuple(
+            TokenCurve(
                 name=run.name,
                 times_s=borders,
                 tokens=tuple(accumulate((steps * scale for steps in run.steps), initial=0.0)),
@@ -258,13 +268,13 @@ def _plot(found: Replay, subject: _Subject, trace: EventTrace) -> OverTime:
     )
 
 
-MOST_ROWS = 5000
+MAX_ROWS = 5000
 """Decisions that the page lists at most."""
 
 
-def _decision_rows(found: Replay, run: Run) -> Sequence[tuple[str, ...]]:
+def _decision_rows(found: Replay, run: PolicyRun) -> Sequence[tuple[str, ...]]:
     rows = []
-    for place, one in list(_changes(found, run))[:MOST_ROWS]:
+    for place, one in list(_changes(found, run))[:MAX_ROWS]:
         text = "" if one.arrangement is None else arrangement_text(one.arrangement)
         rows.append(
             (

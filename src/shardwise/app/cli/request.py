@@ -11,7 +11,7 @@ from typing import Any
 from shardwise import search
 from shardwise.cluster import Cluster, load_cluster
 from shardwise.errors import ConfigError
-from shardwise.inputs import nearest, printable, shown
+from shardwise.inputs import nearest, printable, short_repr
 from shardwise.model import Model, load_model
 from shardwise.plan import Reliability, check_writable
 from shardwise.strategy import OWN_PROFILE, Calibration, Job, Profile, Target, read_calibration, target_of
@@ -19,7 +19,7 @@ from shardwise.units import parse_quantity
 
 MAX_COUNT = 10_000_000
 _EXPONENT = r"([eE][+-]?[0-9]{1,3})?"
-OWN = "shardwise"
+OWN_TARGET = "shardwise"
 """Our own runtime, which is planned for where it knows the devices and nothing else is asked for."""
 
 OPTIMIZERS = ("adamw", "adafactor", "sgd", "muon")
@@ -43,7 +43,7 @@ class JobOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PlanOptions:
     """The options of `plan` that say what to look for; `space`, `fix` and `target` are texts."""
 
     objective: str
@@ -57,7 +57,7 @@ class Wanted:
     workers: int
     budget_s: float | None
     stage_dp: int = 1
-    braid: int = 1
+    mixed_stage_rows: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Request:
     def for_target(self, target: Target) -> Request:
         """The same with the profile of this software: our own runtime has its own, other software that of
         the job."""
-        profile = self.own_profile if target.name == OWN else target.run_by(self.job.profile)
+        profile = self.own_profile if target.name == OWN_TARGET else target.run_by(self.job.profile)
         return replace(self, job=replace(self.job, profile=profile))
 
 
@@ -106,7 +106,7 @@ def load_request(options: JobOptions) -> Request:
     if calibration is not None:
         own_profile = calibration.profile_of(job.dtype, has_experts=model.experts is not None) or job.profile
         job = replace(job, profile=measured_software(own_profile, cluster) or job.profile)
-    own = target_of(OWN)
+    own = target_of(OWN_TARGET)
     own_profile = own.run_by(own_profile)
     if own.knows_devices(cluster.classes):
         job = replace(job, profile=own_profile)
@@ -136,7 +136,7 @@ def measured_cluster(options: JobOptions) -> tuple[Cluster, Calibration | None]:
 def measured_software(profile: Profile | None, cluster: Cluster) -> Profile | None:
     """The software of a calibration where it is what runs on `cluster` if nothing else is asked for: our own
     on processors alone, as that of others runs on accelerators too."""
-    if profile is None or profile.name != OWN_PROFILE or target_of(OWN).knows_devices(cluster.classes):
+    if profile is None or profile.name != OWN_PROFILE or target_of(OWN_TARGET).knows_devices(cluster.classes):
         return profile
     return None
 
@@ -167,7 +167,7 @@ def count(option: str, text: str, *, low: int = 1, high: int = MAX_COUNT) -> int
     """The whole number that `text` of `option` is, written with plain digits."""
     if re.fullmatch(r"[0-9]{1,9}", text) is None or not low <= int(text) <= high:
         raise ConfigError(
-            "is not a whole number in range", key=option, found=shown(text), allowed=f"{low} to {high}"
+            "is not a whole number in range", key=option, found=short_repr(text), allowed=f"{low} to {high}"
         )
     return int(text)
 
@@ -181,7 +181,7 @@ def fraction(option: str, text: str | None, *, default: float, low: float, high:
         or not low <= float(text) <= high
     ):
         raise ConfigError(
-            "is not a number in range", key=option, found=shown(text), allowed=f"{low:g} to {high:g}"
+            "is not a number in range", key=option, found=short_repr(text), allowed=f"{low:g} to {high:g}"
         )
     return float(text)
 
@@ -193,9 +193,9 @@ def duration(option: str, text: str, *, low: str, high: str, bare: bool = False)
     try:
         value = parse_quantity(f"{text}s" if is_bare else text, "s")
     except ConfigError as error:
-        raise ConfigError(error.message, key=option, found=shown(text), allowed=allowed) from None
+        raise ConfigError(error.message, key=option, found=short_repr(text), allowed=allowed) from None
     if not parse_quantity(low, "s") <= value <= parse_quantity(high, "s"):
-        raise ConfigError("is not a time in range", key=option, found=shown(text), allowed=allowed)
+        raise ConfigError("is not a time in range", key=option, found=short_repr(text), allowed=allowed)
     return value
 
 
@@ -217,7 +217,7 @@ def reliability(
     return Reliability(**given) if given else None
 
 
-def writable(option: str, path: str, *, inputs: Sequence[str]) -> None:
+def check_output_path(option: str, path: str, *, inputs: Sequence[str]) -> None:
     """Refuse a `path` of `option` that cannot be written, or where one of the `inputs` lies."""
     try:
         check_writable(path)
@@ -248,7 +248,7 @@ def choice(option: str, text: str, choices: Sequence[str]) -> str:
         near = nearest(text, choices)
         hint = f" (did you mean {near}?)" if near else ""
         raise ConfigError(
-            f"is not one of the choices{hint}", key=option, found=shown(text), allowed=", ".join(choices)
+            f"is not one of the choices{hint}", key=option, found=short_repr(text), allowed=", ".join(choices)
         )
     return text
 
@@ -273,7 +273,7 @@ def all_devices(*, use_all: bool, allow_idle: bool) -> bool:
     return use_all
 
 
-def braid(text: str) -> int:
+def mixed_stage_rows(text: str) -> int:
     """The rows that `--braid` says."""
     return count("--braid", text, low=1, high=8)
 

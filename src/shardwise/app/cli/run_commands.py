@@ -42,9 +42,9 @@ def launch(
 
     options = tuple(context.args)
     train = context.find_root().command.commands["train"]  # type: ignore[attr-defined]
-    asked = train.make_context("train", [plan, *options]).params  # refuses what train would
+    train_params = train.make_context("train", [plan, *options]).params  # refuses what train would
     names = ("steps", "lr", "seed", "checkpoint_every", "restarts")
-    request.train_numbers(**{name: asked[name] for name in names})
+    request.train_numbers(**{name: train_params[name] for name in names})
     return launching.launched(
         plan,
         launcher=launcher,
@@ -54,7 +54,7 @@ def launch(
         host=request.count("--host", host, low=0, high=10**6),
         image=image,
         training=options,
-        is_adaptive=asked["adaptive"],
+        is_adaptive=train_params["adaptive"],
     )
 
 

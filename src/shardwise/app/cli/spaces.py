@@ -12,7 +12,7 @@ from shardwise.check import PipelineCount, PoolSize, SpaceCount, count_pipelines
 from shardwise.cluster import pools_of
 from shardwise.cost import limits_of
 from shardwise.errors import ConfigError
-from shardwise.inputs import nearest, shown
+from shardwise.inputs import nearest, short_repr
 from shardwise.plan import Value
 
 Axes = Mapping[str, tuple[Value, ...]]
@@ -30,7 +30,7 @@ def space_choice(text: str) -> search.SpaceChoice:
     raise ConfigError(
         f"is neither a space nor a file{hint}",
         key="--space",
-        found=shown(text),
+        found=short_repr(text),
         allowed=", ".join(search.SPACES),
     )
 
@@ -38,11 +38,11 @@ def space_choice(text: str) -> search.SpaceChoice:
 def require_candidates(chosen: search.SpaceChoice, fixed: Fixed, request: Request) -> None:
     """ConfigError, naming the first axis that leaves none, where values of a space file exclude each other or
     what is fixed."""
-    kept: dict[str, tuple[Value, ...]] = {}
+    restrictions: dict[str, tuple[Value, ...]] = {}
     for name, values in chosen.axes.items():
-        before = dict(kept)
-        kept[name] = values
-        if not counted_space(chosen.base, fixed, kept, request).count:
+        before = dict(restrictions)
+        restrictions[name] = values
+        if not counted_space(chosen.base, fixed, restrictions, request).count:
             possible = counted_space(chosen.base, fixed, before, request).axes[name]
             allowed = ", ".join(possible[:20]) + (", ..." if len(possible) > 20 else "")
             raise ConfigError(
@@ -72,12 +72,12 @@ def counted_space(base: str, fixed: Fixed, axes: Axes, request: Request) -> Spac
 def counted_uneven(
     chosen: search.SpaceChoice, fixed: Fixed, request: Request, limits: Mapping[str, int]
 ) -> PipelineCount | None:
-    """The pipelines of uneven plans with up to `stage_dp` replicas in a stage, and up to `braid` rows split
-    over two pools, by the checker's count; None where `plan` looks for none."""
+    """The pipelines of uneven plans with up to `stage_dp` replicas in a stage, and up to `mixed_stage_rows`
+    rows split over two pools, by the checker's count; None where `plan` looks for none."""
     model, job = request.model, request.job
-    is_narrowed = bool(chosen.base != "default" or chosen.axes or fixed)
+    is_restricted = bool(chosen.base != "default" or chosen.axes or fixed)
     is_plain = model.experts is None and len(model.kinds) == 1
-    if is_narrowed or not is_plain or not search.is_mixed(request.cluster):
+    if is_restricted or not is_plain or not search.is_mixed(request.cluster):
         return None
     of_model = limits_of(model, job)
     return count_pipelines(
@@ -89,6 +89,6 @@ def counted_uneven(
         splits=(of_model.heads, of_model.ffn_splits, of_model.seq_len),
         kv_heads=of_model.kv_heads,
         stage_dp=limits["stage_dp"],
-        braid=limits["braid"],
+        mixed_stage_rows=limits["braid"],
         global_batch_size=job.global_batch_size,
     )

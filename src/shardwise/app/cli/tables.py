@@ -132,8 +132,8 @@ def pipelines(size: PipelineCount) -> list[Line]:
         for index, text in enumerate(textwrap.wrap(" ".join(values), WIDTH - 22)):
             lines.append(((f"{axis if index == 0 else '':<22}", "label"), (text, "")))
     counted = (("pipelines, counted exactly  ", "label"), (f"{size.count:,}", "value"))
-    told = "a plan is a set of them that share the batch; sets are not counted"
-    return [*lines, (), counted, ((told, "dim"),)]
+    note = "a plan is a set of them that share the batch; sets are not counted"
+    return [*lines, (), counted, ((note, "dim"),)]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> list[Line]:

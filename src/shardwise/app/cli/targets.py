@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shardwise.app.cli.request import OWN, Request, choice
+from shardwise.app.cli.request import OWN_TARGET, Request, choice
 from shardwise.errors import ConfigError
 from shardwise.plan import UnevenResult
 from shardwise.strategy import ANY, Strategy, Target, newest_target, target_names, target_of
 from shardwise.targets import EXPORTS, check_model
 
 
-def wanted_target(name: str | None, request: Request) -> Target | None:
+def requested_target(name: str | None, request: Request) -> Target | None:
     """The target that `--target` names; None for any. ConfigError where it does not know the devices.
 
     Where nothing is named it is our own runtime on devices that it knows.
     """
     if name is not None:
         name = choice("--target", newest_target(name), (*target_names(), ANY))
-    if name == ANY or (name is None and not target_of(OWN).knows_devices(request.cluster.classes)):
+    if name == ANY or (name is None and not target_of(OWN_TARGET).knows_devices(request.cluster.classes)):
         return None
-    target = target_of(name or OWN)
+    target = target_of(name or OWN_TARGET)
     if not target.runs_on(request.cluster.vendors):
         raise ConfigError(
             f"{target.command} does not run on this cluster", key="--target", found=target.name,
@@ -32,7 +32,7 @@ def wanted_target(name: str | None, request: Request) -> Target | None:
 def not_run(plan: Strategy | UnevenResult, request: Request) -> tuple[str, ...] | None:
     """What keeps `shardwise train` from this strategy or uneven plan, as text; None where it does not run on
     these devices at all."""
-    target = target_of(OWN)
+    target = target_of(OWN_TARGET)
     if not target.runs_on(request.cluster.vendors):
         return None
     job = request.job
@@ -41,18 +41,18 @@ def not_run(plan: Strategy | UnevenResult, request: Request) -> tuple[str, ...] 
         found, dtypes = [str(refusal) for refusal in target.refusals(plan)], target.dtypes
     else:
         stages = [stage for pipeline in plan.layout.pipelines for stage in pipeline.stages]
-        is_beyond = any(stage.parts for stage in stages) and not target.runs_braids
+        is_beyond = any(stage.parts for stage in stages) and not target.runs_mixed_pool_stages
         found, dtypes = ["stages on two pools"] if is_beyond else [], target.uneven_dtypes
     return (*found, *_unknown(target, dtypes, request))
 
 
 def require_job(target: Target, request: Request) -> None:
     """ConfigError where the target runs no plan of the job, whatever it is."""
-    for told in _unknown(target, target.dtypes, request):
+    for unsupported in _unknown(target, target.dtypes, request):
         raise ConfigError(
             f"{target.command} runs no plan of this job",
             key="--target",
-            found=told,
+            found=unsupported,
             allowed="--target any, which plans it all the same",
         )
     if target.name in EXPORTS:
@@ -73,15 +73,15 @@ def _unknown(target: Target, dtypes: Sequence[str], request: Request) -> Iterato
             yield f"{part} (it runs models without it)"
 
 
-def not_trained(in_the_way: Sequence[str] | None, request: Request, save: str | None) -> list[str]:
+def train_warnings(unsupported: Sequence[str] | None, request: Request, save: str | None) -> list[str]:
     """What is said where our own runtime does not run the plan: on devices that it knows by name, and of any
     plan file."""
-    is_told = save is not None or target_of(OWN).knows_devices(request.cluster.classes)
+    is_shown = save is not None or target_of(OWN_TARGET).knows_devices(request.cluster.classes)
     return (
         [
-            f"shardwise: `shardwise train` does not run this plan: {'; '.join(in_the_way)}; "
-            f"--target {OWN} keeps to what it runs"
+            f"shardwise: `shardwise train` does not run this plan: {'; '.join(unsupported)}; "
+            f"--target {OWN_TARGET} keeps to what it runs"
         ]
-        if in_the_way and is_told
+        if unsupported and is_shown
         else []
     )

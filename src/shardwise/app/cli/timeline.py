@@ -9,7 +9,7 @@ from shardwise import search
 from shardwise.app.cli import words
 from shardwise.app.cli.output import Line, Output
 from shardwise.app.cli.proof import priced_as_lines
-from shardwise.app.cli.request import writable
+from shardwise.app.cli.request import check_output_path
 from shardwise.errors import ConfigError
 from shardwise.plan import Plan, document_hash, is_graph_plan, is_uneven_plan, plan_document, read_plan
 from shardwise.sim import (
@@ -35,7 +35,7 @@ def simulated(path: str, *, trace: str | None, is_json: bool) -> Output:
     Raises ConfigError for a file that is no plan, or whose schedule is not that of its strategy.
     """
     if trace is not None:
-        writable("--trace", trace, inputs=(path,))
+        check_output_path("--trace", trace, inputs=(path,))
     if is_graph_plan(path):
         from shardwise.app.cli.graph_timeline import simulated_graph
 
@@ -47,11 +47,11 @@ def simulated(path: str, *, trace: str | None, is_json: bool) -> Output:
     plan = read_plan(path)
     timeline = timeline_of(plan, path)
     if trace is not None:
-        write_trace(trace_of(timeline, activations=_held_bytes(plan, timeline)), trace)
-    talk = [f"wrote {trace}; open it at https://ui.perfetto.dev"] if trace is not None else []
+        write_trace(trace_of(timeline, activations=_activation_bytes(plan, timeline)), trace)
+    notes = [f"wrote {trace}; open it at https://ui.perfetto.dev"] if trace is not None else []
     if is_json:
-        return Output(document=_document(plan, timeline, trace), talk=talk)
-    return Output(lines=_lines(plan, timeline), talk=talk)
+        return Output(document=_document(plan, timeline, trace), notes=notes)
+    return Output(lines=_lines(plan, timeline), notes=notes)
 
 
 def timeline_of(plan: Plan, path: str) -> Timeline:
@@ -62,7 +62,7 @@ def timeline_of(plan: Plan, path: str) -> Timeline:
     return simulate(task_graph(plan.schedule, durations))
 
 
-def _held_bytes(plan: Plan, timeline: Timeline) -> list[tuple[Floats, Floats]]:
+def _activation_bytes(plan: Plan, timeline: Timeline) -> list[tuple[Floats, Floats]]:
     """Activations that each rank holds, over time."""
     nbytes = search.stage_activation_bytes(plan.model, plan.cluster, plan.job, plan.best.strategy)
     return activation_bytes(plan.schedule, timeline, nbytes)

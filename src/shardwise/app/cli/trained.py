@@ -10,7 +10,7 @@ from shardwise.plan import AnyPlan, GraphPlan, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class TrainedWorkload:
     """`per_step` of `unit` (tokens, or samples of a graph) are in a step, told with so many `decimals`; the
     devices' peaks would do its model flop in `peak_s`."""
 
@@ -25,21 +25,21 @@ class Trained:
         return f"{self.per_step / step_s:,.{self.decimals}f} {self.unit}/s"
 
 
-def trained_of(plan: AnyPlan) -> Trained:
+def workload_of(plan: AnyPlan) -> TrainedWorkload:
     """What `plan` trains."""
     if isinstance(plan, GraphPlan):
-        return Trained(
+        return TrainedWorkload(
             name=f"graph:{plan.graph.name}", unit="samples", per_step=plan.graph.batch, decimals=1,
             peak_s=step_flop(plan.graph) / _peak_flop_per_s(plan),
         )  # fmt: skip
     best, job = plan.best, plan.job
-    return Trained(
+    return TrainedWorkload(
         name=plan.model.name, unit="tokens", per_step=job.global_batch_size * job.seq_len, decimals=0,
         peak_s=best.mfu * best.step_time_s,
     )  # fmt: skip
 
 
-def kind_of(plan: AnyPlan) -> tuple[str, str] | None:
+def plan_label(plan: AnyPlan) -> tuple[str, str] | None:
     """What a plan is called, and the plan in a few words; nothing of a graph."""
     if isinstance(plan, GraphPlan):
         return None

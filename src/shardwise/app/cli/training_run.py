@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
 from shardwise.app.cli import words
-from shardwise.app.cli.output import progress, talk
-from shardwise.app.cli.trained import Trained, trained_of
+from shardwise.app.cli.output import print_notes, progress
+from shardwise.app.cli.trained import TrainedWorkload, workload_of
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
 from shardwise.plan import AnyPlan, Plan
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class TrainArguments:
     """The options of `train`, read: `path` is that of the plan file."""
 
     path: str
@@ -43,16 +43,16 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Run:
+class TrainingRun:
     """The records of a run so far."""
 
-    asked: Asked
+    arguments: TrainArguments
     plan: AnyPlan
     records: list[StepRecord] = field(default_factory=list)
-    trained: Trained = field(init=False)
+    workload: TrainedWorkload = field(init=False)
 
     def __post_init__(self) -> None:
-        self.trained = trained_of(self.plan)
+        self.workload = workload_of(self.plan)
 
     def progress(self) -> str:
         """How far it has come, in words."""
@@ -62,10 +62,10 @@ class Run:
         """How the last step went, in one line."""
         last = self.records[-1]
         return (
-            f"step {last.step:,}/{self.asked.steps:,} · loss {last.loss:.4f}"
-            f" · {self.trained.rate(last.step_time_s)}"
-            f" · MFU {words.percent(self.trained.peak_s / last.step_time_s)}"
-            f" · {taken(last.step_time_s, last.exposed_s)}, predicted {words.seconds(last.predicted_s)}"
+            f"step {last.step:,}/{self.arguments.steps:,} · loss {last.loss:.4f}"
+            f" · {self.workload.rate(last.step_time_s)}"
+            f" · MFU {words.percent(self.workload.peak_s / last.step_time_s)}"
+            f" · {time_text(last.step_time_s, last.exposed_s)}, predicted {words.seconds(last.predicted_s)}"
         )
 
     def change_line(self) -> str:
@@ -82,10 +82,10 @@ class Run:
         )
         if not change.moved_s:
             return line
-        kept = "nothing" if advice.keep_step_s is None else words.seconds(advice.keep_step_s)
+        unchanged = "nothing" if advice.keep_step_s is None else words.seconds(advice.keep_step_s)
         return (
             f"{line} to {words.degrees_text(advice.strategy)}, predicted {words.seconds(advice.step_s)} a"
-            f" step instead of {kept}"
+            f" step instead of {unchanged}"
             f" · {format_bytes(change.moved_bytes)} between nodes, {words.seconds(change.moved_s)}"
         )
 
@@ -103,7 +103,7 @@ class Run:
 
     def log_line(self, record: StepRecord) -> str:
         """A step as a line of JSON (docs/formats.md)."""
-        plan, trained = self.plan, self.trained
+        plan, workload = self.plan, self.workload
         document: dict[str, object] = {
             "step": record.step,
             "loss": record.loss,
@@ -111,24 +111,24 @@ class Run:
             "step_time_s": record.step_time_s,
             "exposed_communication_s": record.exposed_s,
             "predicted_s": record.predicted_s,
-            trained.unit: record.step * trained.per_step,
-            f"{trained.unit}_per_s": trained.per_step / record.step_time_s,
-            "mfu": trained.peak_s / record.step_time_s,
+            workload.unit: record.step * workload.per_step,
+            f"{workload.unit}_per_s": workload.per_step / record.step_time_s,
+            "mfu": workload.peak_s / record.step_time_s,
         }
-        if isinstance(plan, Plan) and record.strategy is not None and self.asked.adaptive:
+        if isinstance(plan, Plan) and record.strategy is not None and self.arguments.adaptive:
             document["strategy"] = shortest_text(plan.model, plan.cluster, plan.job, record.strategy)
             document["change"] = None if record.change is None else asdict(record.change)
         return json.dumps(document) + "\n"
 
 
 @dataclass(slots=True, kw_only=True)
-class Shown:
+class StepReporter:
     """Takes records: into the log as they come, behind the `kept` bytes of a run that this one goes on with,
     and on stderr (a terminal has one line that is renewed, all else gets ten lines in all)."""
 
-    run: Run
+    run: TrainingRun
     file: TextIO | None
-    kept: int
+    resumed_bytes: int
     show: Callable[[str], None] | None
 
     def report(self, record: StepRecord) -> None:
@@ -136,21 +136,21 @@ class Shown:
         run.records.append(record)
         self._log([record])
         if record.change is not None:
-            talk([run.change_line()])
+            print_notes([run.change_line()])
         if self.show is not None:
             self.show(run.line())
-        elif record.step % max(1, run.asked.steps // 10) == 0:
-            talk([run.line()])
+        elif record.step % max(1, run.arguments.steps // 10) == 0:
+            print_notes([run.line()])
 
-    def go_back(self, error: RankLost, step: int) -> None:
+    def roll_back(self, error: RankLost, step: int) -> None:
         """The run goes on behind `step`: what was done after it did not count, in the log neither."""
         run = self.run
-        talk(
+        print_notes(
             [f"{error} {run.progress()}; all start again from {f'step {step}' if step else 'the beginning'}"]
         )
         run.records = [record for record in run.records if record.step <= step]
         if self.file is not None:
-            self.file.seek(self.kept)
+            self.file.seek(self.resumed_bytes)
             self.file.truncate()
             self._log(run.records)
 
@@ -161,48 +161,50 @@ class Shown:
 
 
 @contextlib.contextmanager
-def showing(run: Run, start: int) -> Iterator[Shown]:
+def step_reporter(run: TrainingRun, start: int) -> Iterator[StepReporter]:
     """What takes the records of `run`, which goes on behind step `start`, with its log open."""
-    log = run.asked.log
+    log = run.arguments.log
     with contextlib.ExitStack() as stack:
-        kept = 0 if log is None or not run.asked.resume else kept_bytes(log, start)
-        file = stack.enter_context(opened(log, kept)) if log is not None else None
-        yield Shown(run=run, file=file, kept=kept, show=stack.enter_context(progress()))
+        resumed_bytes = 0 if log is None or not run.arguments.resume else resumed_log_bytes(log, start)
+        file = stack.enter_context(opened(log, resumed_bytes)) if log is not None else None
+        yield StepReporter(
+            run=run, file=file, resumed_bytes=resumed_bytes, show=stack.enter_context(progress())
+        )
 
 
-def taken(step_s: float, exposed_s: float | None) -> str:
+def time_text(step_s: float, exposed_s: float | None) -> str:
     """What a step took, and what of it was waiting for other ranks."""
     exposed = "" if exposed_s is None else f" ({words.percent(exposed_s / step_s)} exposed communication)"
     return words.seconds(step_s) + exposed
 
 
-def opened(path: str, kept: int = 0) -> contextlib.AbstractContextManager[TextIO]:
+def opened(path: str, resumed_bytes: int = 0) -> contextlib.AbstractContextManager[TextIO]:
     """The file at `path`, to be written behind its first `kept` bytes."""
     try:
-        if kept:
-            os.truncate(path, kept)
-        return open(path, "a" if kept else "w", encoding="utf-8")
+        if resumed_bytes:
+            os.truncate(path, resumed_bytes)
+        return open(path, "a" if resumed_bytes else "w", encoding="utf-8")
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise ConfigError(f"cannot be written: {why}", file=printable(path), key="--log") from None
 
 
-def kept_bytes(path: str, start: int) -> int:
+def resumed_log_bytes(path: str, start: int) -> int:
     """How much of the log at `path` a run keeps that goes on behind step `start`: its lines up to that step,
     since those behind it are taken again. ConfigError where it is no log."""
-    kept = 0
+    resumed_bytes = 0
     try:
         with open(path, "rb") as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n") or _step_of(line, path, number) > start:
                     break  # it was ended while it wrote, or behind the checkpoint
-                kept += len(line)
+                resumed_bytes += len(line)
     except FileNotFoundError:
         return 0
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise ConfigError(f"cannot be read: {why}", file=printable(path), key="--log") from None
-    return kept
+    return resumed_bytes
 
 
 def _step_of(line: bytes, path: str, number: int) -> int:

@@ -10,13 +10,13 @@ from shardwise.app.cli import words
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
 from shardwise.app.cli.proof import priced_as_lines
 from shardwise.plan import Plan
-from shardwise.search import Alternative, Axis, Binding, Explanation, LedgerBlock
+from shardwise.search import Alternative, Axis, Binding, Explanation, LedgerEntry
 from shardwise.strategy import HOST_MEMORY, MEMORY, Strategy
 
-BLOCKS = 12
+MAX_ENTRIES = 12
 """Blocks that are shown, at most; the others are folded into a line."""
 
-LEVELS: Mapping[str, str] = {
+OUTCOME_TEXTS: Mapping[str, str] = {
     "cut_degrees": "cut by degrees alone",
     "cut_micro_batch": "cut with the micro-batch",
     "cut_kept": "cut with recompute and offload",
@@ -58,19 +58,19 @@ def _facts(plan: Plan) -> str:
     return words.shortened(" · ".join(texts), WIDTH - 1)
 
 
-def fate_text(fate: str) -> str:
+def outcome_text(outcome: str) -> str:
     """A fate in words; a rule keeps its code."""
-    return LEVELS.get(fate, f"rejected by {fate}")
+    return OUTCOME_TEXTS.get(outcome, f"rejected by {outcome}")
 
 
 def _totals(explanation: Explanation) -> Iterator[Line]:
     """Every level with its candidates, coarsest first."""
     total = sum(explanation.totals.values()) + explanation.unexplored
     yield row("candidates", (f"{total:,}", "value"))
-    fates = {fate_text(fate): count for fate, count in explanation.totals.items()}
+    outcomes = {outcome_text(outcome): count for outcome, count in explanation.totals.items()}
     if explanation.unexplored:
-        fates["unexplored"] = explanation.unexplored
-    for text, count in fates.items():
+        outcomes["unexplored"] = explanation.unexplored
+    for text, count in outcomes.items():
         share = count / total
         yield row("", (f"{text:<36}{count:>26,}", ""), (f"{words.percent(share):>9}  ", "dim"),
                   (words.bar(share, 14), "time"))  # fmt: skip
@@ -78,49 +78,53 @@ def _totals(explanation: Explanation) -> Iterator[Line]:
 
 def _blocks(explanation: Explanation, best: Strategy) -> Iterator[Line]:
     """The largest blocks and the best's own, each with its fates; the rest in one line."""
-    blocks = explanation.blocks
-    held = [block for block in blocks if _holds(block, best)]
-    shown = [*(block for block in blocks[: BLOCKS - 1] if block not in held), *held]
+    entries = explanation.entries
+    best_entries = [block for block in entries if _contains(block, best)]
+    shown = [*(block for block in entries[: MAX_ENTRIES - 1] if block not in best_entries), *best_entries]
     yield ((f" {'tp':>4}{'cp':>6}{'pp':>6}{'dp':>6}{'candidates':>22}   what became of them", "label"),)
-    for block in sorted(shown, key=blocks.index):
+    for block in sorted(shown, key=entries.index):
         fixed = f" {block.tp:>4}{block.cp:>6}{block.pp:>6}{block.dp:>6}{block.candidates:>22,}   "
-        mark = "the best; " if block in held else ""
-        text = mark + _fates(block.fates, block.candidates)
+        mark = "the best; " if block in best_entries else ""
+        text = mark + _outcome_summary(block.outcomes, block.candidates)
         for index, part in enumerate(textwrap.wrap(text, WIDTH - len(fixed))):
             yield (
                 (fixed if index == 0 else " " * len(fixed), ""),
                 (part, "good" if mark and not index else "dim"),
             )
-    folded = [block for block in blocks if block not in shown]
+    folded = [block for block in entries if block not in shown]
     if folded:
         count = sum(block.candidates for block in folded)
-        together: dict[str, int] = {}
+        folded_outcomes: dict[str, int] = {}
         for block in folded:
-            for fate, number in block.fates.items():
-                together[fate] = together.get(fate, 0) + number
+            for outcome, number in block.outcomes.items():
+                folded_outcomes[outcome] = folded_outcomes.get(outcome, 0) + number
         fixed = f" {words.counted(len(folded), 'further block'):<22}{count:>22,}   "
-        for index, part in enumerate(textwrap.wrap(_fates(together, count), WIDTH - len(fixed))):
+        for index, part in enumerate(
+            textwrap.wrap(_outcome_summary(folded_outcomes, count), WIDTH - len(fixed))
+        ):
             yield ((fixed if index == 0 else " " * len(fixed), ""), (part, "dim"))
 
 
-def _holds(block: LedgerBlock, best: Strategy) -> bool:
+def _contains(block: LedgerEntry, best: Strategy) -> bool:
     return (block.tp, block.cp, block.pp, block.dp) == (best.tp, best.cp, best.pp, best.dp)
 
 
-def _fates(fates: Mapping[str, int], total: int) -> str:
+def _outcome_summary(outcomes: Mapping[str, int], total: int) -> str:
     """How many were cut, rejected, evaluated, and where or by what most of them."""
     texts = []
     for verb, group in (("cut", "cut_"), ("rejected", "")):
         counts = {
-            fate: n for fate, n in fates.items() if (fate in LEVELS) == bool(group) and fate != "simulated"
+            outcome: n
+            for outcome, n in outcomes.items()
+            if (outcome in OUTCOME_TEXTS) == bool(group) and outcome != "simulated"
         }
         if counts:
-            most = max(counts, key=lambda fate: counts[fate])
-            name = LEVELS[most].removeprefix("cut ") if group else f"by {most}"
+            most = max(counts, key=lambda outcome: counts[outcome])
+            name = OUTCOME_TEXTS[most].removeprefix("cut ") if group else f"by {most}"
             share = words.percent(sum(counts.values()) / total)
             texts.append(f"{verb} {share}, {'most ' if len(counts) > 1 else ''}{name}")
-    if fates.get("simulated"):
-        texts.append(f"evaluated {fates['simulated']:,}")
+    if outcomes.get("simulated"):
+        texts.append(f"evaluated {outcomes['simulated']:,}")
     return "; ".join(texts)
 
 
@@ -154,14 +158,14 @@ def _axis_text(axis: Axis, best: Strategy) -> str:
 
 
 def _nearest(nearest: Alternative, best: Strategy, field: str) -> str:
-    beside = words.changed_fields(nearest.strategy, best, but=field)
+    other_changes = words.changed_fields(nearest.strategy, best, but=field)
     slower = nearest.slower or 0.0
     cost = (
         "as fast"
         if abs(slower) < 5e-7
         else f"{abs(slower) * 100:.3g} % {'slower' if slower > 0 else 'faster'}"
     )
-    return f"{words.value_text(nearest.value)}{f' with {beside}' if beside else ''}: {cost}"
+    return f"{words.value_text(nearest.value)}{f' with {other_changes}' if other_changes else ''}: {cost}"
 
 
 def _hindrance(reason: str, group: list[Alternative]) -> str:

@@ -9,7 +9,7 @@ from shardwise import search
 from shardwise.app.cli import words
 from shardwise.app.cli.card import figures, next_lines, question_lines
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
-from shardwise.app.cli.proof import PRICED_OTHERWISE, idle_lines, priced_as_lines
+from shardwise.app.cli.proof import NOT_AS_GIVEN, idle_lines, priced_as_lines
 from shardwise.cluster import Cluster
 from shardwise.model import Model
 from shardwise.plan import PROVEN_GAP, Stage, UnevenAnswer, UnevenResult
@@ -31,7 +31,7 @@ def uneven_card(
         (),
         *figures(answer.best, cluster, job),
         (),
-        *_compared(answer, cluster),
+        *_uneven_comparison(answer, cluster),
         (),
         *_proof(answer),
         (),
@@ -50,11 +50,11 @@ def plan_lines(result: UnevenResult) -> Iterator[Line]:
     has_replicas = count > 1 or any(stage.parts for stage in result.layout.pipelines[0].stages)
     texts = [each, "1f1b", *(["ZeRO-1 over the replicas of a stage"] if has_replicas else [])]
     yield row("", (" · ".join(texts), ""))
-    groups = alike_pipelines(result)
-    for index, (number, share, drawn) in enumerate(groups[:PIPELINES]):
+    groups = identical_pipelines(result)
+    for index, (number, share, described) in enumerate(groups[:PIPELINES]):
         head = f"{number} × {words.counted(share, 'microbatch').replace('microbatchs', 'microbatches')}"
         part = words.percent(number * share / total)
-        lines = words.wrapped(drawn, " → ", WIDTH - LABEL - 4)
+        lines = words.wrapped(described, " → ", WIDTH - LABEL - 4)
         yield row("layout" if index == 0 else "", (head, "value"), (f"   {part} of the batch", "dim"))
         for at, line in enumerate(lines):
             yield row("", (f"  {'→ ' if at else ''}{line}", ""))
@@ -64,34 +64,34 @@ def plan_lines(result: UnevenResult) -> Iterator[Line]:
 
 def _spread(spread: Mapping[str, Sequence[int]]) -> Iterator[Line]:
     """Where a node has few stages of a pipeline, though more would fit, and is full of their replicas."""
-    for name, together in spread.items():
-        many = " or ".join(str(count) for count in together)
-        stages = "stage" if together == (1,) else "stages"
+    for name, stage_counts in spread.items():
+        many = " or ".join(str(count) for count in stage_counts)
+        stages = "stage" if stage_counts == (1,) else "stages"
         yield row("", (f"a node of {name} has {many} {stages} of a pipeline, and replicas of it", "dim"))
 
 
-def alike_pipelines(result: UnevenResult) -> list[tuple[int, int, list[str]]]:
+def identical_pipelines(result: UnevenResult) -> list[tuple[int, int, list[str]]]:
     """Pipelines with equal stages and microbatches: how many, their microbatches, and their stages as
     text."""
-    drawn = [
+    described = [
         (microbatches, tuple(stage_texts(pipeline.stages, recompute)))
         for microbatches, pipeline, recompute in zip(
             result.microbatches, result.layout.pipelines, result.recompute, strict=True
         )
     ]
-    ordered = sorted(drawn, key=lambda one: (-one[0], one[1]))
+    ordered = sorted(described, key=lambda one: (-one[0], one[1]))
     return [(len(list(same)), key[0], list(key[1])) for key, same in groupby(ordered)]
 
 
 def stage_texts(stages: Sequence[Stage], recompute: Sequence[str]) -> Iterator[str]:
     """`4 × [2 V100-16G, tp 2, 6 layers]` for stages that follow each other alike."""
     keys = [
-        (_devices_text(stage), stage.layers[0], again) for stage, again in zip(stages, recompute, strict=True)
+        (_devices_text(stage), stage.layers[0], mode) for stage, mode in zip(stages, recompute, strict=True)
     ]
-    for (devices, layers, again), run in groupby(keys):
+    for (devices, layers, mode), run in groupby(keys):
         number = len(list(run))
         parts = [devices, words.counted(layers, "layer")]
-        parts += [f"recompute {again}"] if again != "none" else []
+        parts += [f"recompute {mode}"] if mode != "none" else []
         yield f"{number} × [{', '.join(parts)}]" if number > 1 else f"[{', '.join(parts)}]"
 
 
@@ -109,15 +109,15 @@ def _devices_text(stage: Stage) -> str:
     return ", ".join(parts)
 
 
-def _compared(answer: UnevenAnswer, cluster: Cluster) -> Iterator[Line]:
+def _uneven_comparison(answer: UnevenAnswer, cluster: Cluster) -> Iterator[Line]:
     """Against the best uniform strategy and the fastest class alone; what is idle."""
     best_s, mixed = answer.best.step_time_s, answer.mixed
-    told = (
+    comparisons = (
         (mixed.uniform_step_time_s, "the best uniform strategy", "no uniform strategy fits"),
         (mixed.fastest_class_step_time_s, f"{mixed.fastest_class} alone", "the model fits on no class alone"),
     )
     is_whole = all(part.is_complete for part in answer.parts) and not answer.unexplored_parts
-    for index, (time_s, name, never) in enumerate(told):
+    for index, (time_s, name, never) in enumerate(comparisons):
         label = "gain" if index == 0 else ""
         if time_s is None:
             yield row(label, (never if is_whole else "no uniform strategy was found", "value"))
@@ -136,7 +136,7 @@ def _proof(answer: UnevenAnswer) -> Iterator[Line]:
     certificate = answer.certificate
     gap = certificate.gap
     if certificate.priced_as:
-        yield row("proof", (f"not proven: {PRICED_OTHERWISE}", "warn"))
+        yield row("proof", (f"not proven: {NOT_AS_GIVEN}", "warn"))
     elif gap <= PROVEN_GAP:
         yield row("proof", ("optimal", "good"), (" among all uneven plans (docs/mixed.md)", ""))
     else:

@@ -7,24 +7,24 @@ from itertools import combinations
 from math import isqrt
 
 from shardwise.check import (
-    EFFORT,
-    OF_A_TRACE,
-    ONLY_A_SUM,
-    THE_QUESTION,
+    REASON_EFFORT,
+    REASON_QUESTION,
+    REASON_SUM,
+    REASON_TRACE,
     Check,
-    NotJudged,
+    UncheckedKey,
     Verdict,
     fit_check,
-    not_judged,
     number_check,
-    of_what_was_priced,
+    open_if_priced_as,
     parts_check,
     priced_as_check,
+    unchecked,
     value_check,
 )
 from shardwise.cluster import Cluster, pools_of
 from shardwise.plan import UnevenFile, document_hash, read_uneven_plan, uneven_plan_document
-from shardwise.search import RecordPrices, priced_again, restated
+from shardwise.search import RecordCostModel, predict_record, predicted_result
 
 EVALUATOR = "max-plus, pipeline by pipeline"
 
@@ -40,7 +40,7 @@ def check_uneven_file(path: str) -> Verdict:
     best, certificate = plan.best, plan.certificate
     document = uneven_plan_document(plan)
     stated = str(document["hash"])
-    found = priced_again(plan.model, plan.cluster, plan.job, best)
+    found = predict_record(plan.model, plan.cluster, plan.job, best)
     faults = "; ".join(found.faults[:3]) or "devices, layers and microbatches add up"
     checks = [
         value_check("hash", stated, document_hash(document)),
@@ -51,9 +51,11 @@ def check_uneven_file(path: str) -> Verdict:
     if not found.faults:
         checks += [
             *(
-                number_check(f"pipeline {place}", time_s, again_s)
-                for place, (time_s, again_s) in enumerate(zip(best.pipeline_s, found.pipeline_s, strict=True))
-                if time_s != again_s
+                number_check(f"pipeline {place}", time_s, predicted_s)
+                for place, (time_s, predicted_s) in enumerate(
+                    zip(best.pipeline_s, found.pipeline_s, strict=True)
+                )
+                if time_s != predicted_s
             ),
             number_check("step time", best.step_time_s, max(found.pipeline_s)),
             number_check("breakdown", sum(best.breakdown.values()), best.step_time_s),
@@ -71,39 +73,41 @@ def check_uneven_file(path: str) -> Verdict:
         is_open=True,
     )
     checks += priced_as_check(plan.cluster, plan.priced_as, is_for_trace=plan.for_trace is not None)
-    checks.append(of_what_was_priced(optimal, plan.priced_as))
-    return Verdict(plan_hash=stated, checks=tuple(checks), not_judged=tuple(_not_judged(plan)))
+    checks.append(open_if_priced_as(optimal, plan.priced_as))
+    return Verdict(plan_hash=stated, checks=tuple(checks), unchecked=tuple(_unchecked(plan)))
 
 
-def _not_judged(plan: UnevenFile) -> Iterator[NotJudged]:
-    yield from not_judged(THE_QUESTION, "model.name", "model.config", "job", "cluster")
+def _unchecked(plan: UnevenFile) -> Iterator[UncheckedKey]:
+    yield from unchecked(REASON_QUESTION, "model.name", "model.config", "job", "cluster")
     uniform = "uniform strategies are not searched again"
-    yield from not_judged(uniform, "compared")
-    yield from not_judged("no other search bounds uneven plans", "certificate.lower_bound_s")
-    yield from not_judged(
-        ONLY_A_SUM, "certificate.enumerated", "certificate.unexplored", "certificate.cut_by_bound",
+    yield from unchecked(uniform, "compared")
+    yield from unchecked("no other search bounds uneven plans", "certificate.lower_bound_s")
+    yield from unchecked(
+        REASON_SUM, "certificate.enumerated", "certificate.unexplored", "certificate.cut_by_bound",
         "certificate.simulated",
     )  # fmt: skip
-    yield from not_judged(EFFORT, "certificate.search_s", "certificate.search_cpu_s")
+    yield from unchecked(REASON_EFFORT, "certificate.search_s", "certificate.search_cpu_s")
     if plan.for_trace is not None:
-        yield from not_judged(OF_A_TRACE, "for_trace")
+        yield from unchecked(REASON_TRACE, "for_trace")
 
 
 def _figure_checks(plan: UnevenFile) -> Iterator[Check]:
     """What follows from the times and bytes of the stages; nothing of a plan that does not fit."""
     best, batch = plan.best, plan.job.global_batch_size
-    again = restated(RecordPrices(plan.model, plan.cluster, plan.job), best, batch)
-    if again is None:
+    predicted = predicted_result(RecordCostModel(plan.model, plan.cluster, plan.job), best, batch)
+    if predicted is None:
         return
     for place, edge in enumerate(("low", "high")):
-        yield number_check(f"band {edge}", best.band_s[place], again.band_s[place])
+        yield number_check(f"band {edge}", best.band_s[place], predicted.band_s[place])
     for name in ("mfu", "mfu_full_attention", "tokens_per_s_per_device"):
-        yield number_check(name, getattr(best, name), getattr(again, name))
+        yield number_check(name, getattr(best, name), getattr(predicted, name))
     for name in ("allocated", "reserved", "capacity"):
-        yield number_check(f"{name} bytes", getattr(best.peak_memory, name), getattr(again.peak_memory, name))
-    yield value_check("tightest rank", best.tightest_rank, again.tightest_rank)
+        yield number_check(
+            f"{name} bytes", getattr(best.peak_memory, name), getattr(predicted.peak_memory, name)
+        )
+    yield value_check("tightest rank", best.tightest_rank, predicted.tightest_rank)
     yield value_check("evaluator", best.evaluator, EVALUATOR)
-    yield parts_check("breakdown parts", best.breakdown, again.breakdown, again.step_time_s)
+    yield parts_check("breakdown parts", best.breakdown, predicted.breakdown, predicted.step_time_s)
     for place, (pipeline, own) in enumerate(zip(best.layout.pipelines, best.microbatches, strict=True)):
         part = own / sum(best.microbatches)
         wrong = [stage.share for stage in pipeline.stages if abs(stage.share - part) > 1e-9]
@@ -138,9 +142,9 @@ def _certificate_checks(plan: UnevenFile) -> Iterator[Check]:
     certificate, step_s = plan.certificate, plan.best.step_time_s
     lower_s = certificate.lower_bound_s
     yield value_check("space", certificate.space, "uneven")
-    narrowed = {**certificate.fixed, **certificate.axes, **certificate.rejected}
-    yield value_check("fixed, axes, rejected", narrowed, {})
-    expected = 1 if plan.for_trace is not None else _triples(plan.cluster, plan.job.global_batch_size)
+    restrictions = {**certificate.fixed, **certificate.axes, **certificate.rejected}
+    yield value_check("fixed, axes, rejected", restrictions, {})
+    expected = 1 if plan.for_trace is not None else _candidates(plan.cluster, plan.job.global_batch_size)
     yield value_check("candidates", certificate.enumerated + certificate.unexplored, expected)
     yield Check(
         name="simulated",
@@ -159,7 +163,7 @@ def _certificate_checks(plan: UnevenFile) -> Iterator[Check]:
         yield number_check("gap", certificate.gap, 1.0 - lower_s / step_s, 1.0)
 
 
-def _triples(cluster: Cluster, batch: int) -> int:
+def _candidates(cluster: Cluster, batch: int) -> int:
     """The candidates of an uneven search: of each set of pools and micro-batch size every number of
     pipelines, and on several pools every number of alike ones, from two on (docs/mixed.md)."""
     devices = [pool.devices for pool in pools_of(cluster)]

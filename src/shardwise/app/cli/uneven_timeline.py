@@ -17,7 +17,7 @@ from shardwise.plan import UnevenFile, read_uneven_plan, uneven_plan_document
 from shardwise.schedule import generate
 from shardwise.sim import Arrow, Span, Timeline, Trace, gantt, simulate, task_graph, trace_of, write_trace
 
-_FIRST = re.compile("[-,]")
+_FIRST_RANK = re.compile("[-,]")
 """What parts the first rank of a stage from the others: 0-3, or 0,4-7 of one on two pools."""
 
 
@@ -43,28 +43,28 @@ def simulated_uneven(path: str, *, trace: str | None, is_json: bool) -> Output:
     pipelines = _pipelines(plan, path)
     if trace is not None:
         write_trace(_trace(pipelines), trace)
-    talk = [f"wrote {trace}; open it at https://ui.perfetto.dev"] if trace is not None else []
+    notes = [f"wrote {trace}; open it at https://ui.perfetto.dev"] if trace is not None else []
     if is_json:
-        return Output(document=_document(plan, pipelines, trace), talk=talk)
-    return Output(lines=list(_lines(plan, pipelines)), talk=talk)
+        return Output(document=_uneven_document(plan, pipelines, trace), notes=notes)
+    return Output(lines=list(_uneven_lines(plan, pipelines)), notes=notes)
 
 
 def _pipelines(plan: UnevenFile, path: str) -> list[_Pipeline]:
     best = plan.best
-    found = search.priced_again(plan.model, plan.cluster, plan.job, best)
+    found = search.predict_record(plan.model, plan.cluster, plan.job, best)
     if found.faults:
         raise ConfigError("is not a plan of its cluster", file=path, key="best", found=found.faults[0])
     timelines: dict[tuple[int, int], Timeline] = {}
     pipelines = []
-    for pipeline, again, count, times in zip(
+    for pipeline, recompute_modes, count, times in zip(
         best.layout.pipelines, best.recompute, best.microbatches, found.pipelines, strict=True
     ):
         key = id(times), count
         if key not in timelines:
             schedule = generate("1f1b", pp=len(pipeline.stages), microbatches=count, vpp=1)
             timelines[key] = simulate(task_graph(schedule, times.durations))
-        ranks = tuple(int(_FIRST.split(stage.ranks)[0]) for stage in pipeline.stages)
-        texts = tuple(stage_texts(pipeline.stages, again))
+        ranks = tuple(int(_FIRST_RANK.split(stage.ranks)[0]) for stage in pipeline.stages)
+        texts = tuple(stage_texts(pipeline.stages, recompute_modes))
         pipelines.append(_Pipeline(texts, ranks, count, timelines[key], times.end_s))
     return pipelines
 
@@ -80,7 +80,7 @@ def _trace(pipelines: Sequence[_Pipeline]) -> Trace:
     return Trace(spans=tuple(spans), arrows=tuple(arrows))
 
 
-def _lines(plan: UnevenFile, pipelines: Sequence[_Pipeline]) -> Iterator[Line]:
+def _uneven_lines(plan: UnevenFile, pipelines: Sequence[_Pipeline]) -> Iterator[Line]:
     """A chart for each kind of pipeline, the one with most microbatches first."""
     best = plan.best
     facts = (
@@ -91,25 +91,27 @@ def _lines(plan: UnevenFile, pipelines: Sequence[_Pipeline]) -> Iterator[Line]:
     yield ((f"{plan.model.name} on {plan.cluster.name}", "title"),)
     yield ((" · ".join(facts), "dim"),)
     yield from priced_as_lines(plan.priced_as)
-    alike: dict[tuple[int, tuple[str, ...]], list[_Pipeline]] = {}
+    identical: dict[tuple[int, tuple[str, ...]], list[_Pipeline]] = {}
     for pipeline in sorted(pipelines, key=lambda one: -one.microbatches):
-        alike.setdefault((pipeline.microbatches, pipeline.stages), []).append(pipeline)
-    for (count, stages), those in list(alike.items())[:PIPELINES]:
+        identical.setdefault((pipeline.microbatches, pipeline.stages), []).append(pipeline)
+    for (count, stages), those in list(identical.items())[:PIPELINES]:
         first = those[0]
         many = words.counted(count, "microbatch").replace("microbatchs", "microbatches")
         yield ()
-        told = (f"{len(those)} × {many}: {stages[0]}", *stages[1:])
-        for at, line in enumerate(words.wrapped(told, " → ", CHART_COLUMNS)):
+        stage_names = (f"{len(those)} × {many}: {stages[0]}", *stages[1:])
+        for at, line in enumerate(words.wrapped(stage_names, " → ", CHART_COLUMNS)):
             yield ((f"  → {line}" if at else line, "value"),)
         for line in gantt(first.timeline, width=CHART_COLUMNS).rstrip("\n").split("\n"):
             yield ((line, ""),)
         ends = f"ends after {words.seconds(first.timeline.makespan_s)}"
         yield ((f"{ends}; then gradient norm, optimizer and host: {words.seconds(first.end_s)}", "dim"),)
-    if len(alike) > PIPELINES:
-        yield ((f"{len(alike) - PIPELINES} more kinds of pipelines", "dim"),)
+    if len(identical) > PIPELINES:
+        yield ((f"{len(identical) - PIPELINES} more kinds of pipelines", "dim"),)
 
 
-def _document(plan: UnevenFile, pipelines: Sequence[_Pipeline], trace: str | None) -> dict[str, object]:
+def _uneven_document(
+    plan: UnevenFile, pipelines: Sequence[_Pipeline], trace: str | None
+) -> dict[str, object]:
     """As of other plans; a rank is the first of a stage, and its pipeline is told."""
     best = plan.best
     return {

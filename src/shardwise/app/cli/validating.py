@@ -11,7 +11,7 @@ from shardwise.accuracy import (
     SHIPPED,
     Fault,
     Group,
-    Judged,
+    JudgedRow,
     Skipped,
     Validation,
     skipped_by_reason,
@@ -102,7 +102,7 @@ def _row_lines(found: Validation) -> list[Line]:
     return [head, *ordered, (), *overall]
 
 
-def _row_cells(one: Judged) -> tuple[str, ...]:
+def _row_cells(one: JudgedRow) -> tuple[str, ...]:
     row = one.row
     has_memory = one.measured_bytes is not None
     return (
@@ -204,7 +204,7 @@ def _skipped_document(skipped: Skipped) -> dict[str, object]:
     return {"n": len(skipped.lines), **asdict(skipped), "lines": list(skipped.lines)}
 
 
-def _row_document(one: Judged) -> dict[str, object]:
+def _row_document(one: JudgedRow) -> dict[str, object]:
     low, high = one.band
     has_memory = one.measured_bytes is not None
     return {

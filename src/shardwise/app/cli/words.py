@@ -91,7 +91,7 @@ def detail_texts(strategy: Strategy, job: Job, layers: int) -> list[str]:
         schedule_text(strategy),
         sharding_text(strategy),
         *option_texts(strategy),
-        ends_text(strategy, layers),
+        end_stages_text(strategy, layers),
         _axes_text(strategy),
     ]
     return [text for text in texts if text]
@@ -101,12 +101,12 @@ def _axes_text(strategy: Strategy) -> str:
     return "" if strategy.axis_order == AXIS_ORDER else f"axes {strategy.axis_order}"
 
 
-def ends_text(strategy: Strategy, layers: int) -> str:
+def end_stages_text(strategy: Strategy, layers: int) -> str:
     """How many layers the first and last stages have, where that is not the even split."""
-    ends = (strategy.first_stage_layers, strategy.last_stage_layers)
-    if ends == tuple(map(int, even_ends(layers, strategy.pp * strategy.vpp))):
+    end_layers = (strategy.first_stage_layers, strategy.last_stage_layers)
+    if end_layers == tuple(map(int, even_ends(layers, strategy.pp * strategy.vpp))):
         return ""
-    return f"ends of {ends[0]} and {ends[1]} layers"
+    return f"ends of {end_layers[0]} and {end_layers[1]} layers"
 
 
 def difference_text(strategy: Strategy, best: Strategy, layers: int) -> str:
@@ -128,7 +128,7 @@ def _choices(strategy: Strategy, layers: int) -> list[str]:
         schedule_text(strategy),
         sharding_text(strategy).partition(" over ")[0],
         *option_texts(strategy),
-        ends_text(strategy, layers),
+        end_stages_text(strategy, layers),
         _axes_text(strategy),
     ]
     return [text for text in texts if text]
@@ -139,9 +139,9 @@ def gib(nbytes: float) -> str:
     return f"{nbytes / GIB:.1f}"
 
 
-def memory(nbytes: float, beside: float = 0.0) -> str:
-    """Bytes in GiB with a tenth; in MiB where neither they nor the most shown `beside` them make one."""
-    if max(nbytes, beside) >= GIB:
+def memory(nbytes: float, largest: float = 0.0) -> str:
+    """Bytes in GiB with a tenth; in MiB where neither they nor the most shown `largest` them make one."""
+    if max(nbytes, largest) >= GIB:
         return f"{gib(nbytes)} GiB"
     mib = nbytes / 2**20
     return f"{mib:.0f} MiB" if mib >= 100.0 else f"{mib:.1f} MiB"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from math import ceil, floor, log, log10
 
-FEWEST, MOST = 4, 10
+MIN_TICKS, MAX_TICKS = 4, 10
 """Ticks that an axis has at least and at most."""
 
 TIME_STEPS = ((1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
@@ -20,12 +20,12 @@ EVEN_STEPS = (1.0, 2.0, 2.5, 5.0)
 GIB = 2.0**30
 
 
-def range_of(values: Iterable[float], *, room: float) -> tuple[float, float]:
-    """The least and the largest of positive values, with a share `room` of their range (as logarithms) on
+def range_of(values: Iterable[float], *, padding: float) -> tuple[float, float]:
+    """The least and the largest of positive values, with a share `padding` of their range (as logarithms) on
     either side; a single value gets a factor of 1.5."""
     found = list(values)
     low, high = min(found), max(found)
-    factor = (high / low) ** room if high > low * 1.01 else 1.5
+    factor = (high / low) ** padding if high > low * 1.01 else 1.5
     return low / factor, high * factor
 
 
@@ -35,11 +35,11 @@ def ticks(low: float, high: float, steps: Sequence[Sequence[float]], base: float
     powers = range(floor(log(low, base)) - 1, ceil(log(high, base)) + 1)
     for multiples in steps:
         found = [m * base**k for k in powers for m in multiples if low <= m * base**k <= high]
-        if len(found) >= FEWEST:
+        if len(found) >= MIN_TICKS:
             break
     else:
         found = even_ticks(low, high)
-    while len(found) > MOST:
+    while len(found) > MAX_TICKS:
         found = found[::2]
     return found
 
@@ -49,7 +49,7 @@ def even_ticks(low: float, high: float) -> list[float]:
     power = floor(log10(high - low))
     for step in (step * 10.0**k for k in (power, power - 1) for step in reversed(EVEN_STEPS)):
         found = [step * number for number in range(ceil(low / step), floor(high / step) + 1)]
-        if len(found) >= FEWEST:
+        if len(found) >= MIN_TICKS:
             return found
     return [low, high]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardwise.app.plot.axes import GIB, memory_ticks, range_of, time_ticks
-from shardwise.app.plot.record import Dot, Line, Plot
+from shardwise.app.plot.record import Dot, Plot, PlotLine
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,12 +45,12 @@ DISTANCES = (11.0, 20.0, 32.0, 46.0, 62.0)
 DIRECTIONS = ((1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1), (1, 0), (-1, 0))
 """Where the label of a mark may stand: so many points from it, to the right and up."""
 
-OUTSIDE, MEETS = 1000, 30
+OUTSIDE_COST, OVERLAP_COST = 1000, 30
 """How much worse a label is outside the axes, and upon another label or mark, than upon a dot."""
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class RenderedFigure:
     """A finished figure; colours of its lines; and for every dot of the plot, in its order, the place in
     points from the left and the top."""
 
@@ -69,7 +69,7 @@ class Drawn:
         return buffer.getvalue()
 
 
-def drawn(plot: Plot) -> Drawn:
+def render(plot: Plot) -> RenderedFigure:
     """The plot as a figure."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -92,7 +92,7 @@ def drawn(plot: Plot) -> Drawn:
         _legend(axes, plot, colours)
         figure.text(left, 0.955, plot.title, fontsize=15, fontweight="bold", va="center")
         figure.text(left, 0.905, plot.subtitle, fontsize=10, color=FAINT, va="center")
-    return Drawn(figure, colours, tuple(_places(axes, (dot for _, dot in plot.dots()))))
+    return RenderedFigure(figure, colours, tuple(_places(axes, (dot for _, dot in plot.dots()))))
 
 
 def _colours(count: int) -> tuple[str, ...]:
@@ -109,8 +109,8 @@ def _frame(axes: Axes, plot: Plot) -> None:
     """Logarithmic axes with units, a faint grid, no box."""
     dots = [dot for _, dot in plot.dots()]
     limit = [] if plot.limit_bytes is None else [plot.limit_bytes]
-    low_s, high_s = range_of((dot.time_s for dot in dots), room=0.06)
-    low_bytes, high_bytes = range_of([*(dot.memory_bytes for dot in dots), *limit], room=0.08)
+    low_s, high_s = range_of((dot.time_s for dot in dots), padding=0.06)
+    low_bytes, high_bytes = range_of([*(dot.memory_bytes for dot in dots), *limit], padding=0.08)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(low_s, high_s)
@@ -134,7 +134,7 @@ def _left(axes: Axes, canvas: Any) -> float:
     return LEFT + max(lost, 0.0)
 
 
-def _line(axes: Axes, line: Line, colour: str) -> None:
+def _line(axes: Axes, line: PlotLine, colour: str) -> None:
     """Steps, since between two points of a frontier nothing better is to be had than the slower's memory and
     the faster's time; a dot for each point; a diamond at the knee."""
     times = [dot.time_s for dot in line.dots]
@@ -171,15 +171,15 @@ def _marks(axes: Axes, plot: Plot, canvas: Any) -> None:
             *place, shape, color="white", markersize=12, markeredgecolor=INK, markeredgewidth=1.3, zorder=5
         )
     dots = axes.transData.transform([(dot.time_s, dot.memory_bytes) for _, dot in plot.dots()])
-    taken = _Taken([box_of(text, canvas.get_renderer()) for text in axes.texts])
-    taken.boxes += [_square(axes, place) for place in names]
+    occupied = _OccupiedArea([box_of(text, canvas.get_renderer()) for text in axes.texts])
+    occupied.boxes += [_square(axes, place) for place in names]
     # From the top, so that lines to labels do not cross.
     for place, own in sorted(names.items(), key=lambda item: -item[0][1]):
-        _label(axes, " · ".join(own), place, taken, dots, canvas)
+        _label(axes, " · ".join(own), place, occupied, dots, canvas)
 
 
 @dataclass(slots=True)
-class _Taken:
+class _OccupiedArea:
     """Where something is drawn, in pixels: boxes of marks and other texts, those of labels so far, and the
     lines that lead to these."""
 
@@ -187,15 +187,17 @@ class _Taken:
     labels: list[Any] = field(default_factory=list)
     leads: list[Any] = field(default_factory=list)
 
-    def met(self, box: Any, lead: Any) -> int:
+    def overlap_count(self, box: Any, lead: Any) -> int:
         """How many of them a label at `box` meets, with the line that leads to it."""
-        met = [box.overlaps(other) for other in (*self.boxes, *self.labels)]
-        met += [lead.intersects_bbox(other) for other in self.labels]
-        met += [other.intersects_bbox(box) for other in self.leads]
-        return sum(map(bool, met))
+        overlap_count = [box.overlaps(other) for other in (*self.boxes, *self.labels)]
+        overlap_count += [lead.intersects_bbox(other) for other in self.labels]
+        overlap_count += [other.intersects_bbox(box) for other in self.leads]
+        return sum(map(bool, overlap_count))
 
 
-def _label(axes: Axes, name: str, place: tuple[float, float], taken: _Taken, dots: Any, canvas: Any) -> None:
+def _label(
+    axes: Axes, name: str, place: tuple[float, float], occupied: _OccupiedArea, dots: Any, canvas: Any
+) -> None:
     """Writes the name of a mark beside it, where that is least in the way."""
     renderer, frame = canvas.get_renderer(), axes.get_window_extent()
     text = axes.annotate(
@@ -213,14 +215,16 @@ def _label(axes: Axes, name: str, place: tuple[float, float], taken: _Taken, dot
     def cost(choice: tuple[float, int, int]) -> float:
         box = put(*choice)
         is_inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
-        met = taken.met(box, lead_of(axes, place, box))
+        overlap_count = occupied.overlap_count(box, leader_of(axes, place, box))
         on_dots = int(box.count_contains(dots))
-        return float(OUTSIDE * (not is_inside) + MEETS * met + on_dots) + choice[0] / 20.0
+        return (
+            float(OUTSIDE_COST * (not is_inside) + OVERLAP_COST * overlap_count + on_dots) + choice[0] / 20.0
+        )
 
     choices = [(distance, *direction) for distance in DISTANCES for direction in DIRECTIONS]
     box = put(*min(choices, key=cost))
-    taken.labels.append(box)
-    taken.leads.append(lead_of(axes, place, box))
+    occupied.labels.append(box)
+    occupied.leads.append(leader_of(axes, place, box))
 
 
 def box_of(text: Any, renderer: Any) -> Any:
@@ -231,7 +235,7 @@ def box_of(text: Any, renderer: Any) -> Any:
     return Text.get_window_extent(text, renderer)
 
 
-def lead_of(axes: Axes, place: tuple[float, float], box: Any) -> Any:
+def leader_of(axes: Axes, place: tuple[float, float], box: Any) -> Any:
     """The line in pixels from a mark to the middle of its label."""
     from matplotlib.path import Path
 
@@ -258,10 +262,12 @@ def _legend(axes: Axes, plot: Plot, colours: Sequence[str]) -> None:
     ]
     if any(line.knee is not None for line in plot.lines):
         entries.append(Line2D([], [], marker="D", color=FAINT, markersize=7, linestyle="none", label="knee"))
-    is_beside = len(plot.lines) > 1
+    has_side_legend = len(plot.lines) > 1
     axes.legend(
-        handles=entries, loc="upper left" if is_beside else "lower right", borderaxespad=0.0, frameon=False,
-        bbox_to_anchor=(1.015, 1.0) if is_beside else (1.0, 1.0), ncols=1 if is_beside else len(entries),
+        handles=entries, loc="upper left" if has_side_legend else "lower right", borderaxespad=0.0,
+        frameon=False,
+        bbox_to_anchor=(1.015, 1.0) if has_side_legend else (1.0, 1.0),
+        ncols=1 if has_side_legend else len(entries),
         handlelength=1.4, labelspacing=0.55,
     )  # fmt: skip
 

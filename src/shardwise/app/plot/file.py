@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 
-from shardwise.app.plot.draw import drawn
+from shardwise.app.plot.draw import render
 from shardwise.app.plot.page import page_of
 from shardwise.app.plot.record import Plot
 from shardwise.errors import ConfigError
@@ -32,7 +32,7 @@ def check_plot_file(path: str, *, key: str) -> None:
 
 def write_plot(path: str, plot: Plot) -> None:
     """Draws `plot` into the file at `path`, whole or not at all."""
-    found = drawn(plot)
+    found = render(plot)
     form = _suffix(path).removeprefix(".")
     write_file(path, page_of(plot, found) if form == "html" else found.as_bytes(form))
 

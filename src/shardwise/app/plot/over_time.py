@@ -45,7 +45,7 @@ HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
+class TokenCurve:
     """Tokens of one policy: at the borders of epochs, in seconds; `figures` that stand beside its name; and
     what it changed to, and when, by the kind of change."""
 
@@ -57,13 +57,13 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverTime:
+class ReplayPlot:
     """What is drawn. `nodes` are there from each of `times_s` on. `policies` and `decisions` are tables of
     the page: rows of texts below their heads."""
 
     title: str
     subtitle: str
-    growths: tuple[Growth, ...]
+    curves: tuple[TokenCurve, ...]
     times_s: tuple[float, ...]
     nodes: tuple[int, ...]
     end_s: float
@@ -71,23 +71,23 @@ class OverTime:
     decisions: tuple[tuple[str, ...], ...]
 
 
-def write_over_time(path: str, plot: OverTime) -> None:
+def write_replay_plot(path: str, plot: ReplayPlot) -> None:
     """Draws `plot` into the file at `path`, whole or not at all."""
     form = os.path.splitext(path)[1].lower().removeprefix(".")
     write_file(path, _page(plot) if form == "html" else _bytes(plot, form))
 
 
-def _bytes(plot: OverTime, form: str) -> bytes:
+def _bytes(plot: ReplayPlot, form: str) -> bytes:
     import matplotlib
 
     buffer = io.BytesIO()
     metadata = {"Software": None} if form == "png" else {"Date": None, "Creator": None}
     with matplotlib.rc_context(STYLE):
-        _drawn(plot).savefig(buffer, format=form, dpi=DPI, metadata=metadata)
+        _render(plot).savefig(buffer, format=form, dpi=DPI, metadata=metadata)
     return buffer.getvalue()
 
 
-def _drawn(plot: OverTime) -> Figure:
+def _render(plot: ReplayPlot) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -108,18 +108,18 @@ def _drawn(plot: OverTime) -> Figure:
     return figure
 
 
-def _tokens(axes: Axes, plot: OverTime) -> None:
+def _tokens(axes: Axes, plot: ReplayPlot) -> None:
     """A line for each policy, named with its figures, as curves may hide each other; and marks where the
     adaptive one changed."""
     from matplotlib.ticker import FuncFormatter
 
-    for growth in plot.growths:
-        hours = [time_s / HOUR_S for time_s in growth.times_s]
-        width = 2.0 if growth.name == "adaptive" else 1.4
-        dashes, colour = DASHES.get(growth.name, "-"), COLOURS[growth.name]
-        label = f"{growth.name}  {format_count(growth.tokens[-1])}\n{growth.figures}"
-        axes.plot(hours, growth.tokens, color=colour, linewidth=width, linestyle=dashes, label=label)
-    adaptive = next((growth for growth in plot.growths if growth.name == "adaptive"), None)
+    for curve in plot.curves:
+        hours = [time_s / HOUR_S for time_s in curve.times_s]
+        width = 2.0 if curve.name == "adaptive" else 1.4
+        dashes, colour = DASHES.get(curve.name, "-"), COLOURS[curve.name]
+        label = f"{curve.name}  {format_count(curve.tokens[-1])}\n{curve.figures}"
+        axes.plot(hours, curve.tokens, color=colour, linewidth=width, linestyle=dashes, label=label)
+    adaptive = next((curve for curve in plot.curves if curve.name == "adaptive"), None)
     for kind, times_s in ({} if adaptive is None else adaptive.changes_s).items():
         hours = [time_s / HOUR_S for time_s in times_s]
         axes.plot(
@@ -132,8 +132,8 @@ def _tokens(axes: Axes, plot: OverTime) -> None:
     axes.set_ylabel("tokens", labelpad=6)
     axes.tick_params(labelbottom=False)
     handles, labels = axes.get_legend_handles_labels()
-    count = len(plot.growths)
-    tops = sorted(range(count), key=lambda place: -plot.growths[place].tokens[-1])
+    count = len(plot.curves)
+    tops = sorted(range(count), key=lambda place: -plot.curves[place].tokens[-1])
     order = [*tops, *range(count, len(labels))]
     axes.legend(
         [handles[place] for place in order], [labels[place] for place in order], loc="upper left",
@@ -141,7 +141,7 @@ def _tokens(axes: Axes, plot: OverTime) -> None:
     )  # fmt: skip
 
 
-def _nodes(axes: Axes, plot: OverTime) -> None:
+def _nodes(axes: Axes, plot: ReplayPlot) -> None:
     hours = [*(time_s / HOUR_S for time_s in plot.times_s), plot.end_s / HOUR_S]
     counts = [*plot.nodes, plot.nodes[-1]]
     axes.fill_between(hours, counts, step="post", color="#cfd8e0", linewidth=0.0)
@@ -152,7 +152,7 @@ def _nodes(axes: Axes, plot: OverTime) -> None:
     axes.yaxis.label.set_color(INK)
 
 
-def _page(plot: OverTime) -> bytes:
+def _page(plot: ReplayPlot) -> bytes:
     svg = _bytes(plot, "svg").decode("utf-8")
     template = Template(files(__package__).joinpath(TEMPLATE).read_text("utf-8"))
     return template.substitute(

@@ -9,13 +9,13 @@ from importlib.resources import files
 from string import Template
 
 from shardwise.app.plot.axes import GIB
-from shardwise.app.plot.draw import HEIGHT_IN, POINTS_PER_IN, WIDTH_IN, Drawn
+from shardwise.app.plot.draw import HEIGHT_IN, POINTS_PER_IN, WIDTH_IN, RenderedFigure
 from shardwise.app.plot.record import Plot
 
 TEMPLATE = "page.html"
 
 
-def page_of(plot: Plot, figure: Drawn) -> bytes:
+def page_of(plot: Plot, figure: RenderedFigure) -> bytes:
     """The page, in UTF-8."""
     svg = figure.as_bytes("svg").decode("utf-8")
     template = Template(files(__package__).joinpath(TEMPLATE).read_text("utf-8"))
@@ -25,18 +25,18 @@ def page_of(plot: Plot, figure: Drawn) -> bytes:
         svg=svg[svg.index("<svg") :],
         view=f"0 0 {WIDTH_IN * POINTS_PER_IN:g} {HEIGHT_IN * POINTS_PER_IN:g}",
         dots=_script_json(_dots(plot, figure)),
-        wholes=_script_json(_wholes(plot)),
+        wholes=_script_json(_details(plot)),
         rows="\n".join(_rows(plot)),
     ).encode("utf-8")
 
 
-def _dots(plot: Plot, figure: Drawn) -> list[dict[str, object]]:
+def _dots(plot: Plot, figure: RenderedFigure) -> list[dict[str, object]]:
     """Every dot with its place in the drawing, the colour of its line (ink for marks), its texts, and the
-    places of what more is said of it among `_wholes`."""
+    places of what more is said of it among `_details`."""
     colours = [colour for line, colour in zip(plot.lines, figure.colours, strict=True) for _ in line.dots] + [
         "#1d2733"
     ] * len(plot.marks)
-    place = {text: place for place, text in enumerate(_wholes(plot))}
+    place = {text: place for place, text in enumerate(_details(plot))}
     return [
         {
             "x": round(x, 2),
@@ -50,7 +50,7 @@ def _dots(plot: Plot, figure: Drawn) -> list[dict[str, object]]:
     ]
 
 
-def _wholes(plot: Plot) -> list[str]:
+def _details(plot: Plot) -> list[str]:
     """What more is said of dots, each text once: layouts of neighbours are alike but for a few lines."""
     return list(dict.fromkeys(text for _, dot in plot.dots() for text in dot.more))
 

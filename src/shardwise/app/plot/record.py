@@ -18,7 +18,7 @@ class Dot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class PlotLine:
     """A frontier: dots, fastest first, and the place of its knee, where it has one."""
 
     name: str
@@ -41,7 +41,7 @@ class Plot:
 
     title: str
     subtitle: str
-    lines: tuple[Line, ...]
+    lines: tuple[PlotLine, ...]
     marks: tuple[Mark, ...] = ()
     limit_bytes: float | None = None
 

@@ -1,6 +1,13 @@
 """Operator graphs on a mesh of devices: what every way to lay them out costs, as a chain of choices."""
 
-from shardwise.cost.layouts.chain import LaidOut, layout_chain
-from shardwise.cost.layouts.stage import border_shapes, handed_elements, open_layouts, stage_layouts
+from shardwise.cost.layouts.chain import LayoutSpace, layout_chain
+from shardwise.cost.layouts.stage import entry_shapes, relaxed_layouts, stage_layouts, transfer_elements
 
-__all__ = ["LaidOut", "border_shapes", "handed_elements", "layout_chain", "open_layouts", "stage_layouts"]
+__all__ = [
+    "LayoutSpace",
+    "entry_shapes",
+    "layout_chain",
+    "relaxed_layouts",
+    "stage_layouts",
+    "transfer_elements",
+]

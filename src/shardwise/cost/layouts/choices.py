@@ -11,11 +11,11 @@ import numpy as np
 
 from shardwise.cost.layouts.forms import Integers, Values
 from shardwise.errors import InternalError
-from shardwise.graph import WHOLE, OpNode, Rule, allows, local_sizes, rules_of
+from shardwise.graph import REPLICATE, OpNode, ShardingRule, allows, local_sizes, rules_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Choices:
+class OperatorLayouts:
     """The K layouts of an operator.
 
     `rules` are one per axis, `sizes` the elements (K) of each dim on the rank with most; `inputs`,
@@ -23,7 +23,7 @@ class Choices:
     """
 
     op: OpNode
-    rules: tuple[tuple[Rule, ...], ...]
+    rules: tuple[tuple[ShardingRule, ...], ...]
     sizes: Mapping[str, Values]
     inputs: tuple[Integers, ...]
     parameters: tuple[Integers, ...]
@@ -42,11 +42,11 @@ class Choices:
         return np.asarray(self.extent(tuple(self.op.dims)) / float(prod(self.op.dims.values())))
 
 
-def choices_of(op: OpNode, ranks: tuple[int, ...]) -> Choices:
+def operator_layouts_of(op: OpNode, ranks: tuple[int, ...]) -> OperatorLayouts:
     """Every way to give each axis a rule of `op`'s that goes together with the others; along an axis of one
     rank there is nothing to choose."""
     rules = rules_of(op)
-    plain = [rule for rule in rules if rule.split is None and rule.output == WHOLE]
+    plain = [rule for rule in rules if rule.split is None and rule.output == REPLICATE]
     among = [rules if size > 1 else plain[:1] for size in ranks]
     found = tuple(combined for combined in product(*among) if allows(op, combined, ranks))
     if not found:
@@ -56,7 +56,7 @@ def choices_of(op: OpNode, ranks: tuple[int, ...]) -> Choices:
     def placed(of: list[list[int]]) -> Integers:
         return np.array(of, dtype=np.int64)
 
-    return Choices(
+    return OperatorLayouts(
         op=op,
         rules=found,
         sizes={dim: np.array([each[dim] for each in sizes], dtype=np.float64) for dim in op.dims},

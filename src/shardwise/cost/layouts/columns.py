@@ -7,22 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.cost.layouts.ground import Ground
+from shardwise.cost.layouts.ground import CostContext
 from shardwise.frontier import COLUMNS, Costs
 
 
 @dataclass(slots=True)
-class Columns:
+class CostColumns:
     """Sums in the making: arrays that broadcast together.
 
     Of each micro-batch: `forward_s` of its forward pass; of its backward pass `blocked_s` that nothing can
     hide, `computed_s` of computation, beside which gradients are summed, and `busy_s` for which it hides
-    something else already; and `kept_bytes` from one to the other. Of the step: `once_s`, and `summed_s` of
+    something else already; and `saved_bytes` from one to the other. Of the step: `once_s`, and `summed_s` of
     gradient synchronisation, `late_s` of which cannot hide.
     """
 
-    held_bytes: Any = 0.0
-    kept_bytes: Any = 0.0
+    resident_bytes: Any = 0.0
+    saved_bytes: Any = 0.0
     recomputed_bytes: Any = 0.0
     peak_bytes: Any = 0.0
     forward_s: Any = 0.0
@@ -60,21 +60,23 @@ class Columns:
         self.summed_s = self.summed_s + seconds
         self.late_s = self.late_s + (1.0 - overlap) * seconds
 
-    def costs(self, ground: Ground, shape: tuple[int, ...]) -> Costs:
+    def costs(self, context: CostContext, shape: tuple[int, ...]) -> Costs:
         """The columns as costs; allocators hold more bytes than they give out.
 
         The last micro-batch's backward computation hides gradients: a second of it adds to the step where it
         hides all of them, else not, for there the gradients' own seconds count.
         """
-        turns = ground.turns
-        others = turns.microbatches - turns.steps
+        counts = context.counts
+        others = counts.microbatches - counts.steps
         costs = np.empty((*shape, len(COLUMNS)))
-        forwards = turns.microbatches + turns.more_forwards
-        common_s = forwards * self.forward_s + turns.microbatches * self.blocked_s + turns.steps * self.once_s
-        costs[..., 0] = common_s + turns.microbatches * self.computed_s + turns.steps * self.late_s
-        costs[..., 1] = common_s + others * self.computed_s + turns.steps * (self.busy_s + self.summed_s)
-        held = 1.0 + ground.machine.efficiency.fragmentation_ratio
-        all_held = self.held_bytes + turns.in_flight * self.kept_bytes
-        for column, nbytes in enumerate((all_held, self.recomputed_bytes, self.peak_bytes), 2):
-            costs[..., column] = held * np.asarray(nbytes)
+        forwards = counts.microbatches + counts.extra_forwards
+        common_s = (
+            forwards * self.forward_s + counts.microbatches * self.blocked_s + counts.steps * self.once_s
+        )
+        costs[..., 0] = common_s + counts.microbatches * self.computed_s + counts.steps * self.late_s
+        costs[..., 1] = common_s + others * self.computed_s + counts.steps * (self.busy_s + self.summed_s)
+        reserved = 1.0 + context.machine.efficiency.fragmentation_ratio
+        all_resident = self.resident_bytes + counts.in_flight * self.saved_bytes
+        for column, nbytes in enumerate((all_resident, self.recomputed_bytes, self.peak_bytes), 2):
+            costs[..., column] = reserved * np.asarray(nbytes)
         return costs

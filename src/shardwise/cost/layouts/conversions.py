@@ -11,18 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.cluster import Mesh
-from shardwise.cost.fabric import Fabric
+from shardwise.cost.fabric import CollectiveModel
 from shardwise.cost.layouts.forms import (
-    Forms,
     Integers,
+    PlacementTable,
     Values,
-    held_forms,
+    data_placements,
     local_elements,
     split_parts,
 )
-from shardwise.graph import PARTIAL, STATES_SPLIT, WHOLE
+from shardwise.graph import PARTIAL, REPLICATE, REPLICATE_SHARD_STATES
 
-SLICE, SCATTER, EXCHANGE, REDUCE, GATHER, PAD = range(1, 7)
+SLICE, REDUCE_SCATTER, ALL_TO_ALL, ALL_REDUCE, ALL_GATHER, PAD = range(1, 7)
 """What an axis needs, in the order in which it is done: what shrinks the tensor first, what grows it last.
 Slicing and padding with zeros are a rank's own doing; the others are a reduce-scatter, an all-to-all, an
 all-reduce and an all-gather among the ranks of all axes that need it."""
@@ -31,18 +31,18 @@ all-reduce and an all-gather among the ranks of all axes that need it."""
 def actions_of(start: Integers, end: Integers) -> Integers:
     """The action per axis from held form `start` to held form `end`; 0 where nothing is to be done."""
     is_split, is_partial = start >= 0, start == PARTIAL
-    becomes_part = (end >= 0) | (end == STATES_SPLIT)
-    action = np.where((start == WHOLE) & becomes_part, SLICE, 0)
-    action = np.where(is_partial & becomes_part, SCATTER, action)
-    action = np.where(is_split & (end >= 0) & (start != end), EXCHANGE, action)
-    action = np.where(is_partial & (end == WHOLE), REDUCE, action)
+    becomes_part = (end >= 0) | (end == REPLICATE_SHARD_STATES)
+    action = np.where((start == REPLICATE) & becomes_part, SLICE, 0)
+    action = np.where(is_partial & becomes_part, REDUCE_SCATTER, action)
+    action = np.where(is_split & (end >= 0) & (start != end), ALL_TO_ALL, action)
+    action = np.where(is_partial & (end == REPLICATE), ALL_REDUCE, action)
     # A shard of states is of no dim: what is split already is each rank's own.
-    action = np.where((is_split | (start == STATES_SPLIT)) & (end == WHOLE), GATHER, action)
+    action = np.where((is_split | (start == REPLICATE_SHARD_STATES)) & (end == REPLICATE), ALL_GATHER, action)
     return np.where(is_split & (end == PARTIAL), PAD, action)
 
 
-def move_s(
-    fabric: Fabric,
+def redistribute_s(
+    fabric: CollectiveModel,
     mesh: Mesh,
     shape: tuple[int, ...],
     element_bytes: float,
@@ -58,16 +58,18 @@ def move_s(
     """
     start, end = np.broadcast_arrays(start, end)
     seconds = np.zeros(start.shape[:-1])
-    prices: dict[int, Callable[[Values, Values, tuple[Any, ...]], Any]] = {
-        SCATTER: lambda before, after, sizes: fabric.scatter_s(before, sizes),
-        EXCHANGE: lambda before, after, sizes: fabric.all_to_all_s(before, sizes),
-        REDUCE: lambda before, after, sizes: fabric.all_reduce_s(before, sizes),
-        GATHER: lambda before, after, sizes: fabric.pass_s(after, sizes),
+    collective_costs: dict[int, Callable[[Values, Values, tuple[Any, ...]], Any]] = {
+        REDUCE_SCATTER: lambda before, after, sizes: fabric.reduce_scatter_s(before, sizes),
+        ALL_TO_ALL: lambda before, after, sizes: fabric.all_to_all_s(before, sizes),
+        ALL_REDUCE: lambda before, after, sizes: fabric.all_reduce_s(before, sizes),
+        ALL_GATHER: lambda before, after, sizes: fabric.all_gather_s(after, sizes),
     }
     for step in _steps_between(start, end):
-        before, after = (local_elements(shape, mesh.ranks, form) * element_bytes for form in step.ends)
-        if step.action in prices:
-            seconds = seconds + prices[step.action](before, after, group_sizes(mesh, step.moves))
+        before, after = (
+            local_elements(shape, mesh.ranks, placements) * element_bytes for placements in step.ends
+        )
+        if step.action in collective_costs:
+            seconds = seconds + collective_costs[step.action](before, after, group_sizes(mesh, step.moves))
         shifts = shifted_axes(step.now, step.then)
         if shifts.any():
             sizes = group_sizes(mesh, shifts)
@@ -105,7 +107,9 @@ def _steps_between(start: Integers, end: Integers) -> Iterator[_Step]:
             now = then
 
 
-def moved_elements(shape: tuple[int, ...], ranks: tuple[int, ...], start: Integers, end: Integers) -> Values:
+def redistribution_elements(
+    shape: tuple[int, ...], ranks: tuple[int, ...], start: Integers, end: Integers
+) -> Values:
     """The most elements (...) of a tensor of `shape` that a rank has while it is brought from `start` to
     `end`, (..., axes) each, which differ: the tensor as it lies and what a step begins and ends with.
 
@@ -118,15 +122,15 @@ def moved_elements(shape: tuple[int, ...], ranks: tuple[int, ...], start: Intege
     most = given + local_elements(shape, ranks, end)
     has_begun = np.zeros(given.shape, dtype=bool)
     for step in _steps_between(start, end):
-        before, after = (local_elements(shape, ranks, form) for form in step.ends)
-        sent = np.where(_in_order(shape, ranks, step.now, step.then, step.moves), 0.0, before)
-        is_taken = _in_order(shape, ranks, step.then, step.now, step.moves)
-        is_row = is_taken & _is_even(shape, ranks, step.now, step.moves)
+        before, after = (local_elements(shape, ranks, placements) for placements in step.ends)
+        sent = np.where(_is_contiguous(shape, ranks, step.now, step.then, step.moves), 0.0, before)
+        is_taken = _is_contiguous(shape, ranks, step.then, step.now, step.moves)
+        is_contiguous = is_taken & _is_even(shape, ranks, step.now, step.moves)
         gathered = np.where(step.moves, ranks, 1).prod(axis=-1) * before
         copied = {
-            SCATTER: sent,
-            EXCHANGE: np.maximum(sent, np.where(is_taken, 0.0, after)),
-            GATHER: np.where(is_row, gathered - after, gathered),
+            REDUCE_SCATTER: sent,
+            ALL_TO_ALL: np.maximum(sent, np.where(is_taken, 0.0, after)),
+            ALL_GATHER: np.where(is_contiguous, gathered - after, gathered),
         }.get(step.action, np.zeros_like(before))
         is_shifted = shifted_axes(step.now, step.then).any(axis=-1)
         copied = np.where(is_shifted, np.maximum(before, after), copied)
@@ -137,7 +141,7 @@ def moved_elements(shape: tuple[int, ...], ranks: tuple[int, ...], start: Intege
     return most
 
 
-def _in_order(
+def _is_contiguous(
     shape: tuple[int, ...], ranks: tuple[int, ...], whole: Integers, parts: Integers, moves: Any
 ) -> npt.NDArray[np.bool_]:
     """Whether the parts that `moves` of axes make of what a rank has under `whole` lie one behind the other:
@@ -182,26 +186,28 @@ def group_sizes(mesh: Mesh, is_in: Any) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Conversions:
+class Redistributions:
     """Bringing a tensor from any held form into any other: `seconds` (forms, forms), and `copies_bytes`
     (forms, forms), which the rank with most has meanwhile, none where nothing changes; `nbytes` (forms) are
     what it holds."""
 
-    forms: Forms
+    table: PlacementTable
     seconds: Values
     copies_bytes: Values
     nbytes: Values
 
 
-def conversions_of(fabric: Fabric, mesh: Mesh, shape: tuple[int, ...], element_bytes: float) -> Conversions:
+def redistributions_of(
+    fabric: CollectiveModel, mesh: Mesh, shape: tuple[int, ...], element_bytes: float
+) -> Redistributions:
     """Conversions of a tensor of `shape` between all that ranks may hold of it."""
-    forms = held_forms(shape, mesh.ranks)
-    held = forms.placements
-    copies = moved_elements(shape, mesh.ranks, held[:, None], held[None, :])
+    table = data_placements(shape, mesh.ranks)
+    rows = table.placements
+    copies = redistribution_elements(shape, mesh.ranks, rows[:, None], rows[None, :])
     np.fill_diagonal(copies, 0.0)
-    return Conversions(
-        forms=forms,
-        seconds=move_s(fabric, mesh, shape, element_bytes, held[:, None], held[None, :]),
+    return Redistributions(
+        table=table,
+        seconds=redistribute_s(fabric, mesh, shape, element_bytes, rows[:, None], rows[None, :]),
         copies_bytes=copies * element_bytes,
-        nbytes=forms.local_elements(held) * element_bytes,
+        nbytes=table.local_elements(rows) * element_bytes,
     )

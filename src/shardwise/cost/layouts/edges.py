@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwise.cost.layouts.columns import Columns
-from shardwise.cost.layouts.forms import Integers, Values, gradient_forms, value_forms
-from shardwise.cost.layouts.ground import Ground
-from shardwise.cost.layouts.operators import Priced
+from shardwise.cost.layouts.columns import CostColumns
+from shardwise.cost.layouts.forms import Integers, Values, gradient_placements, value_placements
+from shardwise.cost.layouts.ground import CostContext
+from shardwise.cost.layouts.operators import OperatorCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Edge:
 
 
 def edge_of(
-    ground: Ground,
+    context: CostContext,
     shape: tuple[int, ...],
     start: Integers,
     end: Integers,
@@ -38,10 +38,10 @@ def edge_of(
 ) -> Edge:
     """The edge from placements `start` (A, axes) to `end` (B, axes) of a tensor of `shape`, with so many
     bytes per element of it and of its gradient."""
-    values = ground.conversions(shape, value_bytes)
-    gradients = ground.conversions(shape, gradient_bytes)
-    a, b = (values.forms.find(value_forms(each)) for each in (start, end))
-    da, db = (gradients.forms.find(gradient_forms(each)) for each in (start, end))
+    values = context.redistributions(shape, value_bytes)
+    gradients = context.redistributions(shape, gradient_bytes)
+    a, b = (values.table.find(value_placements(each)) for each in (start, end))
+    da, db = (gradients.table.find(gradient_placements(each)) for each in (start, end))
     forward_s = values.seconds[a[:, None], b[None, :]]
     is_same = a[:, None] == b[None, :]
     start_bytes, end_bytes = values.nbytes[a][:, None], values.nbytes[b][None, :]
@@ -53,19 +53,21 @@ def edge_of(
     return Edge(forward_s, backward_s, is_same, start_bytes, end_bytes, copies)
 
 
-def crossed(ground: Ground, edge: Edge, reader: Priced | None, *, is_repeated: bool) -> Columns:
+def edge_costs(
+    context: CostContext, edge: Edge, reader: OperatorCosts | None, *, is_repeated: bool
+) -> CostColumns:
     """Costs of an edge, forward and back, and forward once more where that `is_repeated`; what its reader's
     software hides runs beside the reader's computation, each of its inputs beside an equal part."""
-    columns = Columns(peak_bytes=edge.copies_bytes)
+    columns = CostColumns(peak_bytes=edge.copies_bytes)
     if reader is None or reader.overlap == (0.0, 0.0):
         columns.forward(edge.forward_s)
         columns.blocked(edge.backward_s + (edge.forward_s if is_repeated else 0.0))
         return columns
     inputs = float(len(reader.choices.op.inputs))
     forward_s, backward_s = reader.times.forward_s[None] / inputs, reader.times.backward_s[None] / inputs
-    there = ground.beside(edge.forward_s, forward_s, reader.overlap[0])
+    there = context.exposed_and_hidden_s(edge.forward_s, forward_s, reader.overlap[0])
     columns.forward(there[0])
-    columns.hidden_backward(*ground.beside(edge.backward_s, backward_s, reader.overlap[1]))
+    columns.hidden_backward(*context.exposed_and_hidden_s(edge.backward_s, backward_s, reader.overlap[1]))
     if is_repeated:
         columns.hidden_backward(*there)
     return columns

@@ -9,7 +9,15 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.graph import PARTIAL, STATES_SPLIT, WHOLE, WHOLE_SUMMED, Placement, placements_of, shard
+from shardwise.graph import (
+    PARTIAL,
+    REPLICATE,
+    REPLICATE_SHARD_STATES,
+    REPLICATE_SUM_GRAD,
+    Placement,
+    placements_of,
+    shard,
+)
 
 Integers = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
@@ -17,11 +25,11 @@ Values = npt.NDArray[np.float64]
 Placements = tuple[Placement, ...]
 """How a tensor lies, one placement per mesh axis."""
 
-_LOWEST = STATES_SPLIT
+_LOWEST = REPLICATE_SHARD_STATES
 
 
 @dataclass(frozen=True, eq=False)
-class Forms:
+class PlacementTable:
     """Ways in which a tensor of `shape` may lie on a mesh of `ranks` per axis: `placements` (forms, axes)."""
 
     shape: tuple[int, ...]
@@ -34,7 +42,7 @@ class Forms:
     @property
     def named(self) -> tuple[Placements, ...]:
         """The forms as placements."""
-        return tuple(tuple(Placement(each) for each in form) for form in self.placements.tolist())
+        return tuple(tuple(Placement(each) for each in row) for row in self.placements.tolist())
 
     @cached_property
     def _place_of(self) -> Integers:
@@ -62,22 +70,24 @@ class Forms:
         return local_elements(self.shape, self.ranks, placements)
 
 
-def forms_of(shape: tuple[int, ...], ranks: tuple[int, ...], among: tuple[Placement, ...]) -> Forms:
+def placement_table(
+    shape: tuple[int, ...], ranks: tuple[int, ...], among: tuple[Placement, ...]
+) -> PlacementTable:
     """All forms with placements `among` these, but those that split a dim into more parts than it has
     elements; along an axis of one rank everything is whole."""
-    along = [among if size > 1 else (WHOLE,) for size in ranks]
+    along = [among if size > 1 else (REPLICATE,) for size in ranks]
     found = np.array(list(product(*along)), dtype=np.int64)
-    return Forms(shape, ranks, found[_is_fine(shape, ranks, found)])
+    return PlacementTable(shape, ranks, found[_is_fine(shape, ranks, found)])
 
 
-def tensor_forms(shape: tuple[int, ...], ranks: tuple[int, ...]) -> Forms:
+def activation_placements(shape: tuple[int, ...], ranks: tuple[int, ...]) -> PlacementTable:
     """How an activation may lie."""
-    return forms_of(shape, ranks, placements_of(len(shape)))
+    return placement_table(shape, ranks, placements_of(len(shape)))
 
 
-def held_forms(shape: tuple[int, ...], ranks: tuple[int, ...]) -> Forms:
+def data_placements(shape: tuple[int, ...], ranks: tuple[int, ...]) -> PlacementTable:
     """What ranks may hold of a tensor or of its gradient: parts, all of it, or partial sums."""
-    return forms_of(shape, ranks, (*map(shard, range(len(shape))), WHOLE, PARTIAL))
+    return placement_table(shape, ranks, (*map(shard, range(len(shape))), REPLICATE, PARTIAL))
 
 
 def _is_fine(shape: tuple[int, ...], ranks: tuple[int, ...], placements: Integers) -> npt.NDArray[np.bool_]:
@@ -93,7 +103,7 @@ def split_parts(dims: int, ranks: tuple[int, ...], placements: Integers) -> Inte
         own = placements[..., axis]
         for dim in range(dims):
             parts[..., dim] *= np.where(own == dim, size, 1)
-        parts[..., dims] *= np.where(own == STATES_SPLIT, size, 1)
+        parts[..., dims] *= np.where(own == REPLICATE_SHARD_STATES, size, 1)
     return parts
 
 
@@ -106,15 +116,15 @@ def local_elements(shape: tuple[int, ...], ranks: tuple[int, ...], placements: I
     return np.asarray(np.ceil(elements / parts[..., len(shape)]))
 
 
-def value_forms(placements: Integers) -> Integers:
+def value_placements(placements: Integers) -> Integers:
     """What ranks hold of a tensor that lies so: a tensor whose gradients or states alone are divided is
     whole."""
-    is_whole = (placements == WHOLE_SUMMED) | (placements == STATES_SPLIT)
-    return np.where(is_whole, WHOLE, placements)
+    is_whole = (placements == REPLICATE_SUM_GRAD) | (placements == REPLICATE_SHARD_STATES)
+    return np.where(is_whole, REPLICATE, placements)
 
 
-def gradient_forms(placements: Integers) -> Integers:
+def gradient_placements(placements: Integers) -> Integers:
     """What ranks hold of the gradient of a tensor that lies so: a partial sum where the tensor is whole and
     its gradient summed, the whole where the tensor is a partial sum."""
-    swapped = np.where(placements == WHOLE_SUMMED, PARTIAL, placements)
-    return np.where(placements == PARTIAL, WHOLE, swapped)
+    swapped = np.where(placements == REPLICATE_SUM_GRAD, PARTIAL, placements)
+    return np.where(placements == PARTIAL, REPLICATE, swapped)

@@ -5,7 +5,14 @@ equations, the records and what kinds of operators say with `cost.layouts`, and 
 """
 
 from shardwise.cost.one_layout.ledger import Charge
-from shardwise.cost.one_layout.pipeline import PipelinePrice, price_pipeline
-from shardwise.cost.one_layout.price import LayoutPrice, price_layout, price_stage
+from shardwise.cost.one_layout.pipeline import PipelineEstimate, estimate_pipeline
+from shardwise.cost.one_layout.price import LayoutEstimate, estimate_layout, estimate_stage
 
-__all__ = ["Charge", "LayoutPrice", "PipelinePrice", "price_layout", "price_pipeline", "price_stage"]
+__all__ = [
+    "Charge",
+    "LayoutEstimate",
+    "PipelineEstimate",
+    "estimate_layout",
+    "estimate_pipeline",
+    "estimate_stage",
+]

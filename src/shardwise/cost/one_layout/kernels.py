@@ -7,14 +7,14 @@ from math import ceil, prod
 
 from shardwise.cost.one_layout.rank import Rank
 from shardwise.equations import compute
-from shardwise.graph import OpNode, Rule, Work, work_of
+from shardwise.graph import KernelWork, OpNode, ShardingRule, work_of
 
 Extents = dict[str, int]
 """Elements of each dim of an operator on the rank."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seconds:
+class PassSeconds:
     """Of the two passes."""
 
     forward_s: float
@@ -26,9 +26,9 @@ def size(sizes: Extents, dims: tuple[str, ...]) -> float:
     return float(prod(sizes[dim] for dim in dims))
 
 
-def compute_s(rank: Rank, op: OpNode, sizes: Extents, gradients: list[bool]) -> Seconds:
+def compute_s(rank: Rank, op: OpNode, sizes: Extents, gradients: list[bool]) -> PassSeconds:
     """The operator's own work; `gradients` says of each input whether it needs one."""
-    left, right = wanted(op, gradients)
+    left, right = operands_with_gradients(op, gradients)
     works = work_of(op)
     forward_s = backward_s = 0.0
     if op.flop is None and op.moved_bytes is None:
@@ -53,24 +53,24 @@ def compute_s(rank: Rank, op: OpNode, sizes: Extents, gradients: list[bool]) -> 
         forward_s = max(forward_s, host_s)
     if backward_s > 0.0:
         backward_s = max(backward_s, host_s * (2.0 if op.parameters else 1.0))
-    return Seconds(forward_s, backward_s)
+    return PassSeconds(forward_s, backward_s)
 
 
-def wanted(op: OpNode, gradients: list[bool]) -> tuple[bool, bool]:
+def operands_with_gradients(op: OpNode, gradients: list[bool]) -> tuple[bool, bool]:
     """Whether the left and the right operand of products need gradients."""
     if op.parameters:
         return any(gradients), True
     return any(gradients[:1]), any(gradients[1:])
 
 
-def _of(rank: Rank, op: OpNode, sizes: Extents, work: Work, left: bool, right: bool) -> Seconds:
+def _of(rank: Rank, op: OpNode, sizes: Extents, work: KernelWork, left: bool, right: bool) -> PassSeconds:
     steps = size(sizes, work.serial)
     one = {dim: 1 if dim in work.serial else count for dim, count in sizes.items()}
     if work.kind == "attention":
         return _attention(rank, op, sizes, work)
     if work.kind == "matmul":
         seconds = _products(rank, one, work, left, right)
-        return Seconds(steps * seconds.forward_s, steps * seconds.backward_s)
+        return PassSeconds(steps * seconds.forward_s, steps * seconds.backward_s)
     fused = op.kind in ("embedding", "cross_entropy")
     passes = 1.0 if fused else rank.profile.pointwise_passes
     forward = backward = 0.0
@@ -78,7 +78,7 @@ def _of(rank: Rank, op: OpNode, sizes: Extents, work: Work, left: bool, right: b
         nbytes = size(one, moved.dims) * (moved.element_bytes or rank.activation_bytes) * passes
         forward += moved.forward * nbytes
         backward += moved.backward * nbytes
-    return Seconds(steps * _memory_s(rank, forward), steps * _memory_s(rank, backward))
+    return PassSeconds(steps * _memory_s(rank, forward), steps * _memory_s(rank, backward))
 
 
 def _memory_s(rank: Rank, nbytes: float) -> float:
@@ -95,17 +95,17 @@ def _product_s(rank: Rank, batch: float, m: float, n: float, k: float, is_batche
     """`batch` products of [m, k] x [k, n]; batched ones in the dtype of attention, their rows together."""
     efficiency, machine = rank.machine.efficiency, rank.machine
     curve = efficiency.matmul
-    reached = compute.matmul_efficiency(
+    achieved = compute.matmul_efficiency(
         batch * m, n, k, peak_fraction=curve.peak_fraction, tile_m=curve.tile_m, tile_n=curve.tile_n,
         units=curve.units, k_half=curve.k_half, small_tile_fraction=curve.small_tile_fraction,
     )  # fmt: skip
     peak = machine.other_flop_per_s if is_batched else machine.matmul_flop_per_s
     nbytes = batch * (m * k + k * n + m * n) * rank.activation_bytes
-    busy_s = compute.roofline_s(2.0 * batch * m * n * k, nbytes, peak * reached, rank.stream_bytes_per_s)
+    busy_s = compute.roofline_s(2.0 * batch * m * n * k, nbytes, peak * achieved, rank.stream_bytes_per_s)
     return efficiency.launch_s + float(busy_s)
 
 
-def _products(rank: Rank, sizes: Extents, work: Work, left: bool, right: bool) -> Seconds:
+def _products(rank: Rank, sizes: Extents, work: KernelWork, left: bool, right: bool) -> PassSeconds:
     batch, m, n, k = (size(sizes, dims) for dims in (work.batch, work.m, work.n, work.k))
     is_batched = bool(work.batch)
     cast = 0.0 if is_batched else rank.machine.recipe.cast_bytes
@@ -121,10 +121,10 @@ def _products(rank: Rank, sizes: Extents, work: Work, left: bool, right: bool) -
             tiles = ceil(k / curve.tile_m) * ceil(n / curve.tile_n)
             parts = float(max(1, min(curve.units // tiles, m // 1024)))
         backward_s += _product_s(rank, batch, k * parts, n, m / parts, is_batched)
-    return Seconds(forward_s, backward_s)
+    return PassSeconds(forward_s, backward_s)
 
 
-def _attention(rank: Rank, op: OpNode, sizes: Extents, work: Work) -> Seconds:
+def _attention(rank: Rank, op: OpNode, sizes: Extents, work: KernelWork) -> PassSeconds:
     machine, curve = rank.machine, rank.fused_attention
     batch, queries, keys, width, values = (
         size(sizes, dims) for dims in (work.batch, work.m, work.n, work.k, work.v)
@@ -134,7 +134,7 @@ def _attention(rank: Rank, op: OpNode, sizes: Extents, work: Work) -> Seconds:
         products_s = _product_s(rank, batch, queries, keys, width, True)
         products_s += _product_s(rank, batch, queries, values, keys, True)
         # Softmax and dropout move the scores 4.5 times forward and 5.5 times backward (docs/cost-model.md).
-        return Seconds(
+        return PassSeconds(
             products_s + _memory_s(rank, 4.5 * scores), 2.0 * products_s + _memory_s(rank, 5.5 * scores)
         )
     met = keys * (0.5 if work.causal else 1.0)
@@ -143,36 +143,36 @@ def _attention(rank: Rank, op: OpNode, sizes: Extents, work: Work) -> Seconds:
     flop = 2.0 * batch * queries * met * (width + values)
     tensors = [op.output, *(operand.dims for operand in op.inputs)]
     nbytes = sum(size(sizes, dims) for dims in tensors) * rank.activation_bytes
-    reach = keys / (keys + curve.seq_half)
+    saturated = keys / (keys + curve.seq_half)
     seconds = []
     # Backward is five products to two, and reads and writes twice as much (Dao 2023, section 3.1).
     for work_share, moves, fraction in (
         (1.0, 1.0, curve.forward_fraction),
         (2.5, 2.0, curve.backward_fraction),
     ):
-        busy_s = work_share * flop / (machine.other_flop_per_s * fraction * reach)
+        busy_s = work_share * flop / (machine.other_flop_per_s * fraction * saturated)
         seconds.append(machine.efficiency.launch_s + max(busy_s, moves * nbytes / rank.stream_bytes_per_s))
-    return Seconds(*seconds)
+    return PassSeconds(*seconds)
 
 
-def exchange_s(rank: Rank, rules: tuple[Rule, ...], sizes: Extents) -> Seconds:
+def collective_s(rank: Rank, rules: tuple[ShardingRule, ...], sizes: Extents) -> PassSeconds:
     """What ranks tell each other inside the operator: axes that follow one rule do it together."""
     forward_s = backward_s = 0.0
-    for name in sorted({rule.name for rule in rules if rule.exchanges}):
+    for name in sorted({rule.name for rule in rules if rule.collectives}):
         axes = [axis for axis, rule in enumerate(rules) if rule.name == name]
         rule = rules[axes[0]]
-        for exchange in rule.exchanges:
-            elements = exchange.copies * size(sizes, exchange.dims)
-            nbytes = elements * (exchange.element_bytes or rank.activation_bytes)
+        for call in rule.collectives:
+            elements = call.copies * size(sizes, call.dims)
+            nbytes = elements * (call.element_bytes or rank.activation_bytes)
             group = rank.group(axes)
-            if exchange.collective == "all_reduce":
+            if call.collective == "all_reduce":
                 once_s = rank.all_reduce_s(nbytes, group)
-            elif exchange.collective == "all_gather":
-                once_s = rank.ring_s(nbytes, group)
-            elif exchange.collective == "reduce_scatter":
+            elif call.collective == "all_gather":
+                once_s = rank.all_gather_s(nbytes, group)
+            elif call.collective == "reduce_scatter":
                 once_s = rank.reduce_scatter_s(nbytes, group)
             else:
-                once_s = rank.neighbours_s(2.0 * nbytes, group)
-            forward_s += exchange.forward_calls * once_s
-            backward_s += exchange.backward_calls * once_s
-    return Seconds(forward_s, backward_s)
+                once_s = rank.halo_s(2.0 * nbytes, group)
+            forward_s += call.forward_calls * once_s
+            backward_s += call.backward_calls * once_s
+    return PassSeconds(forward_s, backward_s)

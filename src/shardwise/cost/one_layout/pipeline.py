@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from shardwise.cluster import Cluster, Mesh
-from shardwise.cost.one_layout.price import LayoutPrice, price_stage
-from shardwise.cost.one_layout.rank import Rank, rank_of, value_held
+from shardwise.cost.one_layout.price import LayoutEstimate, estimate_stage
+from shardwise.cost.one_layout.rank import Rank, rank_of, value_shards
 from shardwise.cost.training import Training
-from shardwise.cost.turns import Turns
+from shardwise.cost.turns import StepCounts
 from shardwise.errors import InternalError
 from shardwise.graph import OpGraph, StagedLayout, scaled, tensor_shapes
 from shardwise.ties import first_largest
@@ -24,7 +24,7 @@ Action = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class PipelinePrice:
+class PipelineEstimate:
     """Seconds of a step and bytes on the rank with most; `seconds` tell what the stage that is busy longest
     does in the step, `waiting` included, and `nbytes` what the rank with most holds; no rank has more than
     `at_once_bytes` at one moment. Of each of the `stages` the price of its own; `hops_s` pass between two of
@@ -35,7 +35,7 @@ class PipelinePrice:
     at_once_bytes: float
     seconds: Mapping[str, float]
     nbytes: Mapping[str, float]
-    stages: tuple[LayoutPrice, ...]
+    stages: tuple[LayoutEstimate, ...]
     hops_s: tuple[float, ...]
 
 
@@ -49,9 +49,9 @@ class Message:
     blocked_s: float
 
 
-def price_pipeline(
+def estimate_pipeline(
     graph: OpGraph, cluster: Cluster, training: Training, mesh: Mesh, layout: StagedLayout
-) -> PipelinePrice:
+) -> PipelineEstimate:
     """What a layout of `graph`, of the size of the whole batch, costs in stages on meshes like `mesh`
     (docs/tracking.md)."""
     if layout.schedule != "1f1b" or graph.batch % layout.microbatches:
@@ -63,28 +63,28 @@ def price_pipeline(
     for stage, (first, end) in enumerate(pairwise((0, *layout.cuts, len(layout.blocks)))):
         after = messages[stage] if stage < count - 1 else None
         before = messages[stage - 1] if stage else None
-        turns = Turns(
+        counts = StepCounts(
             microbatches=layout.microbatches,
-            in_flight=most_held(actions_of(stage, count, layout.microbatches)),
+            in_flight=max_in_flight(actions_of(stage, count, layout.microbatches)),
             stages=count,
             sent_forward_s=after.blocked_s if after else 0.0,
             sent_backward_s=before.blocked_s if before else 0.0,
             buffer_bytes=BUFFERS * max(each.nbytes if each else 0.0 for each in (before, after)),
         )
         stages.append(
-            price_stage(
-                of_one, cluster, training, mesh, layout.stages[stage], first=first, end=end, turns=turns
+            estimate_stage(
+                of_one, cluster, training, mesh, layout.stages[stage], first=first, end=end, counts=counts
             )
         )
     hops_s = [message.seconds - message.blocked_s for message in messages]
-    step_s = walked_s(stages, hops_s, layout.microbatches)
-    busy = stages[int(first_largest([price.time_s for price in stages]))]
-    full = stages[int(first_largest([price.memory_bytes for price in stages]))]
+    step_s = simulated_s(stages, hops_s, layout.microbatches)
+    busy = stages[int(first_largest([estimate.time_s for estimate in stages]))]
+    full = stages[int(first_largest([estimate.memory_bytes for estimate in stages]))]
     seconds = {**busy.seconds, "waiting": step_s - busy.time_s}
-    return PipelinePrice(
+    return PipelineEstimate(
         time_s=step_s,
         memory_bytes=full.memory_bytes,
-        at_once_bytes=max(price.at_once_bytes for price in stages),
+        at_once_bytes=max(estimate.at_once_bytes for estimate in stages),
         seconds=seconds,
         nbytes=full.nbytes,
         stages=tuple(stages),
@@ -104,8 +104,8 @@ def messages_of(graph: OpGraph, rank: Rank, layout: StagedLayout) -> list[Messag
         block, shapes = blocks[cut]
         if block.entry is None:
             raise InternalError(f"block {block.name} reads nothing of the stage before it")
-        held = value_held(layout.blocks[cut].tensors[block.entry])
-        nbytes = rank.elements(shapes[block.entry], held) * rank.activation_bytes
+        shards = value_shards(layout.blocks[cut].tensors[block.entry])
+        nbytes = rank.elements(shapes[block.entry], shards) * rank.activation_bytes
         seconds = _message_s(rank, stage, nbytes)
         found.append(Message(nbytes, seconds, (1.0 - rank.profile.pipeline_overlap) * seconds))
     return found
@@ -119,7 +119,7 @@ def _message_s(rank: Rank, stage: int, nbytes: float) -> float:
     for own in range(stage * size, (stage + 1) * size):
         while own // tiers[tier].span != (own + size) // tiers[tier].span:
             tier += 1
-    return rank.message_s(nbytes, tier, min(size, tiers[tier - 1].span if tier else 1))
+    return rank.send_s(nbytes, tier, min(size, tiers[tier - 1].span if tier else 1))
 
 
 def actions_of(stage: int, stages: int, microbatches: int) -> list[Action]:
@@ -134,16 +134,16 @@ def actions_of(stage: int, stages: int, microbatches: int) -> list[Action]:
     return actions
 
 
-def most_held(actions: Sequence[Action]) -> int:
+def max_in_flight(actions: Sequence[Action]) -> int:
     """How many micro-batches have been forward and not yet backward, where they are most."""
-    held = most = 0
+    in_flight = most = 0
     for kind, _ in actions:
-        held += 1 if kind == "F" else -1
-        most = max(most, held)
+        in_flight += 1 if kind == "F" else -1
+        most = max(most, in_flight)
     return most
 
 
-def walked_s(stages: Sequence[LayoutPrice], hops_s: Sequence[float], microbatches: int) -> float:
+def simulated_s(stages: Sequence[LayoutEstimate], hops_s: Sequence[float], microbatches: int) -> float:
     """Seconds of the step: each action as soon as its stage is free and what it needs has come, and what is
     done once behind the last of a stage."""
     count = len(stages)
@@ -151,7 +151,7 @@ def walked_s(stages: Sequence[LayoutPrice], hops_s: Sequence[float], microbatche
     free_s = [0.0] * count
     done_s: dict[tuple[int, str, int], float] = {}
     while any(waiting):
-        for stage, price in enumerate(stages):
+        for stage, estimate in enumerate(stages):
             while waiting[stage]:
                 kind, number = waiting[stage][0]
                 near = stage - 1 if kind == "F" else stage + 1
@@ -160,8 +160,8 @@ def walked_s(stages: Sequence[LayoutPrice], hops_s: Sequence[float], microbatche
                     if (near, kind, number) not in done_s:
                         break
                     came_s = done_s[near, kind, number] + hops_s[min(stage, near)]
-                work_s = price.forward_s if kind == "F" else price.backward_s
+                work_s = estimate.forward_s if kind == "F" else estimate.backward_s
                 free_s[stage] = max(free_s[stage], came_s) + work_s
                 done_s[stage, kind, number] = free_s[stage]
                 waiting[stage].pop(0)
-    return max(free + price.end_s for free, price in zip(free_s, stages, strict=True))
+    return max(free + estimate.end_s for free, estimate in zip(free_s, stages, strict=True))

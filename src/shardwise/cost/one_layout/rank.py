@@ -11,38 +11,38 @@ from shardwise.cluster import AttentionCurve, Cluster, Mesh
 from shardwise.cost.problem import Machine, machine_of
 from shardwise.cost.training import Training
 from shardwise.equations import comm
-from shardwise.graph import PARTIAL, STATES_SPLIT, WHOLE, WHOLE_SUMMED, Placement
+from shardwise.graph import PARTIAL, REPLICATE, REPLICATE_SHARD_STATES, REPLICATE_SUM_GRAD, Placement
 from shardwise.strategy import Profile
 
-Held = int | Literal["whole", "partial", "share"]
+LocalShard = int | Literal["whole", "partial", "share"]
 """What a rank holds of a tensor along an axis: its part of a dim, all of it, a partial sum, or (of optimizer
 states) a share of no dim in particular."""
 
 Placements = tuple[Placement, ...]
 
 
-def value_held(placements: Placements) -> tuple[Held, ...]:
+def value_shards(placements: Placements) -> tuple[LocalShard, ...]:
     """What ranks hold of a tensor that lies so."""
-    words: dict[int, Held] = {
-        WHOLE: "whole",
-        WHOLE_SUMMED: "whole",
-        STATES_SPLIT: "whole",
+    words: dict[int, LocalShard] = {
+        REPLICATE: "whole",
+        REPLICATE_SUM_GRAD: "whole",
+        REPLICATE_SHARD_STATES: "whole",
         PARTIAL: "partial",
     }
     return tuple(words.get(each, int(each)) for each in placements)
 
 
-def gradient_held(placements: Placements) -> tuple[Held, ...]:
+def gradient_shards(placements: Placements) -> tuple[LocalShard, ...]:
     """What ranks hold of the gradient of a tensor that lies so."""
-    words: dict[int, Held] = {WHOLE: "whole", WHOLE_SUMMED: "partial", PARTIAL: "whole"}
+    words: dict[int, LocalShard] = {REPLICATE: "whole", REPLICATE_SUM_GRAD: "partial", PARTIAL: "whole"}
     return tuple(words.get(each, int(each)) for each in placements)
 
 
-def owned_held(placements: Placements) -> tuple[Held, ...]:
+def owned_shards(placements: Placements) -> tuple[LocalShard, ...]:
     """What ranks hold of the optimizer states of a parameter that is stored so."""
     return tuple(
-        "share" if each == STATES_SPLIT else held
-        for each, held in zip(placements, value_held(placements), strict=True)
+        "share" if each == REPLICATE_SHARD_STATES else shards
+        for each, shards in zip(placements, value_shards(placements), strict=True)
     )
 
 
@@ -76,12 +76,12 @@ class Rank:
                 return kernels[name]
         return None
 
-    def elements(self, shape: tuple[int, ...], held: tuple[Held, ...]) -> float:
+    def elements(self, shape: tuple[int, ...], shards: tuple[LocalShard, ...]) -> float:
         """Elements of a tensor on the rank with most of them."""
         counts = list(shape)
         shares = 1
         parts = [1] * len(shape)
-        for word, axis in zip(held, self.mesh.axes, strict=True):
+        for word, axis in zip(shards, self.mesh.axes, strict=True):
             if word == "share":
                 shares *= axis.size
             elif isinstance(word, int):
@@ -105,7 +105,7 @@ class Rank:
             below = tier.span
         return speeds
 
-    def _reached(self, sizes: list[int]) -> tuple[list[float], list[float], list[float]]:
+    def _ring_speeds(self, sizes: list[int]) -> tuple[list[float], list[float], list[float]]:
         """Latency, what passes before the first byte, and bytes per second of rings through such a group, per
         tier."""
         tiers, efficiency = self.machine.tiers, self.machine.efficiency
@@ -124,39 +124,39 @@ class Rank:
         return alphas, starts, speeds
 
     def _start_s(self, sizes: list[int]) -> float:
-        starts = self._reached(sizes)[1]
+        starts = self._ring_speeds(sizes)[1]
         return max((start for start, size in zip(starts, sizes, strict=True) if size > 1), default=0.0)
 
-    def ring_s(self, nbytes: float, sizes: list[int]) -> float:
+    def all_gather_s(self, nbytes: float, sizes: list[int]) -> float:
         """Once around a ring: an all-gather to so many bytes, or a reduce-scatter of them."""
-        alphas, _, speeds = self._reached(sizes)
+        alphas, _, speeds = self._ring_speeds(sizes)
         if prod(sizes) == 2:
-            speeds = self._both_ways(speeds)
-        return float(comm.pass_s(nbytes, sizes, alphas, speeds)) + self._start_s(sizes)
+            speeds = self._bidirectional(speeds)
+        return float(comm.all_gather_s(nbytes, sizes, alphas, speeds)) + self._start_s(sizes)
 
     def all_reduce_s(self, nbytes: float, sizes: list[int]) -> float:
-        alphas, _, speeds = self._reached(sizes)
+        alphas, _, speeds = self._ring_speeds(sizes)
         has_switch = [1.0 if tier.in_switch_reduction else 0.0 for tier in self.machine.tiers]
         return float(comm.all_reduce_s(nbytes, sizes, alphas, speeds, has_switch)) + self._start_s(sizes)
 
     def reduce_scatter_s(self, nbytes: float, sizes: list[int]) -> float:
         """A reduce-scatter of so many bytes, or the all-reduce that the backend does in its place."""
-        sums = self.machine.backend.does("reduce_scatter") == "all_reduce"
-        return self.all_reduce_s(nbytes, sizes) if sums else self.ring_s(nbytes, sizes)
+        sums = self.machine.backend.substitute("reduce_scatter") == "all_reduce"
+        return self.all_reduce_s(nbytes, sizes) if sums else self.all_gather_s(nbytes, sizes)
 
     def all_to_all_s(self, nbytes: float, sizes: list[int]) -> float:
-        alphas, _, _ = self._reached(sizes)
-        speeds = self._both_ways(self._linked(sizes))
+        alphas, _, _ = self._ring_speeds(sizes)
+        speeds = self._bidirectional(self._linked(sizes))
         moved_s = float(comm.all_to_all_s(nbytes, sizes, alphas, speeds, [1.0] * len(sizes)))
         return moved_s + self._start_s(sizes)
 
-    def _both_ways(self, speeds: list[float]) -> list[float]:
+    def _bidirectional(self, speeds: list[float]) -> list[float]:
         """What is left of these speeds per tier where two ranks send to each other at once."""
         efficiency = self.machine.efficiency
         curves = [efficiency.scale_out if t.is_network else efficiency.scale_up for t in self.machine.tiers]
         return [speed * curve.exchange_fraction for speed, curve in zip(speeds, curves, strict=True)]
 
-    def neighbours_s(self, nbytes: float, sizes: list[int]) -> float:
+    def halo_s(self, nbytes: float, sizes: list[int]) -> float:
         """So many bytes to the nearest ranks of a group, over the outermost tier that it meets on."""
         met = [tier for tier, size in enumerate(sizes) if size > 1]
         tier = met[-1] if met else 0
@@ -166,7 +166,7 @@ class Rank:
         speed = self._linked([2] * len(sizes))[tier]
         return float(comm.point_to_point_s(nbytes, alpha_s, speed))
 
-    def message_s(self, nbytes: float, tier: int, senders: int) -> float:
+    def send_s(self, nbytes: float, tier: int, senders: int) -> float:
         """One message to a rank behind `tier`, while so many send at once that share the way out: they have
         no less of it than where all devices send."""
         one, efficiency = self.machine.tiers[tier], self.machine.efficiency
@@ -175,15 +175,19 @@ class Rank:
         speed = gain * self._linked([2] * len(self.machine.tiers))[tier]
         return float(comm.point_to_point_s(nbytes, one.latency_s + curve.startup_s, speed))
 
-    def bring_s(
-        self, shape: tuple[int, ...], element_bytes: float, start: tuple[Held, ...], end: tuple[Held, ...]
+    def redistribute_s(
+        self,
+        shape: tuple[int, ...],
+        element_bytes: float,
+        start: tuple[LocalShard, ...],
+        end: tuple[LocalShard, ...],
     ) -> float:
         """From what is held to what is to be held: parts are cut out first, then partial sums summed up to
         parts, parts exchanged, partial sums summed up whole, parts gathered; zeros around parts last."""
         seconds = 0.0
         for kind, group, was, then in _steps(start, end):
-            before, after = (self.elements(shape, held) * element_bytes for held in (was, then))
-            if later := _behind_others(was, then):
+            before, after = (self.elements(shape, shards) * element_bytes for shards in (was, then))
+            if later := _shifted_axes(was, then):
                 apart = self.group(later)
                 members = prod(apart)
                 most = after if kind == "cut" else max(before, after)
@@ -196,37 +200,45 @@ class Rank:
             elif kind == "all-reduce":
                 seconds += self.all_reduce_s(before, sizes)
             elif kind == "all-gather":
-                seconds += self.ring_s(after, sizes)
+                seconds += self.all_gather_s(after, sizes)
         return seconds
 
-    def most_elements(self, shape: tuple[int, ...], start: tuple[Held, ...], end: tuple[Held, ...]) -> float:
+    def peak_elements(
+        self, shape: tuple[int, ...], start: tuple[LocalShard, ...], end: tuple[LocalShard, ...]
+    ) -> float:
         """The most elements of a tensor that are there while it is brought so: as it lies, before and behind
         each step, and once more where what a collective takes or brings has to be put in order."""
-        lying = self.elements(shape, start)
-        most = lying + self.elements(shape, end)
+        initial = self.elements(shape, start)
+        most = initial + self.elements(shape, end)
         for kind, group, was, then in _steps(start, end):
-            before, after = (self.elements(shape, held) for held in (was, then))
+            before, after = (self.elements(shape, shards) for shards in (was, then))
             copied = 0.0
-            if _behind_others(was, then):
+            if _shifted_axes(was, then):
                 copied = max(before, after)
             else:
-                if kind in ("reduce-scatter", "all-to-all") and not self._is_row(shape, was, then, group):
+                if kind in ("reduce-scatter", "all-to-all") and not self._is_contiguous(
+                    shape, was, then, group
+                ):
                     copied = before
-                if kind == "all-to-all" and not self._is_row(shape, then, was, group):
+                if kind == "all-to-all" and not self._is_contiguous(shape, then, was, group):
                     copied = max(copied, after)
                 if kind == "all-gather":
                     copied = before * prod(self.mesh.axes[axis].size for axis in group)
                     is_padded = any(self._is_padded(shape, was, axis) for axis in group)
-                    if self._is_row(shape, then, was, group) and not is_padded:
+                    if self._is_contiguous(shape, then, was, group) and not is_padded:
                         copied -= after
-            most = max(most, lying + (before if was != start else 0.0) + after + copied)
+            most = max(most, initial + (before if was != start else 0.0) + after + copied)
         return most
 
-    def _parts(self, held: tuple[Held, ...], dim: int) -> int:
-        return prod(axis.size for word, axis in zip(held, self.mesh.axes, strict=True) if word == dim)
+    def _parts(self, shards: tuple[LocalShard, ...], dim: int) -> int:
+        return prod(axis.size for word, axis in zip(shards, self.mesh.axes, strict=True) if word == dim)
 
-    def _is_row(
-        self, shape: tuple[int, ...], whole: tuple[Held, ...], parts: tuple[Held, ...], group: list[int]
+    def _is_contiguous(
+        self,
+        shape: tuple[int, ...],
+        whole: tuple[LocalShard, ...],
+        parts: tuple[LocalShard, ...],
+        group: list[int],
     ) -> bool:
         """Whether the parts that the axes of `group` make of what a rank has as `whole` lie in a row."""
         dims = {word for axis in group if isinstance(word := parts[axis], int)}
@@ -235,31 +247,31 @@ class Rank:
         in_front = range(min(dims))
         return all(ceil(shape[dim] / self._parts(whole, dim)) == 1 for dim in in_front)
 
-    def _is_padded(self, shape: tuple[int, ...], held: tuple[Held, ...], axis: int) -> bool:
+    def _is_padded(self, shape: tuple[int, ...], shards: tuple[LocalShard, ...], axis: int) -> bool:
         """Whether parts but the last along the axis are not alike, which a collective fills up."""
-        dim = held[axis]
+        dim = shards[axis]
         if not isinstance(dim, int):
             return False
-        parts = self._parts(held, dim)
+        parts = self._parts(shards, dim)
         return shape[dim] % parts not in (0, parts - 1)
 
 
-Step = tuple[str, list[int], tuple[Held, ...], tuple[Held, ...]]
+Step = tuple[str, list[int], tuple[LocalShard, ...], tuple[LocalShard, ...]]
 """What to do, along which axes, and what is held before and behind it."""
 
 
-def _steps(start: tuple[Held, ...], end: tuple[Held, ...]) -> Iterator[Step]:
+def _steps(start: tuple[LocalShard, ...], end: tuple[LocalShard, ...]) -> Iterator[Step]:
     """What brings a tensor from what is held to what is to be held, one after the other."""
     now = start
     for kind in ("cut", "reduce-scatter", "all-to-all", "all-reduce", "all-gather", "pad"):
-        group = [axis for axis, pair in enumerate(zip(start, end, strict=True)) if kind_of(*pair) == kind]
+        group = [axis for axis, pair in enumerate(zip(start, end, strict=True)) if action_of(*pair) == kind]
         if group:
             then = tuple(end[axis] if axis in group else word for axis, word in enumerate(now))
             yield kind, group, now, then
             now = then
 
 
-def _behind_others(was: tuple[Held, ...], now: tuple[Held, ...]) -> list[int]:
+def _shifted_axes(was: tuple[LocalShard, ...], now: tuple[LocalShard, ...]) -> list[int]:
     """The axes that have other parts of a dim than before, though they split it as before: an axis in front
     of them splits it now, or does so no longer."""
     found = []
@@ -271,7 +283,7 @@ def _behind_others(was: tuple[Held, ...], now: tuple[Held, ...]) -> list[int]:
     return found
 
 
-def kind_of(start: Held, end: Held) -> str:
+def action_of(start: LocalShard, end: LocalShard) -> str:
     """What an axis has to do, in a word; none where ranks have what they need, or can make it alone."""
     if start == "whole":
         return "none" if end in ("whole", "partial") else "cut"

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shardwise.graph.customary.data_parallel import batch_rules, follows_batch
-from shardwise.graph.customary.together import laid_by
+from shardwise.graph.customary.together import layout_from_rules
 from shardwise.graph.layout import allows
-from shardwise.graph.loans import loans_of
+from shardwise.graph.loans import skip_tensors_of
 from shardwise.graph.named import GraphLayout
 from shardwise.graph.operator import rules_of
-from shardwise.graph.placement import PARTIAL, WHOLE, WHOLE_SUMMED, Placement
+from shardwise.graph.placement import PARTIAL, REPLICATE, REPLICATE_SUM_GRAD, Placement
 from shardwise.graph.record import Block, OpGraph, OpNode
-from shardwise.graph.rule import Rule
+from shardwise.graph.rule import ShardingRule
 
 
 def megatron(graph: OpGraph, ranks: Sequence[int]) -> GraphLayout | None:
@@ -28,14 +28,14 @@ def megatron(graph: OpGraph, ranks: Sequence[int]) -> GraphLayout | None:
     has no part for every rank along the others.
     """
     found = []
-    loans = loans_of(graph)
-    for block, data, lent, borrowed in zip(
-        graph.blocks, batch_rules(graph), loans.lent, loans.borrowed, strict=True
+    skips = skip_tensors_of(graph)
+    for block, data, skip_outputs, skip_inputs in zip(
+        graph.blocks, batch_rules(graph), skips.skip_outputs, skips.skip_inputs, strict=True
     ):
         outer = {name: (rule,) * (len(ranks) - 1) for name, rule in data.items()}
         if not all(allows(op, outer[op.name], ranks[:-1]) for op in block.operators):
             return None
-        inner = _block_rules(_Among(graph, block, ranks, outer, lent, borrowed))
+        inner = _block_rules(_BlockContext(graph, block, ranks, outer, skip_outputs, skip_inputs))
         found.append({name: (*outer[name], inner[name]) for name in outer})
     attention = [
         found[place][op.name][-1].split
@@ -43,22 +43,22 @@ def megatron(graph: OpGraph, ranks: Sequence[int]) -> GraphLayout | None:
         for op in block.operators
         if op.kind == "attention"
     ]
-    return laid_by(graph, tuple(ranks), found) if any(attention) else None
+    return layout_from_rules(graph, tuple(ranks), found) if any(attention) else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Among:
+class _BlockContext:
     """A block, the rules of its operators along the outer axes of a mesh of `ranks`, and what it lends to
     other blocks and borrows of them: that is whole between blocks, as results are."""
 
     graph: OpGraph
     block: Block
     ranks: Sequence[int]
-    outer: dict[str, tuple[Rule, ...]]
-    lent: tuple[str, ...]
-    borrowed: tuple[str, ...]
+    outer: dict[str, tuple[ShardingRule, ...]]
+    skip_outputs: tuple[str, ...]
+    skip_inputs: tuple[str, ...]
 
-    def rules_of(self, op: OpNode) -> list[Rule]:
+    def rules_of(self, op: OpNode) -> list[ShardingRule]:
         """The rules of an operator along the innermost axis that go with those along the others."""
         return [rule for rule in rules_of(op) if allows(op, (*self.outer[op.name], rule), self.ranks)]
 
@@ -67,12 +67,12 @@ class _Among:
         return [placed.get(operand.source) for operand in op.inputs]
 
 
-def _block_rules(among: _Among) -> dict[str, Rule]:
+def _block_rules(context: _BlockContext) -> dict[str, ShardingRule]:
     """The rule of each operator along the innermost axis. Where what an operator has split cannot be worked
     on to the end, it is split in the next way, and at last not at all."""
     tried: dict[str, int] = {}
     while True:
-        walk = _Walk(among, tried)
+        walk = _Walk(context, tried)
         stuck = walk.to_the_end()
         if not stuck:
             return walk.rules
@@ -85,58 +85,63 @@ class _Walk:
     """One way through a block: the rule of each operator, how its result lies, and which operators split what
     it is made of. `tried` ways to split an operator have failed."""
 
-    among: _Among
+    context: _BlockContext
     tried: dict[str, int]
-    rules: dict[str, Rule] = field(default_factory=dict)
+    rules: dict[str, ShardingRule] = field(default_factory=dict)
     placed: dict[str, Placement] = field(default_factory=dict)
     split_by: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def to_the_end(self) -> frozenset[str]:
         """The operators that split what then could not be worked on; none where all could be."""
-        block = self.among.block
-        self.placed |= dict.fromkeys(self.among.borrowed, WHOLE)
+        block = self.context.block
+        self.placed |= dict.fromkeys(self.context.skip_inputs, REPLICATE)
         if block.entry is not None:
-            self.placed[block.entry] = WHOLE
+            self.placed[block.entry] = REPLICATE
         for op in block.operators:
             sources = [operand.source for operand in op.inputs]
-            behind = frozenset().union(*(self.split_by.get(source, frozenset()) for source in sources))
-            rule = self._following(op) if behind else self._opening(op)
+            split_sources = frozenset().union(*(self.split_by.get(source, frozenset()) for source in sources))
+            rule = self._following(op) if split_sources else self._opening(op)
             if rule is None:
-                return behind
+                return split_sources
             self.rules[op.name] = rule
-            self.placed[op.name] = rule.output if rule.output >= 0 else WHOLE
+            self.placed[op.name] = rule.output if rule.output >= 0 else REPLICATE
             if rule.output >= 0:
-                self.split_by[op.name] = behind or frozenset({op.name})
-        seen = (*self.among.lent, block.operators[-1].name)
+                self.split_by[op.name] = split_sources or frozenset({op.name})
+        seen = (*self.context.skip_outputs, block.operators[-1].name)
         return frozenset().union(*(self.split_by.get(name, frozenset()) for name in seen))
 
-    def _following(self, op: OpNode) -> Rule | None:
+    def _following(self, op: OpNode) -> ShardingRule | None:
         """The rule that works on inputs as they lie, with words between ranks in the loss alone."""
-        states = self.among.states(op, self.placed)
-        for rule in self.among.rules_of(op):
+        states = self.context.states(op, self.placed)
+        for rule in self.context.rules_of(op):
             fits = all(
-                state is None or wanted == state or (state == WHOLE and wanted == WHOLE_SUMMED)
-                for state, wanted in zip(states, rule.inputs, strict=True)
+                state is None or required == state or (state == REPLICATE and required == REPLICATE_SUM_GRAD)
+                for state, required in zip(states, rule.inputs, strict=True)
             )
-            if fits and (not rule.exchanges or not op.output):
+            if fits and (not rule.collectives or not op.output):
                 return rule
         return None
 
-    def _opening(self, op: OpNode) -> Rule:
+    def _opening(self, op: OpNode) -> ShardingRule:
         """The next way to split an operator all of whose inputs are whole, or to repeat it on every rank."""
-        rules = self.among.rules_of(op)
+        rules = self.context.rules_of(op)
         ways = [rule for rule in rules if self._splits_weight(op, rule)]
         ways.sort(key=lambda rule: rule.output != PARTIAL)
         place = self.tried.get(op.name, 0)
         if place < len(ways):
             return ways[place]
-        return next(rule for rule in rules if rule.split is None and rule.output == WHOLE)
+        return next(rule for rule in rules if rule.split is None and rule.output == REPLICATE)
 
-    def _splits_weight(self, op: OpNode, rule: Rule) -> bool:
+    def _splits_weight(self, op: OpNode, rule: ShardingRule) -> bool:
         """Whether a rule splits a matrix and nothing else that is read: columns of a matmul, or rows of a
         table in which the batch is looked up."""
-        if rule.exchanges or not rule.parameters or rule.parameters[0] < 0 or len(op.parameters[0].dims) < 2:
+        if (
+            rule.collectives
+            or not rule.parameters
+            or rule.parameters[0] < 0
+            or len(op.parameters[0].dims) < 2
+        ):
             return False
         if any(placement >= 0 for placement in rule.inputs):
             return False
-        return rule.output >= 0 or any(follows_batch(self.among.graph, dim) for dim in op.output)
+        return rule.output >= 0 or any(follows_batch(self.context.graph, dim) for dim in op.output)

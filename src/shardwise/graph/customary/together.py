@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from shardwise.graph.loans import Loans, loans_of
+from shardwise.graph.loans import SkipTensors, skip_tensors_of
 from shardwise.graph.named import BlockLayout, GraphLayout
-from shardwise.graph.placement import PARTIAL, WHOLE, WHOLE_SUMMED, Placement
+from shardwise.graph.placement import PARTIAL, REPLICATE, REPLICATE_SUM_GRAD, Placement
 from shardwise.graph.record import Block, OpGraph
-from shardwise.graph.rule import Rule
+from shardwise.graph.rule import ShardingRule
 
 Placements = tuple[Placement, ...]
 
-BlockRules = Mapping[str, tuple[Rule, ...]]
+BlockRules = Mapping[str, tuple[ShardingRule, ...]]
 """The rules of each operator of a block, one per mesh axis, the outermost first."""
 
 
-def laid_by(graph: OpGraph, ranks: tuple[int, ...], rules: Sequence[BlockRules]) -> GraphLayout:
+def layout_from_rules(graph: OpGraph, ranks: tuple[int, ...], rules: Sequence[BlockRules]) -> GraphLayout:
     """The layout on `ranks` per axis that follows these rules, which go together, of each block; repetitions
     are laid alike.
 
@@ -26,8 +26,8 @@ def laid_by(graph: OpGraph, ranks: tuple[int, ...], rules: Sequence[BlockRules])
     all of their optimizer states. All is kept for the backward pass.
     """
     stored, used = _parameters(graph, rules)
-    loans = loans_of(graph)
-    wants = _wants(graph, rules, loans)
+    skips = skip_tensors_of(graph)
+    requests = _requests(graph, rules, skips)
     there: dict[str, Placements] = {}
     order = [place for place, block in enumerate(graph.blocks) for _ in range(block.repeat)]
     entry: Placements | None = None
@@ -35,20 +35,20 @@ def laid_by(graph: OpGraph, ranks: tuple[int, ...], rules: Sequence[BlockRules])
     for place, following in zip(order, [*order[1:], None], strict=True):
         block, own = graph.blocks[place], rules[place]
         readers = Counter(operand.source for op in block.operators for operand in op.inputs)
-        tensors = {name: there[name] for name in loans.borrowed[place]}
+        tensors = {name: there[name] for name in skips.skip_inputs[place]}
         if block.entry is not None and entry is not None:
             tensors[block.entry] = entry
         last = block.operators[-1].name
         for op in block.operators:
-            asked = list(wants[place][op.name])
+            requested = list(requests[place][op.name])
             if following is not None and op.name == last:
-                asked += wants[following][graph.blocks[following].entry or ""]
-            elif readers[op.name] < 2 and op.name not in loans.lent[place]:
+                requested += requests[following][graph.blocks[following].entry or ""]
+            elif readers[op.name] < 2 and op.name not in skips.skip_outputs[place]:
                 continue
             made = tuple(rule.output for rule in own[op.name])
-            tensors[op.name] = tuple(map(_common, zip(*asked, strict=True), made))
+            tensors[op.name] = tuple(map(_common, zip(*requested, strict=True), made))
         entry = tensors.get(last)
-        there |= {name: tensors[name] for name in loans.lent[place]}
+        there |= {name: tensors[name] for name in skips.skip_outputs[place]}
         names = {parameter.name: None for op in block.operators for parameter in op.parameters}
         found.append(
             BlockLayout(
@@ -63,17 +63,19 @@ def laid_by(graph: OpGraph, ranks: tuple[int, ...], rules: Sequence[BlockRules])
     return GraphLayout(ranks=ranks, blocks=tuple(found))
 
 
-def _wants(graph: OpGraph, rules: Sequence[BlockRules], loans: Loans) -> list[dict[str, list[Placements]]]:
+def _requests(
+    graph: OpGraph, rules: Sequence[BlockRules], skips: SkipTensors
+) -> list[dict[str, list[Placements]]]:
     """How each tensor of each block is wanted by its readers there, and by those in blocks that borrow it."""
-    found = [_wanted(block, own) for block, own in zip(graph.blocks, rules, strict=True)]
-    for wanted, lent in zip(found, loans.lent, strict=True):
-        for name in lent:
-            for other, borrowed in zip(found, loans.borrowed, strict=True):
-                wanted[name] += other[name] if name in borrowed else []
+    found = [_block_requests(block, own) for block, own in zip(graph.blocks, rules, strict=True)]
+    for requested_by_name, skip_outputs in zip(found, skips.skip_outputs, strict=True):
+        for name in skip_outputs:
+            for other, skip_inputs in zip(found, skips.skip_inputs, strict=True):
+                requested_by_name[name] += other[name] if name in skip_inputs else []
     return found
 
 
-def _wanted(block: Block, rules: BlockRules) -> dict[str, list[Placements]]:
+def _block_requests(block: Block, rules: BlockRules) -> dict[str, list[Placements]]:
     """How each tensor is wanted by its readers in one block."""
     found: defaultdict[str, list[Placements]] = defaultdict(list)
     for op in block.operators:
@@ -82,12 +84,12 @@ def _wanted(block: Block, rules: BlockRules) -> dict[str, list[Placements]]:
     return found
 
 
-def _common(wants: Iterable[Placement], made: Placement) -> Placement:
+def _common(requests: Iterable[Placement], made: Placement) -> Placement:
     """Where a tensor lies along an axis for all who want it."""
-    asked = set(wants)
-    if len(asked) == 1:
-        return asked.pop()
-    return WHOLE_SUMMED if asked <= {WHOLE, WHOLE_SUMMED} or made == PARTIAL else made
+    requested = set(requests)
+    if len(requested) == 1:
+        return requested.pop()
+    return REPLICATE_SUM_GRAD if requested <= {REPLICATE, REPLICATE_SUM_GRAD} or made == PARTIAL else made
 
 
 def _parameters(
@@ -99,16 +101,17 @@ def _parameters(
         for op in block.operators:
             for slot, parameter in enumerate(op.parameters):
                 reads[parameter.name].append(tuple(rule.parameters[slot] for rule in own[op.name]))
-    used = {name: tuple(map(_used, zip(*asked, strict=True))) for name, asked in reads.items()}
+    used = {name: tuple(map(_used, zip(*requested, strict=True))) for name, requested in reads.items()}
     stored = {
-        name: tuple(each if each >= 0 else WHOLE for each in placements) for name, placements in used.items()
+        name: tuple(each if each >= 0 else REPLICATE for each in placements)
+        for name, placements in used.items()
     }
-    return stored, {name: used[name] for name, asked in reads.items() if len(asked) > 1}
+    return stored, {name: used[name] for name, requested in reads.items() if len(requested) > 1}
 
 
-def _used(wants: Iterable[Placement]) -> Placement:
+def _used(requests: Iterable[Placement]) -> Placement:
     """Where a parameter is brought to along an axis for all of its readers."""
-    asked = set(wants)
-    if len(asked) == 1 and PARTIAL not in asked:
-        return asked.pop()
-    return WHOLE_SUMMED if WHOLE_SUMMED in asked else WHOLE
+    requested = set(requests)
+    if len(requested) == 1 and PARTIAL not in requested:
+        return requested.pop()
+    return REPLICATE_SUM_GRAD if REPLICATE_SUM_GRAD in requested else REPLICATE

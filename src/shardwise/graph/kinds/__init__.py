@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from shardwise.graph.kinds.attention import ATTENTION
 from shardwise.graph.kinds.cells import GRU_CELL, LSTM_CELL
 from shardwise.graph.kinds.convolution import CONVOLUTION
-from shardwise.graph.kinds.kind import Attribute, Kind
+from shardwise.graph.kinds.kind import Attribute, OperatorKind
 from shardwise.graph.kinds.losses import BINARY_CROSS_ENTROPY, CROSS_ENTROPY, MEAN_SQUARE
 from shardwise.graph.kinds.normal import BATCH_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM, SOFTMAX
 from shardwise.graph.kinds.pointwise import ELEMENTWISE, ROTARY
@@ -18,9 +18,9 @@ from shardwise.graph.kinds.reductions import REDUCE
 from shardwise.graph.kinds.shapes import CONCAT, RESHAPE, SLICE, TRANSPOSE
 from shardwise.graph.kinds.tables import EMBEDDING
 
-__all__ = ["KINDS", "Attribute", "Kind"]
+__all__ = ["KINDS", "Attribute", "OperatorKind"]
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, OperatorKind] = {
     kind.name: kind
     for kind in (
         EINSUM, MATMUL, LINEAR, CONVOLUTION, POOL, LSTM, GRU, LSTM_CELL, GRU_CELL, EMBEDDING, ATTENTION,

@@ -5,11 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwise.graph.dividing import operands_of, partial_rule, split_rule, split_rules
-from shardwise.graph.kinds.kind import Attribute, Kind, dims_of, dims_text, integer_of, refuse, without
+from shardwise.graph.kinds.kind import (
+    Attribute,
+    OperatorKind,
+    dims_of,
+    dims_text,
+    integer_of,
+    refuse,
+    without,
+)
 from shardwise.graph.kinds.normal import STATISTIC_BYTES
 from shardwise.graph.record import OpNode
-from shardwise.graph.rule import Exchange, Rule
-from shardwise.graph.work import Kept, Work
+from shardwise.graph.rule import CollectiveCall, ShardingRule
+from shardwise.graph.work import KernelWork, SavedTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +112,11 @@ def _check_heads(op: OpNode, roles: _Roles) -> None:
         )
 
 
-def _rules(op: OpNode) -> tuple[Rule, ...]:
+def _rules(op: OpNode) -> tuple[ShardingRule, ...]:
     """Split keys leave partial sums of values, once their ranks agree on the maximum and the sum of each row
     of scores; the backward needs the product of output and gradient of each row."""
     roles = _roles(op)
-    statistics = Exchange(
+    statistics = CollectiveCall(
         collective="all_reduce", dims=roles.rows, forward_calls=2, element_bytes=STATISTIC_BYTES
     )
     grouped = (
@@ -122,15 +130,15 @@ def _rules(op: OpNode) -> tuple[Rule, ...]:
         *((grouped,) if grouped else ()),
         *(split_rule(op, dim, name=heads_name) for dim in roles.heads),
         *split_rules(op, (*roles.queries, *roles.value_width)),
-        *(split_rule(op, dim, exchanges=(statistics,)) for dim in roles.keys),
+        *(split_rule(op, dim, collectives=(statistics,)) for dim in roles.keys),
         partial_rule(op, (2,)),
     )
 
 
-def _work(op: OpNode) -> tuple[Work, ...]:
+def _work(op: OpNode) -> tuple[KernelWork, ...]:
     roles = _roles(op)
     return (
-        Work(
+        KernelWork(
             kind="attention",
             batch=(*roles.batch, *roles.heads),
             m=roles.queries,
@@ -143,14 +151,16 @@ def _work(op: OpNode) -> tuple[Work, ...]:
     )
 
 
-def _kept(op: OpNode) -> Kept:
+def _saved(op: OpNode) -> SavedTensors:
     """Queries, keys, values, output and the log-sum-exp of every row of scores (Dao 2023, arXiv
     2307.08691)."""
     roles = _roles(op)
-    return Kept(inputs=tuple(range(len(op.inputs))), output=True, own=((roles.rows, STATISTIC_BYTES),))
+    return SavedTensors(
+        inputs=tuple(range(len(op.inputs))), output=True, own=((roles.rows, STATISTIC_BYTES),)
+    )
 
 
-ATTENTION = Kind(
+ATTENTION = OperatorKind(
     name="attention",
     summary="Softmax of the products of queries and keys, times values; fused where the device has a kernel.",
     operands="queries [b, s, h, d], keys [b, t, h, d], values [b, t, h, e], then tensors added to the "
@@ -166,5 +176,5 @@ ATTENTION = Kind(
     check=_check,
     splits=_rules,
     work=_work,
-    kept=_kept,
+    saved=_saved,
 )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from shardwise.graph.dividing import split_rule, split_rules
-from shardwise.graph.kinds.kind import Kind, dims_text, refuse, without
+from shardwise.graph.kinds.kind import OperatorKind, dims_text, refuse, without
 from shardwise.graph.kinds.recurrent import recurrent_dims
-from shardwise.graph.placement import WHOLE
+from shardwise.graph.placement import REPLICATE
 from shardwise.graph.record import OpNode
-from shardwise.graph.rule import Exchange, Rule
-from shardwise.graph.work import Kept, Moved, Work
+from shardwise.graph.rule import CollectiveCall, ShardingRule
+from shardwise.graph.work import KernelWork, Moved, SavedTensors
 
 
 def _check_cell(op: OpNode, gates: int, state: tuple[str, ...]) -> None:
@@ -46,43 +46,43 @@ def _has_weights(op: OpNode) -> bool:
     return all(len(dims) == 3 for dims in weights) and weights[0][:2] == weights[1][:2]
 
 
-def _cell_rules(op: OpNode) -> tuple[Rule, ...]:
+def _cell_rules(op: OpNode) -> tuple[ShardingRule, ...]:
     """Units need the whole state and take their own part of it; a split input sums the gates' arguments."""
     gates, units, width, _ = recurrent_dims(op)
     batch = without(op.inputs[0].dims, (width,))
-    arguments = Exchange(collective="all_reduce", dims=(*batch, gates, units), backward_calls=0)
+    arguments = CollectiveCall(collective="all_reduce", dims=(*batch, gates, units), backward_calls=0)
     return (
         *split_rules(op, batch),
         split_rule(op, units),
-        split_rule(op, width, output=WHOLE, exchanges=(arguments,)),
+        split_rule(op, width, output=REPLICATE, collectives=(arguments,)),
     )
 
 
-def _cell_work(op: OpNode) -> tuple[Work, ...]:
+def _cell_work(op: OpNode) -> tuple[KernelWork, ...]:
     gates, units, width, recurrent = recurrent_dims(op)
     batch = without(op.inputs[0].dims, (width,))
     return (
-        Work(kind="matmul", m=batch, n=(gates, units), k=(width,)),
-        Work(kind="matmul", m=batch, n=(gates, units), k=(recurrent,)),
-        Work(
+        KernelWork(kind="matmul", m=batch, n=(gates, units), k=(width,)),
+        KernelWork(kind="matmul", m=batch, n=(gates, units), k=(recurrent,)),
+        KernelWork(
             kind="memory",
             moved=(Moved((*batch, gates, units), 3.0, 2.0), Moved((*batch, units), 3.0, 4.0)),
         ),
     )
 
 
-def _cell_kept(op: OpNode) -> Kept:
+def _cell_saved(op: OpNode) -> SavedTensors:
     gates, units, width, _ = recurrent_dims(op)
     rows = without(op.inputs[0].dims, (width,))
-    return Kept(inputs=(0, 1), own=(((*rows, gates, units), None), ((*rows, units), None)))
+    return SavedTensors(inputs=(0, 1), own=(((*rows, gates, units), None), ((*rows, units), None)))
 
 
-def _cell(name: str, summary: str, gates: int, state: tuple[str, ...]) -> Kind:
+def _cell(name: str, summary: str, gates: int, state: tuple[str, ...]) -> OperatorKind:
     def check(op: OpNode) -> None:
         _check_cell(op, gates, state)
 
     stacked = " ".join((*state, "b"))
-    return Kind(
+    return OperatorKind(
         name=name,
         summary=summary,
         operands=f"input [b i]; state [{stacked} r]; weights [g h i] and [g h r], at most two biases [g h]; "
@@ -92,7 +92,7 @@ def _cell(name: str, summary: str, gates: int, state: tuple[str, ...]) -> Kind:
         check=check,
         splits=_cell_rules,
         work=_cell_work,
-        kept=_cell_kept,
+        saved=_cell_saved,
     )
 
 

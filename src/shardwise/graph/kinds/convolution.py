@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from shardwise.errors import ConfigError
 from shardwise.graph.dividing import operands_of, partial_rule, split_rule, split_rules
-from shardwise.graph.kinds.kind import Attribute, Kind, dims_text, integer_of, refuse, without
+from shardwise.graph.kinds.kind import Attribute, OperatorKind, dims_text, integer_of, refuse, without
 from shardwise.graph.kinds.windows import PADDING, halo_rows, spatial_rules
 from shardwise.graph.record import OpNode
-from shardwise.graph.rule import Rule
-from shardwise.graph.work import Kept, Work
+from shardwise.graph.rule import ShardingRule
+from shardwise.graph.work import KernelWork, SavedTensors
 
 Dims = tuple[str, ...]
 
@@ -76,9 +76,9 @@ def _check_windows(op: OpNode, rows: str, windows: str, kernel: int) -> None:
     """Refuses an output with another number of windows than fit."""
     stride, padding = integer_of(op, "stride", 1), integer_of(op, "padding", 0)
     length = integer_of(op, "dilation", 1) * (kernel - 1) + 1
-    room = op.dims[rows] + 2 * padding - length
-    expected = room // stride + 1
-    if room < 0 or op.dims[windows] != expected:
+    extent = op.dims[rows] + 2 * padding - length
+    expected = extent // stride + 1
+    if extent < 0 or op.dims[windows] != expected:
         raise refuse(
             op,
             f"has {max(expected, 0)} windows in {op.dims[rows]} rows of {rows}",
@@ -88,7 +88,7 @@ def _check_windows(op: OpNode, rows: str, windows: str, kernel: int) -> None:
         )
 
 
-def _convolution_rules(op: OpNode) -> tuple[Rule, ...]:
+def _convolution_rules(op: OpNode) -> tuple[ShardingRule, ...]:
     """Groups of channels are split together; within them outputs of a whole input."""
     kernel, groups = _kernel_dims(op), integer_of(op, "groups", 1)
     spatial = len(kernel)
@@ -115,22 +115,22 @@ def _convolution_rules(op: OpNode) -> tuple[Rule, ...]:
     )
 
 
-def _convolution_work(op: OpNode) -> tuple[Work, ...]:
+def _convolution_work(op: OpNode) -> tuple[KernelWork, ...]:
     """A matmul of windows and filters; depthwise one for each channel."""
     kernel = _kernel_dims(op)
     read, made = _channels(op)
     after, weight = op.output, op.parameters[0].dims
     rows = without(after, (made,))
     if read == made:
-        return (Work(kind="matmul", batch=(made,), m=rows, k=kernel),)
-    return (Work(kind="matmul", m=rows, n=(made,), k=weight[1:], splits_sums=True),)
+        return (KernelWork(kind="matmul", batch=(made,), m=rows, k=kernel),)
+    return (KernelWork(kind="matmul", m=rows, n=(made,), k=weight[1:], splits_sums=True),)
 
 
-def _convolution_kept(op: OpNode) -> Kept:
-    return Kept(inputs=(0,))
+def _convolution_saved(op: OpNode) -> SavedTensors:
+    return SavedTensors(inputs=(0,))
 
 
-CONVOLUTION = Kind(
+CONVOLUTION = OperatorKind(
     name="convolution",
     summary="Windows of the input times filters, over one to three spatial dims.",
     operands="input [b, c, y, x]; weight [o, c, i, j], with `groups` [o, k, i, j] of k = c / groups, "
@@ -146,5 +146,5 @@ CONVOLUTION = Kind(
     check=_check_convolution,
     splits=_convolution_rules,
     work=_convolution_work,
-    kept=_convolution_kept,
+    saved=_convolution_saved,
 )

@@ -8,9 +8,9 @@ from typing import Literal
 
 from shardwise.errors import ConfigError
 from shardwise.graph.record import OpNode
-from shardwise.graph.rule import Rule
-from shardwise.graph.work import Kept, Work
-from shardwise.inputs import shown
+from shardwise.graph.rule import ShardingRule
+from shardwise.graph.work import KernelWork, SavedTensors
+from shardwise.inputs import short_repr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +27,13 @@ class Attribute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class OperatorKind:
     """A kind of operator: what its tensors are and how its work is laid out.
 
     `operands` says for the documentation which inputs and parameters it reads, and what it makes of them.
     `inputs` and `parameters` are the fewest and the most it takes. `check` raises ConfigError by `refuse`
-    where its tensors do not fit together; `splits` are its rules but for replication. `work` and `kept` as in
-    `work_of` and `kept_of`.
-    """
+    where its tensors do not fit together; `splits` are its rules but for replication. `work` and `saved` as
+    in `work_of` and `saved_of`."""
 
     name: str
     summary: str
@@ -43,15 +42,15 @@ class Kind:
     parameters: tuple[int, int] = (0, 0)
     attributes: tuple[Attribute, ...] = ()
     check: Callable[[OpNode], None]
-    splits: Callable[[OpNode], tuple[Rule, ...]]
-    work: Callable[[OpNode], tuple[Work, ...]]
-    kept: Callable[[OpNode], Kept]
+    splits: Callable[[OpNode], tuple[ShardingRule, ...]]
+    work: Callable[[OpNode], tuple[KernelWork, ...]]
+    saved: Callable[[OpNode], SavedTensors]
 
 
 def refuse(op: OpNode, message: str, *, key: str = "", found: str | None = None, allowed: str) -> ConfigError:
     """An error at an operator, by its name, located at `key` of it."""
     return ConfigError(
-        f"{op.kind} operator {shown(op.name)} {message}", key=key or None, found=found, allowed=allowed
+        f"{op.kind} operator {short_repr(op.name)} {message}", key=key or None, found=found, allowed=allowed
     )
 
 
@@ -80,11 +79,11 @@ def dims_text(dims: Sequence[str]) -> str:
     return ", ".join(dims) or "none"
 
 
-def no_work(op: OpNode) -> tuple[Work, ...]:
+def no_work(op: OpNode) -> tuple[KernelWork, ...]:
     """The work of an operator that only looks at its input in another way."""
     return ()
 
 
-def nothing_kept(op: OpNode) -> Kept:
+def nothing_saved(op: OpNode) -> SavedTensors:
     """What is kept of an operator whose backward needs its gradient alone."""
-    return Kept()
+    return SavedTensors()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from shardwise.graph.dividing import operands_of, split_rule, split_rules
-from shardwise.graph.kinds.kind import Kind, dims_text, refuse, without
+from shardwise.graph.kinds.kind import OperatorKind, dims_text, refuse, without
 from shardwise.graph.kinds.normal import STATISTIC_BYTES
-from shardwise.graph.placement import WHOLE
+from shardwise.graph.placement import REPLICATE
 from shardwise.graph.record import OpNode
-from shardwise.graph.rule import Exchange, Rule
-from shardwise.graph.work import Kept, Moved, Work
+from shardwise.graph.rule import CollectiveCall, ShardingRule
+from shardwise.graph.work import KernelWork, Moved, SavedTensors
 
 LOGIT_BYTES = 4.0
 """Cross entropy works in fp32."""
@@ -32,30 +32,32 @@ def _check_cross_entropy(op: OpNode) -> None:
         )
 
 
-def _cross_entropy_rules(op: OpNode) -> tuple[Rule, ...]:
+def _cross_entropy_rules(op: OpNode) -> tuple[ShardingRule, ...]:
     """Where classes are split, ranks agree on the maximum, the sum and the target's logit of each row."""
     rows = operands_of(op)[1]
-    exchange = Exchange(
+    call = CollectiveCall(
         collective="all_reduce", dims=rows, forward_calls=3, backward_calls=0, element_bytes=STATISTIC_BYTES
     )
     return (
         *split_rules(op, rows),
-        *(split_rule(op, dim, output=WHOLE, exchanges=(exchange,)) for dim in _classes(op)),
+        *(split_rule(op, dim, output=REPLICATE, collectives=(call,)) for dim in _classes(op)),
     )
 
 
-def _cross_entropy_work(op: OpNode) -> tuple[Work, ...]:
+def _cross_entropy_work(op: OpNode) -> tuple[KernelWork, ...]:
     """Passes over the logits: read and written for the maximum and sum, read for the loss; read and written
     for the gradient."""
-    return (Work(kind="memory", moved=(Moved(op.inputs[0].dims, 3.0, 2.0, element_bytes=LOGIT_BYTES),)),)
+    return (
+        KernelWork(kind="memory", moved=(Moved(op.inputs[0].dims, 3.0, 2.0, element_bytes=LOGIT_BYTES),)),
+    )
 
 
-def _cross_entropy_kept(op: OpNode) -> Kept:
+def _cross_entropy_saved(op: OpNode) -> SavedTensors:
     """The logits in fp32, and the targets."""
-    return Kept(inputs=(1,), own=((op.inputs[0].dims, LOGIT_BYTES),))
+    return SavedTensors(inputs=(1,), own=((op.inputs[0].dims, LOGIT_BYTES),))
 
 
-CROSS_ENTROPY = Kind(
+CROSS_ENTROPY = OperatorKind(
     name="cross_entropy",
     summary="Mean cross entropy of softmax over the classes.",
     operands="logits; targets, without gradient",
@@ -63,7 +65,7 @@ CROSS_ENTROPY = Kind(
     check=_check_cross_entropy,
     splits=_cross_entropy_rules,
     work=_cross_entropy_work,
-    kept=_cross_entropy_kept,
+    saved=_cross_entropy_saved,
 )
 
 
@@ -79,21 +81,21 @@ def _check_difference(op: OpNode) -> None:
         )
 
 
-def _difference_rules(op: OpNode) -> tuple[Rule, ...]:
+def _difference_rules(op: OpNode) -> tuple[ShardingRule, ...]:
     return split_rules(op, op.inputs[0].dims)
 
 
-def _difference_work(op: OpNode) -> tuple[Work, ...]:
+def _difference_work(op: OpNode) -> tuple[KernelWork, ...]:
     """Forward reads both; backward reads both and writes the gradients."""
-    return (Work(kind="memory", moved=tuple(Moved(operand, 1.0, 2.0) for operand in operands_of(op))),)
+    return (KernelWork(kind="memory", moved=tuple(Moved(operand, 1.0, 2.0) for operand in operands_of(op))),)
 
 
-def _difference_kept(op: OpNode) -> Kept:
-    return Kept(inputs=(0, 1))
+def _difference_saved(op: OpNode) -> SavedTensors:
+    return SavedTensors(inputs=(0, 1))
 
 
-def _difference(name: str, summary: str) -> Kind:
-    return Kind(
+def _difference(name: str, summary: str) -> OperatorKind:
+    return OperatorKind(
         name=name,
         summary=summary,
         operands="prediction; target",
@@ -101,7 +103,7 @@ def _difference(name: str, summary: str) -> Kind:
         check=_check_difference,
         splits=_difference_rules,
         work=_difference_work,
-        kept=_difference_kept,
+        saved=_difference_saved,
     )
 
 

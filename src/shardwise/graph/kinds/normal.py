@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardwise.graph.dividing import split_rule, split_rules
-from shardwise.graph.kinds.kind import Attribute, Kind, dims_of, dims_text, integer_of, refuse, without
+from shardwise.graph.kinds.kind import (
+    Attribute,
+    OperatorKind,
+    dims_of,
+    dims_text,
+    integer_of,
+    refuse,
+    without,
+)
 from shardwise.graph.kinds.pointwise import check_broadcast
 from shardwise.graph.record import OpNode
-from shardwise.graph.rule import Exchange, Rule
-from shardwise.graph.work import Kept, Moved, Work
+from shardwise.graph.rule import CollectiveCall, ShardingRule
+from shardwise.graph.work import KernelWork, Moved, SavedTensors
 
 STATISTIC_BYTES = 4.0
 """Statistics are kept and exchanged in fp32, whatever the activations are."""
@@ -58,24 +66,26 @@ def check_same(op: OpNode) -> None:
         )
 
 
-def _norm(name: str, summary: str, statistics: int, over: Callable[[OpNode], tuple[str, ...]]) -> Kind:
+def _norm(
+    name: str, summary: str, statistics: int, over: Callable[[OpNode], tuple[str, ...]]
+) -> OperatorKind:
     """A normalisation by so many statistics over `over`, which its backward needs of the gradient again."""
 
-    def rules(op: OpNode) -> tuple[Rule, ...]:
+    def rules(op: OpNode) -> tuple[ShardingRule, ...]:
         rest = without(op.output, over(op))
-        exchange = Exchange(
+        call = CollectiveCall(
             collective="all_reduce", dims=rest, copies=statistics, element_bytes=STATISTIC_BYTES
         )
         return (
             *split_rules(op, rest),
-            *(split_rule(op, dim, exchanges=(exchange,)) for dim in over(op)),
+            *(split_rule(op, dim, collectives=(call,)) for dim in over(op)),
         )
 
-    def kept(op: OpNode) -> Kept:
+    def saved(op: OpNode) -> SavedTensors:
         own = (without(op.output, over(op)), STATISTIC_BYTES)
-        return Kept(inputs=(0,), own=(own,) * statistics)
+        return SavedTensors(inputs=(0,), own=(own,) * statistics)
 
-    return Kind(
+    return OperatorKind(
         name=name,
         summary=summary,
         operands="one input; at most a scale and a shift with dims of it",
@@ -85,13 +95,13 @@ def _norm(name: str, summary: str, statistics: int, over: Callable[[OpNode], tup
         check=_check_over(over),
         splits=rules,
         work=_norm_work,
-        kept=kept,
+        saved=saved,
     )
 
 
-def _norm_work(op: OpNode) -> tuple[Work, ...]:
+def _norm_work(op: OpNode) -> tuple[KernelWork, ...]:
     """Forward reads and writes; backward reads the input and the gradient and writes the gradient."""
-    return (Work(kind="memory", moved=(Moved(op.inputs[0].dims, 1.0, 2.0), Moved(op.output))),)
+    return (KernelWork(kind="memory", moved=(Moved(op.inputs[0].dims, 1.0, 2.0), Moved(op.output))),)
 
 
 LAYER_NORM = _norm(
@@ -148,30 +158,32 @@ def _check_group(op: OpNode) -> None:
         )
 
 
-def _group_rules(op: OpNode) -> tuple[Rule, ...]:
+def _group_rules(op: OpNode) -> tuple[ShardingRule, ...]:
     channel, groups, rest = _channel(op), integer_of(op, "groups", 1), _group_stat_dims(op)
     per_channel = 2.0 * groups / op.dims[channel]
-    exchange = Exchange(
+    call = CollectiveCall(
         collective="all_reduce", dims=(*rest, channel), copies=per_channel, element_bytes=STATISTIC_BYTES
     )
-    across = Exchange(collective="all_reduce", dims=rest, copies=2.0 * groups, element_bytes=STATISTIC_BYTES)
+    across = CollectiveCall(
+        collective="all_reduce", dims=rest, copies=2.0 * groups, element_bytes=STATISTIC_BYTES
+    )
     spread = without(op.output, (*rest, channel))
-    further = split_rule(op, channel, name=f"split {channel} across groups", exchanges=(across,))
+    further = split_rule(op, channel, name=f"split {channel} across groups", collectives=(across,))
     return (
         *split_rules(op, rest),
         split_rule(op, channel, units=groups),
         *((further,) if groups < op.dims[channel] else ()),
-        *(split_rule(op, dim, exchanges=(exchange,)) for dim in spread),
+        *(split_rule(op, dim, collectives=(call,)) for dim in spread),
     )
 
 
-def _group_kept(op: OpNode) -> Kept:
+def _group_saved(op: OpNode) -> SavedTensors:
     channel = _channel(op)
     per_channel = STATISTIC_BYTES * integer_of(op, "groups", 1) / op.dims[channel]
-    return Kept(inputs=(0,), own=(((*_group_stat_dims(op), channel), per_channel),) * 2)
+    return SavedTensors(inputs=(0,), own=(((*_group_stat_dims(op), channel), per_channel),) * 2)
 
 
-GROUP_NORM = Kind(
+GROUP_NORM = OperatorKind(
     name="group_norm",
     summary="Mean and variance of each group of channels over all dims but the first.",
     operands="one input; at most a scale and a shift with dims of it",
@@ -185,7 +197,7 @@ GROUP_NORM = Kind(
     check=_check_group,
     splits=_group_rules,
     work=_norm_work,
-    kept=_group_kept,
+    saved=_group_saved,
 )  # fmt: skip
 
 
@@ -193,27 +205,27 @@ def _softmax_over(op: OpNode) -> tuple[str, ...]:
     return dims_of(op, "over", op.output[-1:])
 
 
-def _softmax_rules(op: OpNode) -> tuple[Rule, ...]:
+def _softmax_rules(op: OpNode) -> tuple[ShardingRule, ...]:
     """A split distribution needs its maximum and its sum, and the sum of its gradient."""
     rest = without(op.output, _softmax_over(op))
-    exchange = Exchange(
+    call = CollectiveCall(
         collective="all_reduce", dims=rest, forward_calls=2, backward_calls=1, element_bytes=STATISTIC_BYTES
     )
     return (
         *split_rules(op, rest),
-        *(split_rule(op, dim, exchanges=(exchange,)) for dim in _softmax_over(op)),
+        *(split_rule(op, dim, collectives=(call,)) for dim in _softmax_over(op)),
     )
 
 
-def _softmax_work(op: OpNode) -> tuple[Work, ...]:
-    return (Work(kind="memory", moved=(Moved(op.inputs[0].dims), Moved(op.output, 1.0, 2.0))),)
+def _softmax_work(op: OpNode) -> tuple[KernelWork, ...]:
+    return (KernelWork(kind="memory", moved=(Moved(op.inputs[0].dims), Moved(op.output, 1.0, 2.0))),)
 
 
-def _softmax_kept(op: OpNode) -> Kept:
-    return Kept(output=True)
+def _softmax_saved(op: OpNode) -> SavedTensors:
+    return SavedTensors(output=True)
 
 
-SOFTMAX = Kind(
+SOFTMAX = OperatorKind(
     name="softmax",
     summary="A distribution over a dim, or its logarithm.",
     operands="one input",
@@ -225,5 +237,5 @@ SOFTMAX = Kind(
     check=_check_over(_softmax_over),
     splits=_softmax_rules,
     work=_softmax_work,
-    kept=_softmax_kept,
+    saved=_softmax_saved,
 )  # fmt: skip

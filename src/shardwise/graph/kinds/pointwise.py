@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardwise.graph.dividing import operands_of, partial_rule, split_rules
-from shardwise.graph.kinds.kind import Attribute, Kind, dims_of, dims_text, refuse, text_of, without
+from shardwise.graph.kinds.kind import Attribute, OperatorKind, dims_of, dims_text, refuse, text_of, without
 from shardwise.graph.record import OpNode
-from shardwise.graph.rule import Rule
-from shardwise.graph.work import Kept, Moved, Work
+from shardwise.graph.rule import ShardingRule
+from shardwise.graph.work import KernelWork, Moved, SavedTensors
 
 MOST_OPERANDS = 8
 
@@ -23,34 +23,34 @@ class Function:
     least: int
     most: int
     linear: tuple[tuple[int, ...], ...] | None = ()
-    keeps: tuple[int, ...] = ()
-    keeps_output: bool = False
-    keeps_mask: bool = False
-    hands_on: bool = False
+    saves: tuple[int, ...] = ()
+    saves_output: bool = False
+    saves_mask: bool = False
+    passes_gradient: bool = False
     has_number: bool = False
 
 
-_SUM = Function(1, MOST_OPERANDS, linear=None, hands_on=True)
+_SUM = Function(1, MOST_OPERANDS, linear=None, passes_gradient=True)
 _LINEAR = Function(1, 1, linear=None)
-_OF_INPUT = Function(1, 1, keeps=(0,))
-_OF_OUTPUT = Function(1, 1, keeps_output=True)
+_OF_INPUT = Function(1, 1, saves=(0,))
+_OF_OUTPUT = Function(1, 1, saves_output=True)
 
 FUNCTIONS: Mapping[str, Function] = {
     "add": _SUM,
-    "subtract": Function(2, 2, linear=None, hands_on=True),
-    "identity": Function(1, 1, linear=None, hands_on=True),
+    "subtract": Function(2, 2, linear=None, passes_gradient=True),
+    "identity": Function(1, 1, linear=None, passes_gradient=True),
     "negate": _LINEAR,
     "scale": Function(1, 1, linear=None, has_number=True),
-    "shift": Function(1, 1, hands_on=True, has_number=True),
-    "masked_fill": Function(2, 2, keeps=(1,), has_number=True),
-    "dropout": Function(1, 1, linear=None, keeps_mask=True),
-    "multiply": Function(2, 2, linear=((0,), (1,)), keeps=(0, 1)),
-    "divide": Function(2, 2, linear=((0,),), keeps=(0, 1)),
-    "silu_multiply": Function(2, 2, linear=((1,),), keeps=(0, 1)),
-    "gelu_multiply": Function(2, 2, linear=((1,),), keeps=(0, 1)),
-    "where": Function(3, 3, linear=((1, 2),), keeps=(0,)),
-    "maximum": Function(2, 2, keeps=(0, 1)),
-    "minimum": Function(2, 2, keeps=(0, 1)),
+    "shift": Function(1, 1, passes_gradient=True, has_number=True),
+    "masked_fill": Function(2, 2, saves=(1,), has_number=True),
+    "dropout": Function(1, 1, linear=None, saves_mask=True),
+    "multiply": Function(2, 2, linear=((0,), (1,)), saves=(0, 1)),
+    "divide": Function(2, 2, linear=((0,),), saves=(0, 1)),
+    "silu_multiply": Function(2, 2, linear=((1,),), saves=(0, 1)),
+    "gelu_multiply": Function(2, 2, linear=((1,),), saves=(0, 1)),
+    "where": Function(3, 3, linear=((1, 2),), saves=(0,)),
+    "maximum": Function(2, 2, saves=(0, 1)),
+    "minimum": Function(2, 2, saves=(0, 1)),
     "relu": _OF_OUTPUT,
     "sigmoid": _OF_OUTPUT,
     "tanh": _OF_OUTPUT,
@@ -61,10 +61,10 @@ FUNCTIONS: Mapping[str, Function] = {
     "silu": _OF_INPUT,
     "log": _OF_INPUT,
     "square": _OF_INPUT,
-    "power": Function(1, 1, keeps=(0,), has_number=True),
+    "power": Function(1, 1, saves=(0,), has_number=True),
     "softplus": _OF_INPUT,
     "clamp": _OF_INPUT,
-    "nonlinear": Function(1, MOST_OPERANDS, keeps=tuple(range(MOST_OPERANDS))),
+    "nonlinear": Function(1, MOST_OPERANDS, saves=tuple(range(MOST_OPERANDS))),
 }
 """By name; `nonlinear` stands for any other. A `shift` adds a number to its operand, or takes its operand
 from one: not linear, as a number added on every rank would be added as often as there are ranks."""
@@ -113,7 +113,7 @@ def check_broadcast(op: OpNode) -> None:
             )
 
 
-def _elementwise_rules(op: OpNode) -> tuple[Rule, ...]:
+def _elementwise_rules(op: OpNode) -> tuple[ShardingRule, ...]:
     function = _function(op)
     every = tuple(range(len(operands_of(op))))
     groups = (every,) if function.linear is None else function.linear
@@ -121,32 +121,34 @@ def _elementwise_rules(op: OpNode) -> tuple[Rule, ...]:
     return (*split_rules(op, op.output), *partial)
 
 
-def _elementwise_work(op: OpNode) -> tuple[Work, ...]:
+def _elementwise_work(op: OpNode) -> tuple[KernelWork, ...]:
     """Forward reads the operands and writes the output. Backward reads the gradient and what is kept, and
     writes the gradients; a sum hands its gradient on, added up where it was broadcast."""
     function, operands = _function(op), operands_of(op)
     if text_of(op, "function", "") == "identity" and operands[0] == op.output:
         return ()
-    if function.hands_on:
+    if function.passes_gradient:
         summed = [operand for operand in operands if set(operand) != set(op.output)]
         backward = 1.0 if summed else 0.0
         moved = [Moved(operand, 1.0, float(operand in summed)) for operand in operands]
-        return (Work(kind="memory", moved=(*moved, Moved(op.output, 1.0, backward))),)
-    moved = [Moved(operand, 1.0, 1.0 + (index in function.keeps)) for index, operand in enumerate(operands)]
-    mask = (Moved(op.output, 1.0, 1.0, element_bytes=1.0),) if function.keeps_mask else ()
-    return (Work(kind="memory", moved=(*moved, Moved(op.output, 1.0, 1.0 + function.keeps_output), *mask)),)
-
-
-def _elementwise_kept(op: OpNode) -> Kept:
-    function = _function(op)
-    return Kept(
-        inputs=tuple(index for index in function.keeps if index < len(op.inputs)),
-        output=function.keeps_output,
-        own=((op.output, 1.0),) if function.keeps_mask else (),
+        return (KernelWork(kind="memory", moved=(*moved, Moved(op.output, 1.0, backward))),)
+    moved = [Moved(operand, 1.0, 1.0 + (index in function.saves)) for index, operand in enumerate(operands)]
+    mask = (Moved(op.output, 1.0, 1.0, element_bytes=1.0),) if function.saves_mask else ()
+    return (
+        KernelWork(kind="memory", moved=(*moved, Moved(op.output, 1.0, 1.0 + function.saves_output), *mask)),
     )
 
 
-ELEMENTWISE = Kind(
+def _elementwise_saved(op: OpNode) -> SavedTensors:
+    function = _function(op)
+    return SavedTensors(
+        inputs=tuple(index for index in function.saves if index < len(op.inputs)),
+        output=function.saves_output,
+        own=((op.output, 1.0),) if function.saves_mask else (),
+    )
+
+
+ELEMENTWISE = OperatorKind(
     name="elementwise",
     summary="A function of one element of each operand, with broadcasting: an operand without a dim of the "
     "output is the same along it.",
@@ -170,7 +172,7 @@ ELEMENTWISE = Kind(
     check=_check_elementwise,
     splits=_elementwise_rules,
     work=_elementwise_work,
-    kept=_elementwise_kept,
+    saved=_elementwise_saved,
 )
 
 
@@ -178,19 +180,19 @@ def _rotated(op: OpNode) -> tuple[str, ...]:
     return dims_of(op, "over", op.output[-1:])
 
 
-def _rotary_rules(op: OpNode) -> tuple[Rule, ...]:
+def _rotary_rules(op: OpNode) -> tuple[ShardingRule, ...]:
     return (*split_rules(op, without(op.output, _rotated(op))), partial_rule(op, (0,)))
 
 
-def _rotary_work(op: OpNode) -> tuple[Work, ...]:
-    return (Work(kind="memory", moved=tuple(Moved(dims) for dims in (*operands_of(op), op.output))),)
+def _rotary_work(op: OpNode) -> tuple[KernelWork, ...]:
+    return (KernelWork(kind="memory", moved=tuple(Moved(dims) for dims in (*operands_of(op), op.output))),)
 
 
-def _rotary_kept(op: OpNode) -> Kept:
-    return Kept(inputs=tuple(range(1, len(op.inputs))))
+def _rotary_saved(op: OpNode) -> SavedTensors:
+    return SavedTensors(inputs=tuple(range(1, len(op.inputs))))
 
 
-ROTARY = Kind(
+ROTARY = OperatorKind(
     name="rotary",
     summary="Rotary position embedding: pairs of elements of a head turned by an angle of their position.",
     operands="the activation; at most two tables of cosines and sines",
@@ -201,5 +203,5 @@ ROTARY = Kind(
     check=check_broadcast,
     splits=_rotary_rules,
     work=_rotary_work,
-    kept=_rotary_kept,
+    saved=_rotary_saved,
 )

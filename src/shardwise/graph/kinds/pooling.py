@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from shardwise.graph.dividing import partial_rule, split_rules
-from shardwise.graph.kinds.kind import Attribute, Kind, dims_text, integer_of, refuse, text_of
+from shardwise.graph.kinds.kind import Attribute, OperatorKind, dims_text, integer_of, refuse, text_of
 from shardwise.graph.kinds.windows import PADDING, halo_rows, spatial_rules
 from shardwise.graph.record import OpNode
-from shardwise.graph.rule import Rule
-from shardwise.graph.work import Kept, Moved, Work
+from shardwise.graph.rule import ShardingRule
+from shardwise.graph.work import KernelWork, Moved, SavedTensors
 
 INDEX_BYTES = 8.0
 """Maximum pooling keeps the place of each maximum."""
@@ -39,8 +39,8 @@ def _check_pool(op: OpNode) -> None:
     for read, made in zip(before[-spatial:], after[-spatial:], strict=True):
         if "kernel" in op.attributes:
             kernel, stride = _pool_window(op, op.dims[read], op.dims[made])
-            room = op.dims[read] + 2 * integer_of(op, "padding", 0) - kernel
-            fits = room >= 0 and op.dims[made] in (room // stride + 1, -(-room // stride) + 1)
+            extent = op.dims[read] + 2 * integer_of(op, "padding", 0) - kernel
+            fits = extent >= 0 and op.dims[made] in (extent // stride + 1, -(-extent // stride) + 1)
         else:
             fits = op.dims[made] <= op.dims[read]
         if not fits:
@@ -53,7 +53,7 @@ def _check_pool(op: OpNode) -> None:
             )
 
 
-def _pool_rules(op: OpNode) -> tuple[Rule, ...]:
+def _pool_rules(op: OpNode) -> tuple[ShardingRule, ...]:
     spatial = _pool_spatial(op)
     before, after = op.inputs[0].dims, op.output
     halos = []
@@ -66,17 +66,17 @@ def _pool_rules(op: OpNode) -> tuple[Rule, ...]:
     return (*split_rules(op, after[:-spatial]), *spatial_rules(op, spatial, halos), *partial)
 
 
-def _pool_work(op: OpNode) -> tuple[Work, ...]:
-    return (Work(kind="memory", moved=(Moved(op.inputs[0].dims), Moved(op.output))),)
+def _pool_work(op: OpNode) -> tuple[KernelWork, ...]:
+    return (KernelWork(kind="memory", moved=(Moved(op.inputs[0].dims), Moved(op.output))),)
 
 
-def _pool_kept(op: OpNode) -> Kept:
+def _pool_saved(op: OpNode) -> SavedTensors:
     if text_of(op, "function", "") == "average":
-        return Kept()
-    return Kept(inputs=(0,), own=((op.output, INDEX_BYTES),))
+        return SavedTensors()
+    return SavedTensors(inputs=(0,), own=((op.output, INDEX_BYTES),))
 
 
-POOL = Kind(
+POOL = OperatorKind(
     name="pool",
     summary="Maximum or average of windows of the last dims; without a kernel adaptive: as many windows as "
     "the output has. Over all rows at once it is a `reduce`.",
@@ -100,5 +100,5 @@ POOL = Kind(
     check=_check_pool,
     splits=_pool_rules,
     work=_pool_work,
-    kept=_pool_kept,
+    saved=_pool_saved,
 )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import combinations
 
 from shardwise.graph.dividing import operands_of, product_rules
-from shardwise.graph.kinds.kind import Kind, dims_text, refuse
+from shardwise.graph.kinds.kind import OperatorKind, dims_text, refuse
 from shardwise.graph.record import OpNode
-from shardwise.graph.rule import Rule
-from shardwise.graph.work import Kept, Moved, Work
+from shardwise.graph.rule import ShardingRule
+from shardwise.graph.work import KernelWork, Moved, SavedTensors
 
 Dims = tuple[str, ...]
 
@@ -61,15 +61,15 @@ def _check_linear(op: OpNode) -> None:
             )
 
 
-def _einsum_rules(op: OpNode) -> tuple[Rule, ...]:
+def _einsum_rules(op: OpNode) -> tuple[ShardingRule, ...]:
     return product_rules(op, linear=[(index,) for index in range(len(op.inputs))])
 
 
-def _linear_rules(op: OpNode) -> tuple[Rule, ...]:
+def _linear_rules(op: OpNode) -> tuple[ShardingRule, ...]:
     return product_rules(op, linear=[(0,)], added=range(2, len(operands_of(op))))
 
 
-def _contraction(left: Dims, right: Dims, needed: set[str]) -> tuple[Work, Dims]:
+def _contraction(left: Dims, right: Dims, needed: set[str]) -> tuple[KernelWork, Dims]:
     """The product of two tensors, and the dims of its result: those that are `needed` afterwards. Where it
     sums over nothing it is bound by memory."""
     both = [dim for dim in left if dim in right]
@@ -77,10 +77,10 @@ def _contraction(left: Dims, right: Dims, needed: set[str]) -> tuple[Work, Dims]
     result = tuple(dim for dim in every if dim in needed)
     summed = tuple(dim for dim in every if dim not in needed)
     if not summed:
-        return Work(
+        return KernelWork(
             kind="memory", moved=(Moved(left, 1.0, 2.0), Moved(right, 1.0, 2.0), Moved(result))
         ), result
-    work = Work(
+    work = KernelWork(
         kind="matmul",
         batch=tuple(dim for dim in both if dim in needed),
         m=tuple(dim for dim in left if dim not in right and dim in needed),
@@ -90,11 +90,11 @@ def _contraction(left: Dims, right: Dims, needed: set[str]) -> tuple[Work, Dims]
     return work, result
 
 
-def _einsum_work(op: OpNode) -> tuple[Work, ...]:
+def _einsum_work(op: OpNode) -> tuple[KernelWork, ...]:
     """Two operands at a time, the pair with the fewest products first; one alone is read and summed."""
     rest = list(operands_of(op))
     if len(rest) == 1:
-        return (Work(kind="memory", moved=(Moved(rest[0]), Moved(op.output))),)
+        return (KernelWork(kind="memory", moved=(Moved(rest[0]), Moved(op.output))),)
     works = []
     while len(rest) > 1:
         left, right = min(
@@ -109,20 +109,20 @@ def _einsum_work(op: OpNode) -> tuple[Work, ...]:
     return tuple(works)
 
 
-def _linear_work(op: OpNode) -> tuple[Work, ...]:
+def _linear_work(op: OpNode) -> tuple[KernelWork, ...]:
     return (_contraction(op.inputs[0].dims, op.parameters[0].dims, set(op.output))[0],)
 
 
-def _einsum_kept(op: OpNode) -> Kept:
+def _einsum_saved(op: OpNode) -> SavedTensors:
     """Every input: the gradient of each other operand needs it."""
-    return Kept(inputs=tuple(range(len(op.inputs))) if len(operands_of(op)) > 1 else ())
+    return SavedTensors(inputs=tuple(range(len(op.inputs))) if len(operands_of(op)) > 1 else ())
 
 
-def _linear_kept(op: OpNode) -> Kept:
-    return Kept(inputs=(0,))
+def _linear_saved(op: OpNode) -> SavedTensors:
+    return SavedTensors(inputs=(0,))
 
 
-EINSUM = Kind(
+EINSUM = OperatorKind(
     name="einsum",
     summary="Any contraction: the product of all operands, summed over the dims that the output has not.",
     operands="inputs and parameters with any dims, at least one; the output has any of theirs",
@@ -131,10 +131,10 @@ EINSUM = Kind(
     check=_check_product,
     splits=_einsum_rules,
     work=_einsum_work,
-    kept=_einsum_kept,
+    saved=_einsum_saved,
 )
 
-MATMUL = Kind(
+MATMUL = OperatorKind(
     name="matmul",
     summary="The product of two activations, summed over dims that the output has not; dims of all three are "
     "a batch of products.",
@@ -143,10 +143,10 @@ MATMUL = Kind(
     check=_check_matmul,
     splits=_einsum_rules,
     work=_einsum_work,
-    kept=_einsum_kept,
+    saved=_einsum_saved,
 )
 
-LINEAR = Kind(
+LINEAR = OperatorKind(
     name="linear",
     summary="The product of an activation and a weight, and the sum with a bias.",
     operands="one input; a weight, then at most one bias with dims of the output",
@@ -155,5 +155,5 @@ LINEAR = Kind(
     check=_check_linear,
     splits=_linear_rules,
     work=_linear_work,
-    kept=_linear_kept,
+    saved=_linear_saved,
 )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from shardwise.graph.dividing import split_rule, split_rules
-from shardwise.graph.kinds.kind import Attribute, Kind, dims_of, dims_text, refuse, without
-from shardwise.graph.placement import WHOLE
+from shardwise.graph.kinds.kind import Attribute, OperatorKind, dims_of, dims_text, refuse, without
+from shardwise.graph.placement import REPLICATE
 from shardwise.graph.record import OpNode
-from shardwise.graph.rule import Exchange, Rule
-from shardwise.graph.work import Kept, Moved, Work
+from shardwise.graph.rule import CollectiveCall, ShardingRule
+from shardwise.graph.work import KernelWork, Moved, SavedTensors
 
 Dims = tuple[str, ...]
 
@@ -54,38 +54,42 @@ def _without_width(op: OpNode) -> Dims:
     return without(op.inputs[0].dims, (recurrent_dims(op)[2],))
 
 
-def _rules(op: OpNode) -> tuple[Rule, ...]:
+def _rules(op: OpNode) -> tuple[ShardingRule, ...]:
     """Split units gather the state before each step but the first, which begins with zeros, and scatter the
     sum of its gradients; a split input or state sums the gates' arguments."""
     gates, units, width, recurrent = recurrent_dims(op)
     batch, time = _batch(op), _time(op)
-    turns = op.dims[time] - 1
-    state = Exchange(collective="all_gather", dims=(*batch, recurrent), forward_calls=turns, backward_calls=0)
-    scattered = Exchange(
-        collective="reduce_scatter", dims=(*batch, recurrent), forward_calls=0, backward_calls=turns
+    steps = op.dims[time] - 1
+    state = CollectiveCall(
+        collective="all_gather", dims=(*batch, recurrent), forward_calls=steps, backward_calls=0
     )
-    gathered = Exchange(collective="all_gather", dims=(*batch, units), forward_calls=0, backward_calls=turns)
-    summed = Exchange(
-        collective="all_reduce", dims=(*batch, gates, units), forward_calls=turns, backward_calls=0
+    scattered = CollectiveCall(
+        collective="reduce_scatter", dims=(*batch, recurrent), forward_calls=0, backward_calls=steps
     )
-    arguments = Exchange(collective="all_reduce", dims=(*batch, time, gates, units), backward_calls=0)
+    gathered = CollectiveCall(
+        collective="all_gather", dims=(*batch, units), forward_calls=0, backward_calls=steps
+    )
+    summed = CollectiveCall(
+        collective="all_reduce", dims=(*batch, gates, units), forward_calls=steps, backward_calls=0
+    )
+    arguments = CollectiveCall(collective="all_reduce", dims=(*batch, time, gates, units), backward_calls=0)
     return (
         *split_rules(op, batch),
-        split_rule(op, units, exchanges=(state, scattered) if turns else ()),
-        split_rule(op, width, output=WHOLE, exchanges=(arguments,)),
-        split_rule(op, recurrent, output=WHOLE, exchanges=(summed, gathered) if turns else ()),
+        split_rule(op, units, collectives=(state, scattered) if steps else ()),
+        split_rule(op, width, output=REPLICATE, collectives=(arguments,)),
+        split_rule(op, recurrent, output=REPLICATE, collectives=(summed, gathered) if steps else ()),
     )
 
 
-def _work(op: OpNode) -> tuple[Work, ...]:
+def _work(op: OpNode) -> tuple[KernelWork, ...]:
     """The input's product for all steps at once, then step by step the state's, and what lies between: gates
     read twice and written, and what a step carries on read and written."""
     gates, units, width, recurrent = recurrent_dims(op)
     batch, time = _batch(op), _time(op)
     return (
-        Work(kind="matmul", m=(*batch, time), n=(gates, units), k=(width,)),
-        Work(kind="matmul", m=batch, n=(gates, units), k=(recurrent,), serial=(time,)),
-        Work(
+        KernelWork(kind="matmul", m=(*batch, time), n=(gates, units), k=(width,)),
+        KernelWork(kind="matmul", m=batch, n=(gates, units), k=(recurrent,), serial=(time,)),
+        KernelWork(
             kind="memory",
             moved=(Moved((*batch, gates, units), 3.0, 2.0), Moved((*batch, units), 3.0, 4.0)),
             serial=(time,),
@@ -93,20 +97,20 @@ def _work(op: OpNode) -> tuple[Work, ...]:
     )
 
 
-def _kept(op: OpNode) -> Kept:
+def _saved(op: OpNode) -> SavedTensors:
     """The input, every gate, of an LSTM every cell (of a GRU what its reset gate scales), and every state as
     the next step read it, which may be more of it than what this rank made."""
     gates, units, _, recurrent = recurrent_dims(op)
     rows = (*_batch(op), _time(op))
     own = ((*rows, gates, units), (*rows, units), (*rows, recurrent))
-    return Kept(inputs=(0,), own=tuple((dims, None) for dims in own))
+    return SavedTensors(inputs=(0,), own=tuple((dims, None) for dims in own))
 
 
-def _recurrent(name: str, summary: str, gates: int) -> Kind:
+def _recurrent(name: str, summary: str, gates: int) -> OperatorKind:
     def check(op: OpNode) -> None:
         _check(op, gates)
 
-    return Kind(
+    return OperatorKind(
         name=name,
         summary=summary,
         operands="input [b, t, i]; a weight of it [g, h, i], one of the state [g, h, r], at most two biases "
@@ -117,7 +121,7 @@ def _recurrent(name: str, summary: str, gates: int) -> Kind:
         check=check,
         splits=_rules,
         work=_work,
-        kept=_kept,
+        saved=_saved,
     )
 
 

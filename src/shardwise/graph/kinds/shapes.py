@@ -8,18 +8,18 @@ from math import gcd
 from shardwise.graph.dividing import operands_of, partial_rule, split_rule, split_rules
 from shardwise.graph.kinds.kind import (
     Attribute,
-    Kind,
+    OperatorKind,
     dims_of,
     dims_text,
     integer_of,
     no_work,
-    nothing_kept,
+    nothing_saved,
     refuse,
     without,
 )
 from shardwise.graph.record import OpNode
-from shardwise.graph.rule import Rule
-from shardwise.graph.work import Moved, Work
+from shardwise.graph.rule import ShardingRule
+from shardwise.graph.work import KernelWork, Moved
 
 Dims = tuple[str, ...]
 
@@ -64,7 +64,7 @@ def _check_reshape(op: OpNode) -> None:
         )
 
 
-def _reshape_rules(op: OpNode) -> tuple[Rule, ...]:
+def _reshape_rules(op: OpNode) -> tuple[ShardingRule, ...]:
     """A run of dims is split along its outermost dim, where parts of the input are parts of the output."""
     rules = []
     for before, after in _groups(op):
@@ -74,7 +74,7 @@ def _reshape_rules(op: OpNode) -> tuple[Rule, ...]:
     return (*rules, partial_rule(op, (0,)))
 
 
-RESHAPE = Kind(
+RESHAPE = OperatorKind(
     name="reshape",
     summary="Neighbouring dims made one, or one made several; nothing is moved.",
     operands="one input of as many elements as the output",
@@ -82,7 +82,7 @@ RESHAPE = Kind(
     check=_check_reshape,
     splits=_reshape_rules,
     work=no_work,
-    kept=nothing_kept,
+    saved=nothing_saved,
 )
 
 
@@ -97,16 +97,16 @@ def _check_transpose(op: OpNode) -> None:
         )
 
 
-def _transpose_rules(op: OpNode) -> tuple[Rule, ...]:
+def _transpose_rules(op: OpNode) -> tuple[ShardingRule, ...]:
     return (*split_rules(op, op.output), partial_rule(op, (0,)))
 
 
-def _transpose_work(op: OpNode) -> tuple[Work, ...]:
+def _transpose_work(op: OpNode) -> tuple[KernelWork, ...]:
     moved = (Moved(op.inputs[0].dims), Moved(op.output))
-    return (Work(kind="memory", moved=moved),) if op.attributes.get("copies") else ()
+    return (KernelWork(kind="memory", moved=moved),) if op.attributes.get("copies") else ()
 
 
-TRANSPOSE = Kind(
+TRANSPOSE = OperatorKind(
     name="transpose",
     summary="The dims in another order.",
     operands="one input",
@@ -115,7 +115,7 @@ TRANSPOSE = Kind(
     check=_check_transpose,
     splits=_transpose_rules,
     work=_transpose_work,
-    kept=nothing_kept,
+    saved=nothing_saved,
 )  # fmt: skip
 
 
@@ -159,19 +159,19 @@ def _check_concat(op: OpNode) -> None:
         )
 
 
-def _concat_rules(op: OpNode) -> tuple[Rule, ...]:
+def _concat_rules(op: OpNode) -> tuple[ShardingRule, ...]:
     whole = {_joined(op), *_parts_of_joined(op)}
     every = range(len(operands_of(op)))
     return (*split_rules(op, without(op.output, tuple(whole))), partial_rule(op, every))
 
 
-def _concat_work(op: OpNode) -> tuple[Work, ...]:
+def _concat_work(op: OpNode) -> tuple[KernelWork, ...]:
     """Forward copies; gradients are views."""
     moved = tuple(Moved(dims, 1.0, 0.0) for dims in (*operands_of(op), op.output))
-    return (Work(kind="memory", moved=moved),)
+    return (KernelWork(kind="memory", moved=moved),)
 
 
-CONCAT = Kind(
+CONCAT = OperatorKind(
     name="concat",
     summary="Inputs behind each other along one dim, which is not split.",
     operands="inputs and parameters of the output's dims but for the joined one, of which each has a part by "
@@ -182,7 +182,7 @@ CONCAT = Kind(
     check=_check_concat,
     splits=_concat_rules,
     work=_concat_work,
-    kept=nothing_kept,
+    saved=nothing_saved,
 )
 
 
@@ -212,17 +212,17 @@ def _check_slice(op: OpNode) -> None:
         )
 
 
-def _slice_rules(op: OpNode) -> tuple[Rule, ...]:
-    kept = tuple(dim for dim in op.output if dim in op.inputs[0].dims)
-    return (*split_rules(op, kept), partial_rule(op, (0,)))
+def _slice_rules(op: OpNode) -> tuple[ShardingRule, ...]:
+    uncut = tuple(dim for dim in op.output if dim in op.inputs[0].dims)
+    return (*split_rules(op, uncut), partial_rule(op, (0,)))
 
 
-def _slice_work(op: OpNode) -> tuple[Work, ...]:
+def _slice_work(op: OpNode) -> tuple[KernelWork, ...]:
     """Forward is a view; backward puts the gradient in its place."""
-    return (Work(kind="memory", moved=(Moved(op.output, 0.0, 2.0),)),)
+    return (KernelWork(kind="memory", moved=(Moved(op.output, 0.0, 2.0),)),)
 
 
-SLICE = Kind(
+SLICE = OperatorKind(
     name="slice",
     summary="A run of elements along a dim, which is not split; or one element, and the dim is gone.",
     operands="one input",
@@ -231,5 +231,5 @@ SLICE = Kind(
     check=_check_slice,
     splits=_slice_rules,
     work=_slice_work,
-    kept=nothing_kept,
+    saved=nothing_saved,
 )

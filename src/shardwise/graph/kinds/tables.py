@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from shardwise.graph.dividing import operands_of, product_rules
-from shardwise.graph.kinds.kind import Kind, dims_text, refuse, without
+from shardwise.graph.kinds.kind import OperatorKind, dims_text, refuse, without
 from shardwise.graph.record import OpNode
-from shardwise.graph.rule import Rule
-from shardwise.graph.work import Kept, Moved, Work
+from shardwise.graph.rule import ShardingRule
+from shardwise.graph.work import KernelWork, Moved, SavedTensors
 
 
 def _check(op: OpNode) -> None:
@@ -23,22 +23,24 @@ def _check(op: OpNode) -> None:
         )
 
 
-def _rules(op: OpNode) -> tuple[Rule, ...]:
+def _rules(op: OpNode) -> tuple[ShardingRule, ...]:
     """Every dim may be split: a rank that holds other rows of the table makes zeros, a partial sum."""
     return product_rules(op, linear=())
 
 
-def _work(op: OpNode) -> tuple[Work, ...]:
+def _work(op: OpNode) -> tuple[KernelWork, ...]:
     """Reads and writes each row once; the backward reads the gradient and adds into fp32 rows."""
     rows = tuple(dict.fromkeys((*op.inputs[0].dims, *op.output)))
-    return (Work(kind="memory", moved=(Moved(rows, 2.0, 1.0), Moved(rows, 0.0, 2.0, element_bytes=4.0))),)
+    return (
+        KernelWork(kind="memory", moved=(Moved(rows, 2.0, 1.0), Moved(rows, 0.0, 2.0, element_bytes=4.0))),
+    )
 
 
-def _kept(op: OpNode) -> Kept:
-    return Kept(inputs=(0,))
+def _saved(op: OpNode) -> SavedTensors:
+    return SavedTensors(inputs=(0,))
 
 
-EMBEDDING = Kind(
+EMBEDDING = OperatorKind(
     name="embedding",
     summary="A row of a table for each index; indices of a dim that the output has not are summed (a bag).",
     operands="indices, without gradient; a table",
@@ -47,5 +49,5 @@ EMBEDDING = Kind(
     check=_check,
     splits=_rules,
     work=_work,
-    kept=_kept,
+    saved=_saved,
 )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shardwise.graph.dividing import split_rule
 from shardwise.graph.kinds.kind import Attribute, without
 from shardwise.graph.record import OpNode
-from shardwise.graph.rule import Exchange, Rule
+from shardwise.graph.rule import CollectiveCall, ShardingRule
 
 PADDING = Attribute(name="padding", type="integer", meaning="rows of padding on either side; else 0")
 
@@ -21,15 +21,15 @@ def halo_rows(rows: int, windows: int, *, kernel: int, stride: int, padding: int
     """
     shift = rows - stride * windows
     before = padding + max(shift, 0)
-    behind = dilation * (kernel - 1) + 1 - stride - padding + max(-shift, 0)
-    return max(before, behind, 0) if windows > 1 else 0
+    after = dilation * (kernel - 1) + 1 - stride - padding + max(-shift, 0)
+    return max(before, after, 0) if windows > 1 else 0
 
 
-def spatial_rules(op: OpNode, spatial: int, halos: Sequence[int]) -> tuple[Rule, ...]:
+def spatial_rules(op: OpNode, spatial: int, halos: Sequence[int]) -> tuple[ShardingRule, ...]:
     """Each of the last `spatial` dims, with its rows of neighbours forward and their gradients backward."""
     before, after = op.inputs[0].dims, op.output
     rules = []
     for read, made, halo in zip(before[-spatial:], after[-spatial:], halos, strict=True):
-        exchange = Exchange(collective="neighbours", dims=without(before, (read,)), copies=halo)
-        rules.append(split_rule(op, made, also=(read,), exchanges=(exchange,) if halo else ()))
+        call = CollectiveCall(collective="neighbours", dims=without(before, (read,)), copies=halo)
+        rules.append(split_rule(op, made, also=(read,), collectives=(call,) if halo else ()))
     return tuple(rules)

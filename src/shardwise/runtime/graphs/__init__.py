@@ -1,7 +1,15 @@
 """Operator graphs on PyTorch: a graph plan carried out operator by operator."""
 
-from shardwise.runtime.graphs.graph_job import GraphJob, laid_job
-from shardwise.runtime.graphs.module import GraphModule, check_told, first_readers, graph_module
-from shardwise.runtime.graphs.store import Held
+from shardwise.runtime.graphs.graph_job import GraphTrainingJob, graph_training_job
+from shardwise.runtime.graphs.module import GraphModule, check_computable, first_readers, graph_module
+from shardwise.runtime.graphs.store import ShardedParameter
 
-__all__ = ["GraphJob", "GraphModule", "Held", "check_told", "first_readers", "graph_module", "laid_job"]
+__all__ = [
+    "GraphModule",
+    "GraphTrainingJob",
+    "ShardedParameter",
+    "check_computable",
+    "first_readers",
+    "graph_module",
+    "graph_training_job",
+]

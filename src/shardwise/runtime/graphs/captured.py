@@ -18,9 +18,9 @@ from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, OpNode
 from shardwise.runtime.capture import operators_of_trace
 from shardwise.runtime.capture_checks import check_data, check_parameters
-from shardwise.runtime.capture_code import Place, called_with, mapped, tensors_in
-from shardwise.runtime.capture_gradients import derivatives
-from shardwise.runtime.capture_trace import Trace, exported, trace_of_program
+from shardwise.runtime.capture_code import TreePath, forward_arguments, tensors_by_path, tree_map
+from shardwise.runtime.capture_gradients import autograd_nodes
+from shardwise.runtime.capture_trace import ModuleTrace, exported, trace_of_program
 from shardwise.runtime.graphs.exact import settings_of
 from shardwise.runtime.graphs.module import first_readers
 from shardwise.runtime.graphs.program import Settings, operators_of, repeated
@@ -46,13 +46,15 @@ def captured(module: nn.Module, inputs: Any, graph: OpGraph) -> Captured:
     ConfigError where it is another network than the graph, or does what graphs tell for its cost alone."""
     check_derivatives(module, inputs)
     program, trace = _traced(module, inputs)
-    more = mapped(lambda value: _doubled(value, graph.batch), inputs)
+    more = tree_map(lambda value: _doubled(value, graph.batch), inputs)
     _, doubled = _traced(module, more)
     builder, found = operators_of_trace(trace, {"batch": doubled}, MODULE)
     check_parameters(builder, found, module, trace.gradients)
     check_data(trace, MODULE)
-    names = _same(operators_of(graph), found, _parameter_names(graph))
-    data = _Data(program, names, graph.inputs, tuple(tensors_in(called_with(inputs))), builder.rows)
+    names = _match_operators(operators_of(graph), found, _parameter_names(graph))
+    data = _Data(
+        program, names, graph.inputs, tuple(tensors_by_path(forward_arguments(inputs))), builder.rows
+    )
     settings = {
         number: settings_of(builder, node, builder.calls[node.name], _targets(program))
         for number, node in enumerate(found)
@@ -68,8 +70,8 @@ def captured(module: nn.Module, inputs: Any, graph: OpGraph) -> Captured:
     return Captured(settings, values, frozenset(matrices), data)
 
 
-def _traced(module: nn.Module, inputs: Any) -> tuple[ExportedProgram, Trace]:
-    placed, named = called_with(inputs)
+def _traced(module: nn.Module, inputs: Any) -> tuple[ExportedProgram, ModuleTrace]:
+    placed, named = forward_arguments(inputs)
     program, gradients = exported(module, placed, named, MODULE)
     return program, trace_of_program(program, module, MODULE, gradients=gradients)
 
@@ -77,7 +79,7 @@ def _traced(module: nn.Module, inputs: Any) -> tuple[ExportedProgram, Trace]:
 def check_derivatives(module: nn.Module, inputs: Any) -> None:
     """ConfigError where a function of the module's has a backward pass of its own, which graphs do not have:
     they differentiate what its forward pass does."""
-    for node in derivatives(_results(module, inputs)):
+    for node in autograd_nodes(_results(module, inputs)):
         if isinstance(node, BackwardCFunction):
             raise ConfigError(
                 "has a backward pass of its own, which graphs do not have", key=MODULE,
@@ -88,12 +90,12 @@ def check_derivatives(module: nn.Module, inputs: Any) -> None:
 def _results(module: nn.Module, inputs: Any) -> Any:
     """What a copy of the module makes of its inputs: without values, unless it looks at some, as models that
     leave out a mask which masks nothing do."""
-    placed, named = mapped(_on_meta, called_with(inputs))
+    placed, named = tree_map(_on_meta, forward_arguments(inputs))
     try:
         with torch.device("meta"):
             return deepcopy(module).to("meta")(*placed, **named)
     except RuntimeError:
-        placed, named = called_with(inputs)
+        placed, named = forward_arguments(inputs)
         return deepcopy(module)(*placed, **named)
 
 
@@ -116,19 +118,19 @@ def _parameter_names(graph: OpGraph) -> list[tuple[str, ...]]:
     ]
 
 
-def _same(
+def _match_operators(
     plan: Sequence[OpNode], found: Sequence[OpNode], names: Sequence[tuple[str, ...]]
 ) -> dict[str, str]:
     """The names of data in the plan's graph with those in the module. ConfigError where operators differ."""
     data: dict[str, str] = {}
     if len(plan) != len(found):
-        raise _another(f"{len(found)} operators", f"{len(plan)}")
+        raise _other_network_error(f"{len(found)} operators", f"{len(plan)}")
     made = {node.name for node in found}
     for op, node, parameters in zip(plan, found, names, strict=True):
-        ours = (node.kind, [node.shape(dims) for dims in node.tensors], _plain(node))
-        theirs = (op.kind, [op.shape(dims) for dims in op.tensors], _plain(op))
-        if ours != theirs or tuple(each.name for each in node.parameters) != parameters:
-            raise _another(f"{node.name}: {_told(node)}", f"{op.name}: {_told(op)}")
+        captured_op = (node.kind, [node.shape(dims) for dims in node.tensors], _plain(node))
+        planned_op = (op.kind, [op.shape(dims) for dims in op.tensors], _plain(op))
+        if captured_op != planned_op or tuple(each.name for each in node.parameters) != parameters:
+            raise _other_network_error(f"{node.name}: {_describe(node)}", f"{op.name}: {_describe(op)}")
         for operand, read in zip(op.inputs, node.inputs, strict=True):
             if read.source not in made:
                 data[operand.source] = read.source
@@ -141,12 +143,12 @@ def _plain(op: OpNode) -> dict[str, Any]:
     return {name: value for name, value in op.attributes.items() if name not in dims}
 
 
-def _told(op: OpNode) -> str:
+def _describe(op: OpNode) -> str:
     shapes = " ".join(str(list(op.shape(dims))) for dims in op.tensors)
     return f"{op.kind} {shapes}"
 
 
-def _another(found: str, allowed: str) -> ConfigError:
+def _other_network_error(found: str, allowed: str) -> ConfigError:
     return ConfigError("is not the plan's network", key=MODULE, found=found, allowed=allowed)
 
 
@@ -174,7 +176,7 @@ class _Data:
         program: ExportedProgram,
         names: Mapping[str, str],
         shapes: Mapping[str, tuple[int, ...]],
-        places: Sequence[Place],
+        places: Sequence[TreePath],
         rows: Mapping[str, range],
     ) -> None:
         self.program, self.names, self.shapes, self.places = program, names, shapes, places
@@ -182,20 +184,22 @@ class _Data:
         floats = (value.dtype for value in program.state_dict.values() if value.is_floating_point())
         self.dtype = next(floats, torch.float32)
         self.nodes = {node.name: node for node in program.graph.nodes}
-        self.kept: dict[str, Any] = {}
+        self.buffers: dict[str, Any] = {}
         for spec in program.graph_signature.input_specs:
             if spec.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR) and spec.target is not None:
                 stores = (program.state_dict, program.constants)
-                self.kept[spec.arg.name] = next(each[spec.target] for each in stores if spec.target in each)
+                self.buffers[spec.arg.name] = next(
+                    each[spec.target] for each in stores if spec.target in each
+                )
 
     def __call__(self, batch: Any) -> Mapping[str, Tensor]:
-        made = {**self.kept, **self.given(batch)}
+        made = {**self.buffers, **self.forward_inputs(batch)}
         with torch.no_grad():
             return {name: self._data(name, own, made) for name, own in self.names.items()}
 
-    def given(self, batch: Any) -> dict[str, Tensor]:
+    def forward_inputs(self, batch: Any) -> dict[str, Tensor]:
         """What the module is called with, by the names of the export."""
-        tensors = tensors_in(called_with(batch))
+        tensors = tensors_by_path(forward_arguments(batch))
         if set(tensors) != set(self.places):
             raise ConfigError(
                 "is not what the module is called with", key="batch", found=f"{len(tensors)} tensors",
@@ -235,7 +239,7 @@ class _Data:
 
     def check_states(self, builder: Any, found: Sequence[OpNode], inputs: Any) -> None:
         """ConfigError where a recurrent layer does not begin with zeros."""
-        made: dict[str, Any] = {**self.kept, **self.given(inputs)}
+        made: dict[str, Any] = {**self.buffers, **self.forward_inputs(inputs)}
         for node in found:
             if node.kind in ("lstm", "gru"):
                 call = self.nodes[builder.calls[node.name].name]

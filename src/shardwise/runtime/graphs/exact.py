@@ -12,12 +12,12 @@ from torch.nn import functional
 from shardwise.errors import ConfigError
 from shardwise.graph import OpNode
 from shardwise.runtime.capture_build import Builder, View
-from shardwise.runtime.capture_trace import Call, Ref, refs_of
+from shardwise.runtime.capture_trace import Ref, TracedCall, refs_of
 from shardwise.runtime.capture_views import argument
 
 Settings = Mapping[str, Any]
 
-COST_ALONE = (
+COST_ONLY = (
     "std", "var", "linalg_vector_norm", "logsumexp", "stack", "prelu", "binary_cross_entropy",
 )  # fmt: skip
 """Operators of PyTorch that graphs have for their cost alone: they compute something else."""
@@ -27,7 +27,7 @@ EPSILONS: Mapping[str, int] = {
 }  # fmt: skip
 """The place of the epsilon among the arguments."""
 
-EACH: Mapping[str, Callable[..., Tensor]] = {
+ELEMENTWISE_LOSSES: Mapping[str, Callable[..., Tensor]] = {
     "l1_loss": lambda x, y: (x - y).abs(),
     "smooth_l1_loss": lambda x, y, beta=1.0: functional.smooth_l1_loss(x, y, reduction="none", beta=beta),
     "huber_loss": lambda x, y, delta=1.0: functional.huber_loss(x, y, reduction="none", delta=delta),
@@ -38,7 +38,7 @@ MEAN = 1
 """PyTorch's number for losses that are a mean."""
 
 
-def settings_of(builder: Builder, node: OpNode, call: Call, targets: Mapping[str, Any]) -> Settings:
+def settings_of(builder: Builder, node: OpNode, call: TracedCall, targets: Mapping[str, Any]) -> Settings:
     """What `node` computes beside what its kind says. ConfigError by the line of a call that is not carried
     out."""
     name = call.target.split(".")[1].rstrip("_") if call.target.startswith("aten.") else call.target
@@ -53,9 +53,9 @@ def settings_of(builder: Builder, node: OpNode, call: Call, targets: Mapping[str
     return {}
 
 
-def _check(builder: Builder, node: OpNode, call: Call, name: str) -> None:
+def _check(builder: Builder, node: OpNode, call: TracedCall, name: str) -> None:
     """Refuses what graphs do not say of a call."""
-    if name in COST_ALONE:
+    if name in COST_ONLY:
         raise builder.refused(call, "is captured for its cost alone", "it written with other operators")
     wrong = ""
     if node.kind == "elementwise" and node.attributes["function"] == "dropout":
@@ -72,13 +72,13 @@ def _check(builder: Builder, node: OpNode, call: Call, name: str) -> None:
         wrong = "draws random numbers, which depend on the layout; dropout=0"
     if name in ("addmm", "baddbmm") and {call.named.get("beta", 1), call.named.get("alpha", 1)} != {1}:
         wrong = "is scaled; alpha and beta of 1"
-    wrong = wrong or _wrong_pool(call, name) or _wrong_loss(node, call, name)
+    wrong = wrong or _pool_problem(call, name) or _loss_problem(node, call, name)
     if wrong:
         problem, _, allowed = wrong.partition("; ")
         raise builder.refused(call, problem, allowed)
 
 
-def _wrong_pool(call: Call, name: str) -> str:
+def _pool_problem(call: TracedCall, name: str) -> str:
     if name.startswith("max_pool") and argument(call, 4, "dilation", 1) not in (1, [1], [1, 1], [1, 1, 1]):
         return "has dilated windows; dilation of 1"
     if name.startswith("avg_pool"):
@@ -93,7 +93,7 @@ def _wrong_pool(call: Call, name: str) -> str:
     return ""
 
 
-def _wrong_loss(node: OpNode, call: Call, name: str) -> str:
+def _loss_problem(node: OpNode, call: TracedCall, name: str) -> str:
     if name in ("cross_entropy_loss", "nll_loss", "nll_loss_nd"):
         if argument(call, 2, "weight") is not None:
             return "weighs classes; no weight"
@@ -108,26 +108,26 @@ def _wrong_loss(node: OpNode, call: Call, name: str) -> str:
             return "weighs classes; no weight"
         if not node.output and argument(call, 4, "reduction", MEAN) != MEAN:
             return "is no mean; reduction='mean'"
-    if name in EACH and argument(call, 2, "reduction", MEAN) != MEAN:
+    if name in ELEMENTWISE_LOSSES and argument(call, 2, "reduction", MEAN) != MEAN:
         return "is no mean; reduction='mean'"
     return ""
 
 
 def _element_settings(
-    builder: Builder, node: OpNode, call: Call, name: str, targets: Mapping[str, Any]
+    builder: Builder, node: OpNode, call: TracedCall, name: str, targets: Mapping[str, Any]
 ) -> Settings:
     """The function of elements: PyTorch's own with the call's numbers."""
     if node.name == f"{call.name}_bias" or node.name.endswith("_repeat"):
         return {}
-    if name in EACH:
+    if name in ELEMENTWISE_LOSSES:
         numbers = [value for value in call.arguments[3:] if isinstance(value, int | float)]
-        return {"function": lambda x, y: EACH[name](x, y, *numbers)}
+        return {"function": lambda x, y: ELEMENTWISE_LOSSES[name](x, y, *numbers)}
     if name == "glu":
         return {"function": lambda x, y: x * y.sigmoid()}
-    return {"function": _called(builder, node, call, _apart(targets[call.name]))}
+    return {"function": _called(builder, node, call, _out_of_place(targets[call.name]))}
 
 
-def _apart(target: Any) -> Any:
+def _out_of_place(target: Any) -> Any:
     """`target` as a function that makes a tensor of its own, where it changes the one that it is given:
     several may read that, and under some layouts it is a view."""
     space, name, *overload = str(target).split(".")
@@ -136,7 +136,7 @@ def _apart(target: Any) -> Any:
     return getattr(getattr(torch.ops.aten, name.removesuffix("_")), overload[0])
 
 
-def _called(builder: Builder, node: OpNode, call: Call, target: Any) -> Callable[..., Tensor]:
+def _called(builder: Builder, node: OpNode, call: TracedCall, target: Any) -> Callable[..., Tensor]:
     """The call with its tensors replaced by operands: inputs in order, then parameters in order."""
     slots: dict[str, int] = {}
     seen: list[View] = []

@@ -15,20 +15,20 @@ from shardwise.graph import OpGraph, StagedLayout, loss_weight, samples_dim, sca
 from shardwise.plan import GraphPlan
 from shardwise.runtime.dtypes import COMPUTE
 from shardwise.runtime.graphs.captured import captured
-from shardwise.runtime.graphs.grid import Grid
+from shardwise.runtime.graphs.grid import ProcessMesh
 from shardwise.runtime.graphs.interpreter import Interpreter
 from shardwise.runtime.graphs.kernels import KERNELS
 from shardwise.runtime.graphs.module import GraphModule, first_readers, is_weight
-from shardwise.runtime.graphs.program import Program, Settings, program_of
-from shardwise.runtime.graphs.stage import Stage
-from shardwise.runtime.graphs.store import Held, held_parameters, publish, square_sum
+from shardwise.runtime.graphs.program import GraphProgram, Settings, program_of
+from shardwise.runtime.graphs.stage import GraphStage
+from shardwise.runtime.graphs.store import ShardedParameter, publish, shard_parameters, square_sum
 from shardwise.runtime.optimizer import optimizer_of_parameters
 from shardwise.runtime.result import StepResult
 from shardwise.runtime.trace import NORM, OPTIMIZER
 from shardwise.schedule import generate, lower
 
 
-class GraphJob:
+class GraphTrainingJob:
     """A graph, its parameters and its optimizer, laid out over the ranks of the running processes.
 
     `values` are the whole parameters by their names in the graph, the same on every rank; `matrices` those
@@ -52,15 +52,15 @@ class GraphJob:
         self.plan, self._max_norm, self._data = plan, max_norm, data
         self._device_type = device_type
         self._dtype = None if plan.job.dtype == "fp32" else COMPUTE[plan.job.dtype]
-        self.grid = Grid(plan.mesh.ranks, meshes=plan.stages)
+        self.grid = ProcessMesh(plan.mesh.ranks, meshes=plan.stages)
         of_one = scaled(plan.graph, plan.graph.batch // plan.microbatches)
         program = program_of(of_one, plan.layout, self.grid, settings)
-        self._stages: list[Program] = [program.part(first, end) for first, end in _spans(plan)]
+        self._stages: list[GraphProgram] = [program.part(first, end) for first, end in _spans(plan)]
         own = self._stages[self.grid.mesh]
         placed = {name: values[name].to(device_type) for name in own.parameters}
-        self.store: dict[str, Held] = held_parameters(self.grid, own, placed, self._dtype)
+        self.store: dict[str, ShardedParameter] = shard_parameters(self.grid, own, placed, self._dtype)
         self._dtypes = {name: values[name].dtype for name in program.parameters}
-        self._stage = Stage(
+        self._stage = GraphStage(
             Interpreter(own, self.grid, self.store, self._placed),
             weight=loss_weight(plan.graph, plan.microbatches),
             dtype=self._dtype or next(iter(self._dtypes.values()), torch.float32),
@@ -70,7 +70,7 @@ class GraphJob:
         schedule = plan.layout.schedule if isinstance(plan.layout, StagedLayout) else "1f1b"
         table = generate(schedule, pp=plan.stages, microbatches=plan.microbatches, vpp=1)
         self._row = lower(table, unshard=False).ranks[self.grid.mesh]
-        owned = [(held.owned, held.name in matrices) for held in self.store.values()]
+        owned = [(param.owned, param.name in matrices) for param in self.store.values()]
         self.optimizer = optimizer_of_parameters(plan.job.optimizer, owned, lr=lr)
 
     def step(self, batch: Any) -> StepResult:
@@ -83,11 +83,11 @@ class GraphJob:
     def backward(self, batch: Any) -> StepResult:
         """The part of `step` before the optimizer: loss, and clipped gradients in the parameters."""
         shares = self._microbatches(self._checked(self._data(batch)))
-        for held in self.store.values():
-            held.await_gradient()
+        for param in self.store.values():
+            param.reset_gradient()
         value = self._stage.run(self._row, shares).double()
         if self.plan.stages > 1:
-            distributed.broadcast(value, src=self._first_of(self.plan.stages - 1))
+            distributed.broadcast(value, src=self._first_rank_of(self.plan.stages - 1))
         with record_function(NORM):
             squares = square_sum(self.store.values(), self._device_type)
         if self.plan.devices > 1:
@@ -95,32 +95,32 @@ class GraphJob:
         norm = float(squares.sqrt())
         if norm > self._max_norm:
             with record_function(NORM):
-                for held in self.store.values():
-                    if held.owned.grad is not None:
-                        held.owned.grad.mul_(self._max_norm / norm)
+                for param in self.store.values():
+                    if param.owned.grad is not None:
+                        param.owned.grad.mul_(self._max_norm / norm)
         return StepResult(loss=float(value), gradient_norm=norm)
 
     def update(self) -> None:
         """The part of `step` behind `backward`: the optimizer takes the gradients, and they are gone."""
         with record_function(OPTIMIZER):
             self.optimizer.step()
-            self.spread()
+            self.sync_weights()
         self.optimizer.zero_grad()
 
-    def spread(self) -> None:
+    def sync_weights(self) -> None:
         """Have what ranks compute with be what the optimizer has now, after that was written to."""
-        for block in self._stage.interpreter.together:
+        for block in self._stage.interpreter.parameter_groups:
             publish(self.grid, block)
 
     def parameters(self) -> dict[str, Tensor]:
         """Every parameter, whole, by its name in the graph; every rank must ask at the same point."""
-        return self._of_all_stages(Held.whole)
+        return self._of_all_stages(ShardedParameter.whole)
 
     def gradients(self) -> dict[str, Tensor]:
         """Every gradient between `backward` and `update`, whole; every rank must ask at the same point."""
-        return self._of_all_stages(Held.whole_gradient)
+        return self._of_all_stages(ShardedParameter.whole_gradient)
 
-    def _of_all_stages(self, whole: Callable[[Held], Tensor]) -> dict[str, Tensor]:
+    def _of_all_stages(self, whole: Callable[[ShardedParameter], Tensor]) -> dict[str, Tensor]:
         """What ranks of the stage that has a parameter say of it, by the parameter's name."""
         found: dict[str, Tensor] = {}
         for stage, program in enumerate(self._stages):
@@ -132,12 +132,12 @@ class GraphJob:
                     found[name] = whole(self.store[name]).clone(memory_format=torch.contiguous_format)
                 else:
                     found[name] = torch.empty(
-                        stored.lie.shape, dtype=self._dtypes[name], device=self._device_type
+                        stored.spec.shape, dtype=self._dtypes[name], device=self._device_type
                     )
-                distributed.broadcast(found[name], src=self._first_of(stage))
+                distributed.broadcast(found[name], src=self._first_rank_of(stage))
         return found
 
-    def _first_of(self, stage: int) -> int:
+    def _first_rank_of(self, stage: int) -> int:
         """The first rank of a stage."""
         return stage * self.plan.mesh.devices
 
@@ -147,7 +147,7 @@ class GraphJob:
         shares: list[dict[str, Tensor]] = [{} for _ in range(self.plan.microbatches)]
         for name, readers in sorted(self._stages[self.grid.mesh].data.items()):
             tensor = self._placed(batch[name]) if readers > 1 else batch[name]
-            for share, part in zip(shares, self._shared_out(name, tensor), strict=True):
+            for share, part in zip(shares, self._split_microbatches(name, tensor), strict=True):
                 share[name] = part
         return shares
 
@@ -155,7 +155,7 @@ class GraphJob:
         """Where the job computes, numbers in the dtype that it computes with."""
         return data.to(self._device_type, self._dtype if data.is_floating_point() else None)
 
-    def _shared_out(self, name: str, tensor: Tensor) -> Sequence[Tensor]:
+    def _split_microbatches(self, name: str, tensor: Tensor) -> Sequence[Tensor]:
         """An input of the graph by micro-batch: its samples, or all of it."""
         count = self.plan.microbatches
         dim = samples_dim(self.plan.graph, name)
@@ -180,7 +180,7 @@ def _spans(plan: GraphPlan) -> Sequence[tuple[int, int]]:
     return layout.spans if isinstance(layout, StagedLayout) else ((0, len(layout.blocks)),)
 
 
-def laid_job(
+def graph_training_job(
     module: nn.Module,
     plan: GraphPlan,
     inputs: Sequence[Any] | Mapping[str, Any] | None,
@@ -188,7 +188,7 @@ def laid_job(
     device_type: str,
     lr: float,
     max_norm: float,
-) -> GraphJob:
+) -> GraphTrainingJob:
     """`module`, the whole of the plan's graph, laid out over the running processes, of which there are as
     many as the plan has devices, and which compute on devices of `device_type`. `inputs` are what its
     forward is called with, of the whole batch."""
@@ -200,7 +200,7 @@ def laid_job(
         )
     check_kinds(plan.graph)
     readers = first_readers(plan.graph)
-    return GraphJob(
+    return GraphTrainingJob(
         plan,
         {name: parameter.detach() for name, parameter in module.named_parameters()},
         matrices=frozenset(name for name, (op, slot) in readers.items() if is_weight(op, slot)),
@@ -220,7 +220,7 @@ def _captured_job(
     device_type: str,
     lr: float,
     max_norm: float,
-) -> GraphJob:
+) -> GraphTrainingJob:
     if inputs is None:
         raise ConfigError(
             "is needed to see what the module computes", key="inputs", found="nothing",
@@ -228,7 +228,7 @@ def _captured_job(
         )  # fmt: skip
     check_kinds(plan.graph)
     own = captured(module, inputs, plan.graph)
-    return GraphJob(
+    return GraphTrainingJob(
         plan, own.values, matrices=own.matrices, settings=own.settings, data=own.data,
         device_type=device_type, lr=lr, max_norm=max_norm,
     )  # fmt: skip

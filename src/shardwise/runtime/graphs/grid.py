@@ -9,11 +9,11 @@ from math import prod
 from torch import distributed
 from torch.distributed import ProcessGroup
 
-from shardwise.runtime.graphs.forms import Coordinates, places
+from shardwise.runtime.graphs.forms import Coordinates, mesh_coordinates
 from shardwise.runtime.groups import group_among
 
 
-class Grid:
+class ProcessMesh:
     """A mesh of `counts` ranks per axis, the outermost first, and where this process is on it.
 
     Of several `meshes` alike, of as many ranks in a row each, it is the one that this process is on, with the
@@ -26,7 +26,7 @@ class Grid:
         self.meshes, size = meshes, prod(self.counts)
         self.rank = 0 if size * meshes == 1 else distributed.get_rank()
         self.mesh = self.rank // size
-        self.ranks = {at: self.mesh * size + place for place, at in enumerate(places(self.counts))}
+        self.ranks = {at: self.mesh * size + place for place, at in enumerate(mesh_coordinates(self.counts))}
         self.here: Coordinates = list(self.ranks)[self.rank % size]
         self._groups: Mapping[tuple[int, ...], ProcessGroup | None] = {} if size == 1 else self._made()
 
@@ -59,6 +59,6 @@ class Grid:
         """The process group of `members(axes)`."""
         return self._groups[tuple(axis for axis in sorted(axes) if self.counts[axis] > 1)]
 
-    def like(self, meshes: int) -> int:
+    def peer_rank(self, meshes: int) -> int:
         """The rank that lies where this one does, so many meshes further on."""
         return self.rank + meshes * len(self.ranks)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from shardwise.runtime.graphs.kernels_attention import ATTENTION
 from shardwise.runtime.graphs.kernels_losses import LOSSES
-from shardwise.runtime.graphs.kernels_normal import NORMAL
+from shardwise.runtime.graphs.kernels_normal import NORMALIZATIONS
 from shardwise.runtime.graphs.kernels_pointwise import POINTWISE
 from shardwise.runtime.graphs.kernels_products import PRODUCTS
 from shardwise.runtime.graphs.kernels_recurrent import RECURRENT
@@ -18,7 +18,7 @@ KERNELS: Mapping[str, Kernel] = {
     **WINDOWS,
     **RECURRENT,
     **POINTWISE,
-    **NORMAL,
+    **NORMALIZATIONS,
     **ATTENTION,
     **LOSSES,
 }

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shardwise.runtime.graphs.work import Dims, Kernel, Work, aligned, arranged, wide, without
+from shardwise.runtime.graphs.work import Dims, Kernel, ShardedOperator, aligned, arranged, wide, without
 
 
-def attention(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def attention(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     op = work.op
     queries, keys, values = (operand.dims for operand in op.inputs[:3])
     heads = tuple(str(op.attributes.get("heads", "")).split())
@@ -36,14 +36,14 @@ def attention(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]
         )
     ]
     if is_split:
-        result = _of_parts(work, query, key, value, added, at, to)
+        result = _over_split_keys(work, query, key, value, added, at, to)
     else:
         result = _fused(work, query, key, value, added, at, to)
     return arranged(result, (*rows, at, value_width), op.output).contiguous()
 
 
 def _for_queries(
-    work: Work, tensor: Tensor, dims: Dims, rows: Dims, last: Dims, *, may_share: bool
+    work: ShardedOperator, tensor: Tensor, dims: Dims, rows: Dims, last: Dims, *, may_share: bool
 ) -> Tensor:
     """Keys or values with a row for every head of the queries that this rank has; or, where equal groups of
     them share one and that `may_share` is said, for every group."""
@@ -65,13 +65,13 @@ def _for_queries(
     return tensor.expand([*sizes.values(), *tensor.shape[-2:]])
 
 
-def _visible(work: Work, at: str, to: str, device: torch.device) -> Tensor | None:
+def _visible(work: ShardedOperator, at: str, to: str, device: torch.device) -> Tensor | None:
     """Which keys each of this rank's queries meets; None where it meets all."""
     op = work.op
     if not op.attributes.get("causal") and "window" not in op.attributes:
         return None
-    own, met = (torch.arange(*work.interval(dim), device=device) for dim in (at, to))
-    distance = own.unsqueeze(-1) - met
+    own, visible_keys = (torch.arange(*work.interval(dim), device=device) for dim in (at, to))
+    distance = own.unsqueeze(-1) - visible_keys
     visible = torch.ones_like(distance, dtype=torch.bool)
     if op.attributes.get("causal"):
         visible &= distance >= 0
@@ -80,28 +80,34 @@ def _visible(work: Work, at: str, to: str, device: torch.device) -> Tensor | Non
     return visible
 
 
-def _scale(work: Work, query: Tensor) -> float:
+def _scale(work: ShardedOperator, query: Tensor) -> float:
     return float(work.settings.get("scale") or work.op.dims[_width(work)] ** -0.5)
 
 
-def _width(work: Work) -> str:
+def _width(work: ShardedOperator) -> str:
     queries, keys, values = (operand.dims for operand in work.op.inputs[:3])
     (width,) = (dim for dim in queries if dim in keys and dim not in values)
     return width
 
 
 def _fused(
-    work: Work, query: Tensor, key: Tensor, value: Tensor, added: Sequence[Tensor], at: str, to: str
+    work: ShardedOperator,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    added: Sequence[Tensor],
+    at: str,
+    to: str,
 ) -> Tensor:
     """PyTorch's own, of all keys."""
     lead = query.shape[:-2]
-    flat = [_of_four(each) for each in (query, key, value)]
+    flat = [_as_4d(each) for each in (query, key, value)]
     is_causal = bool(work.op.attributes.get("causal")) and "window" not in work.op.attributes
     is_causal = is_causal and not added and not work.is_divided(at)
     mask = None if is_causal else _visible(work, at, to, query.device)
     if added:
         own = [_as_number(each, query.dtype) for each in added]
-        mask = _of_four(_added(own, mask).expand(*lead, -1, -1))
+        mask = _as_4d(_added(own, mask).expand(*lead, -1, -1))
     result = functional.scaled_dot_product_attention(
         flat[0], flat[1], flat[2], attn_mask=mask, is_causal=is_causal, scale=_scale(work, query),
         enable_gqa=flat[0].shape[1] != flat[1].shape[1],
@@ -109,7 +115,7 @@ def _fused(
     return result.reshape(*lead, *result.shape[-2:])
 
 
-def _of_four(tensor: Tensor) -> Tensor:
+def _as_4d(tensor: Tensor) -> Tensor:
     """With two dims in front of the last two, as PyTorch wants it, and no copy where there are two."""
     if tensor.dim() <= 4:
         return tensor[(None,) * (4 - tensor.dim())]
@@ -128,8 +134,14 @@ def _added(added: Sequence[Tensor], visible: Tensor | None) -> Tensor:
     return total if visible is None else total.masked_fill(~visible, float("-inf"))
 
 
-def _of_parts(
-    work: Work, query: Tensor, key: Tensor, value: Tensor, added: Sequence[Tensor], at: str, to: str
+def _over_split_keys(
+    work: ShardedOperator,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    added: Sequence[Tensor],
+    at: str,
+    to: str,
 ) -> Tensor:
     """A partial sum of values, once ranks agree on the maximum and the sum of each row of scores."""
     scores = wide((query * _scale(work, query)) @ key.transpose(-1, -2))

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from shardwise.runtime.graphs.work import Dims, Kernel, Work, aligned, arranged, wide, without
+from shardwise.runtime.graphs.work import Dims, Kernel, ShardedOperator, aligned, arranged, wide, without
 
 IGNORED = -100
 """A target without a loss, in PyTorch's cross entropies."""
 
 
-def cross_entropy(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def cross_entropy(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     op = work.op
     logits, targets = op.inputs
     (classes,) = without(logits.dims, targets.dims)
@@ -25,14 +25,14 @@ def cross_entropy(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Ten
     is_ignored = targets_here == IGNORED
     chosen = targets_here.masked_fill(is_ignored, 0)
     if work.axes((classes,)):
-        each = _ChosenOfParts.apply(rows, chosen, work, classes)
+        each = _VocabParallelLogLikelihood.apply(rows, chosen, work, classes)
     else:
-        each = _Chosen.apply(rows, chosen)
+        each = _TargetLogLikelihood.apply(rows, chosen)
     each = each.masked_fill(is_ignored, 0.0)
     return _mean(work, each, targets.dims)
 
 
-class _Chosen(Function):
+class _TargetLogLikelihood(Function):
     """What each row's target has not of the probability, as a logarithm. The gradient takes the place of the
     logarithms that are kept for it: rows are by far the largest tensors of many models."""
 
@@ -53,12 +53,12 @@ class _Chosen(Function):
         return found.to(ctx.dtype), None
 
 
-class _ChosenOfParts(Function):
+class _VocabParallelLogLikelihood(Function):
     """The same where ranks have parts of the classes: they agree on maximum, sum and target's logit. What is
     kept are the summands, of which the gradient's products are made in place."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, targets: Tensor, work: Work, classes: str) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, targets: Tensor, work: ShardedOperator, classes: str) -> Tensor:
         first, stop = work.interval(classes)
         most = work.largest(rows.amax(-1).to(_wide_dtype(rows)), (classes,))
         less = rows - most.unsqueeze(-1)
@@ -87,18 +87,18 @@ def _wide_dtype(rows: Tensor) -> torch.dtype:
     return rows.dtype if rows.dtype.itemsize >= 4 else torch.float32
 
 
-def _mean(work: Work, each: Tensor, dims: Dims) -> Tensor:
+def _mean(work: ShardedOperator, each: Tensor, dims: Dims) -> Tensor:
     """The sum over the dims that the output has not, as this rank's part of a mean."""
     op = work.op
-    gone = without(dims, op.output)
-    if not gone:
+    reduced_dims = without(dims, op.output)
+    if not reduced_dims:
         return arranged(each, dims, op.output)
-    result = each.sum([dims.index(dim) for dim in gone]) / op.elements(gone)
+    result = each.sum([dims.index(dim) for dim in reduced_dims]) / op.elements(reduced_dims)
     return arranged(result, [dim for dim in dims if dim in op.output], op.output)
 
 
 def _difference(function: Callable[[Tensor, Tensor], Tensor]) -> Kernel:
-    def kernel(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+    def kernel(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
         prediction, target = work.op.inputs
         other = aligned(inputs[1], target.dims, prediction.dims)
         return _mean(work, function(wide(inputs[0]), wide(other)), prediction.dims)
@@ -106,13 +106,13 @@ def _difference(function: Callable[[Tensor, Tensor], Tensor]) -> Kernel:
     return kernel
 
 
-def _entropy_of_two(prediction: Tensor, target: Tensor) -> Tensor:
+def _bce_with_logits(prediction: Tensor, target: Tensor) -> Tensor:
     return functional.softplus(prediction) - prediction * target
 
 
 LOSSES: Mapping[str, Kernel] = {
     "cross_entropy": cross_entropy,
     "mean_square": _difference(lambda x, y: torch.square(x - y)),
-    "binary_cross_entropy": _difference(_entropy_of_two),
+    "binary_cross_entropy": _difference(_bce_with_logits),
 }
 """By kind."""

@@ -12,23 +12,23 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from shardwise.runtime.graphs.work import Dims, Kernel, Work, aligned, wide, without
+from shardwise.runtime.graphs.work import Dims, Kernel, ShardedOperator, aligned, wide, without
 
 EPSILON = 1e-5
 """Where the module of a graph does not say another: PyTorch's for layers, batches and groups."""
 
 
-def _over(work: Work, default: Dims) -> Dims:
+def _over(work: ShardedOperator, default: Dims) -> Dims:
     return tuple(str(work.op.attributes["over"]).split()) if "over" in work.op.attributes else default
 
 
-def _epsilon(work: Work, value: Tensor) -> float:
+def _epsilon(work: ShardedOperator, value: Tensor) -> float:
     """Where the module says none, the distance of one to the next number of the statistics' dtype."""
-    said = work.settings.get("epsilon", EPSILON)
-    return torch.finfo(wide(value).dtype).eps if said is None else float(said)
+    configured = work.settings.get("epsilon", EPSILON)
+    return torch.finfo(wide(value).dtype).eps if configured is None else float(configured)
 
 
-def _weighted(work: Work, value: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+def _weighted(work: ShardedOperator, value: Tensor, parameters: Sequence[Tensor]) -> Tensor:
     """Times the scale, and the shift added."""
     op = work.op
     for at, (tensor, parameter) in enumerate(zip(parameters, op.parameters, strict=True)):
@@ -37,7 +37,7 @@ def _weighted(work: Work, value: Tensor, parameters: Sequence[Tensor]) -> Tensor
     return value
 
 
-def layer_norm(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def layer_norm(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     op = work.op
     over = _over(work, op.parameters[0].dims if op.parameters else op.output[-1:])
     is_plain = op.output[len(op.output) - len(over) :] == over and all(p.dims == over for p in op.parameters)
@@ -49,7 +49,7 @@ def layer_norm(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor
     return _normed(work, inputs[0], parameters, over)
 
 
-def batch_norm(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def batch_norm(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     """Over the whole batch; kept statistics are not updated."""
     op = work.op
     channels = op.parameters[0].dims if op.parameters else op.output[1:2]
@@ -62,14 +62,18 @@ def batch_norm(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor
     return _normed(work, inputs[0], parameters, over)
 
 
-def rms_norm(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def rms_norm(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     op = work.op
     over = _over(work, op.parameters[0].dims if op.parameters else op.output[-1:])
     return _normed(work, inputs[0], parameters, over, moments=(2,))
 
 
 def _normed(
-    work: Work, value: Tensor, parameters: Sequence[Tensor], over: Dims, moments: Sequence[int] = (1, 2)
+    work: ShardedOperator,
+    value: Tensor,
+    parameters: Sequence[Tensor],
+    over: Dims,
+    moments: Sequence[int] = (1, 2),
 ) -> Tensor:
     """Less its mean, where that is among the `moments` that are taken, over its deviation; times the scale,
     and the shift added."""
@@ -85,7 +89,7 @@ def _normed(
     return result
 
 
-def _total(work: Work, over: Dims, sums: Tensor) -> Tensor:
+def _total(work: ShardedOperator, over: Dims, sums: Tensor) -> Tensor:
     return work.summed(sums, over, gradients="whole")
 
 
@@ -110,21 +114,21 @@ class _Normed(Function):
     @staticmethod
     def forward(
         ctx: Any,
-        given: Tensor,
+        read: Tensor,
         scale: Tensor | None,
         shift: Tensor | None,
         statistics: _Statistics,
         is_centred: bool,
         epsilon: float,
     ) -> Tensor:
-        value = wide(given)
+        value = wide(read)
         if is_centred:
             mean, square = statistics.means(value, value.square())
         else:
             (square,) = statistics.means(value.square())
             mean = torch.zeros_like(square)
         rate = (square - mean * mean + epsilon).rsqrt()
-        ctx.save_for_backward(given, scale, mean, rate)
+        ctx.save_for_backward(read, scale, mean, rate)
         ctx.statistics, ctx.is_centred = statistics, is_centred
         ctx.shift = None if shift is None else (shift.shape, shift.dtype)
         result = (value - mean).mul_(rate)
@@ -132,13 +136,13 @@ class _Normed(Function):
             result *= scale
         if shift is not None:
             result += shift
-        return result.to(given.dtype)
+        return result.to(read.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        given, scale, mean, rate = ctx.saved_tensors
+        read, scale, mean, rate = ctx.saved_tensors
         gradient = wide(gradients[0])
-        normed = (wide(given) - mean).mul_(rate)
+        normed = (wide(read) - mean).mul_(rate)
         of_shift = None if ctx.shift is None else _summed_to(gradient, *ctx.shift)
         of_scale = None if scale is None else _summed_to(gradient * normed, scale.shape, scale.dtype)
         inner = gradient if scale is None else gradient * scale
@@ -148,14 +152,14 @@ class _Normed(Function):
         else:
             (slope,) = ctx.statistics.means(inner * normed)
             found = (inner - normed.mul_(slope)).mul_(rate)
-        return found.to(given.dtype), of_scale, of_shift, None, None, None
+        return found.to(read.dtype), of_scale, of_shift, None, None, None
 
 
 def _summed_to(value: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return value.sum_to_size(shape).to(dtype)
 
 
-def group_norm(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def group_norm(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     """Statistics of every group, of which a rank may have a part of the channels or none."""
     op = work.op
     default = (op.parameters[0].dims if op.parameters else op.output[1:2])[0]
@@ -163,21 +167,23 @@ def group_norm(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor
     over = _over(work, without(op.output[1:], (channel,)))
     groups, size = int(op.attributes["groups"]), op.dims[channel]
     value, at = wide(inputs[0]), op.output.index(channel)
-    spread = [op.output.index(dim) for dim in over]
-    sums = torch.stack((value.sum(spread, keepdim=True), value.square().sum(spread, keepdim=True)))
+    spatial_axes = [op.output.index(dim) for dim in over]
+    sums = torch.stack(
+        (value.sum(spatial_axes, keepdim=True), value.square().sum(spatial_axes, keepdim=True))
+    )
     first, stop = work.interval(channel)
     own = torch.arange(first, stop, device=value.device) // (size // groups)
     shape = list(sums.shape)
     shape[at + 1] = groups
     whole = sums.new_zeros(shape).index_add(at + 1, own, sums)
-    told = [rule.split for rule in work.rules if rule.exchanges and rule.split]
-    whole = work.summed(whole, told, gradients="summed") * (groups / op.elements((*over, channel)))
+    split_dims = [rule.split for rule in work.rules if rule.collectives and rule.split]
+    whole = work.summed(whole, split_dims, gradients="summed") * (groups / op.elements((*over, channel)))
     mean, square = whole.index_select(at + 1, own).unbind()
     normed = (value - mean) * (square - mean * mean + _epsilon(work, value)).rsqrt()
     return _weighted(work, normed.to(inputs[0].dtype), parameters)
 
 
-def softmax(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def softmax(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     op = work.op
     over = _over(work, op.output[-1:])
     at = [op.output.index(dim) for dim in over]
@@ -190,7 +196,7 @@ def softmax(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) 
     return (less - total.log() if is_log else less.exp() / total).to(inputs[0].dtype)
 
 
-NORMAL: Mapping[str, Kernel] = {
+NORMALIZATIONS: Mapping[str, Kernel] = {
     "layer_norm": layer_norm,
     "rms_norm": rms_norm,
     "batch_norm": batch_norm,

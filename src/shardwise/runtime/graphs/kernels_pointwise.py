@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from shardwise.errors import ConfigError
 from shardwise.graph import OpNode
-from shardwise.runtime.graphs.work import Kernel, Work, aligned, arranged, without
+from shardwise.runtime.graphs.work import Kernel, ShardedOperator, aligned, arranged, without
 
 ELEMENT_FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "add": lambda *terms: sum(terms[1:], start=terms[0]),
@@ -39,7 +39,7 @@ ELEMENT_FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
 }
 """Those of which the name says all."""
 
-FUNCTIONS_OF_A_NUMBER: Mapping[str, Callable[..., Tensor]] = {
+SCALAR_FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "scale": lambda number, x: number * x,
     "shift": lambda number, x: x + number,
     "power": lambda number, x: x**number,
@@ -48,34 +48,34 @@ FUNCTIONS_OF_A_NUMBER: Mapping[str, Callable[..., Tensor]] = {
 """Those of which the name and the operator's `number` say all."""
 
 
-def function_told(op: OpNode) -> Callable[..., Tensor]:
+def element_function(op: OpNode) -> Callable[..., Tensor]:
     """The function of an elementwise operator by its graph. ConfigError where only the module that the graph
     was captured from can tell it."""
     name = str(op.attributes["function"])
-    if name in FUNCTIONS_OF_A_NUMBER and "number" in op.attributes:
-        return partial(FUNCTIONS_OF_A_NUMBER[name], float(op.attributes["number"]))
+    if name in SCALAR_FUNCTIONS and "number" in op.attributes:
+        return partial(SCALAR_FUNCTIONS[name], float(op.attributes["number"]))
     if name not in ELEMENT_FUNCTIONS:
         raise ConfigError(
             f"of operator {op.name} does not say what is computed",
             key="attributes.function",
-            found=f"{name} without a number" if name in FUNCTIONS_OF_A_NUMBER else name,
-            allowed=f"{', '.join(ELEMENT_FUNCTIONS)}; {', '.join(FUNCTIONS_OF_A_NUMBER)} with a `number`; "
+            found=f"{name} without a number" if name in SCALAR_FUNCTIONS else name,
+            allowed=f"{', '.join(ELEMENT_FUNCTIONS)}; {', '.join(SCALAR_FUNCTIONS)} with a `number`; "
             "or the module that the graph was captured from",
         )
     return ELEMENT_FUNCTIONS[name]
 
 
-def elementwise(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def elementwise(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     op = work.op
     dims = [*(operand.dims for operand in op.inputs), *(own.dims for own in op.parameters)]
     operands = [
         aligned(tensor, own, op.output) for tensor, own in zip((*inputs, *parameters), dims, strict=True)
     ]
-    function = work.settings.get("function") or function_told(op)
+    function = work.settings.get("function") or element_function(op)
     return function(*operands).expand([work.length(dim) for dim in op.output])
 
 
-def reduce(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def reduce(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     op = work.op
     dims = op.inputs[0].dims
     over = without(dims, op.output)
@@ -92,7 +92,7 @@ def reduce(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -
     return arranged(result, [dim for dim in dims if dim in op.output], op.output)
 
 
-def rotary(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def rotary(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     """The second half of a head's elements turned into the first, and back."""
     op = work.op
     if len(inputs) != 3:
@@ -108,16 +108,16 @@ def rotary(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -
     return value * cosines + torch.cat((-second, first), dim=over) * sines
 
 
-def reshape(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def reshape(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     return inputs[0].reshape([work.length(dim) for dim in work.op.output])
 
 
-def transpose(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def transpose(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     result = arranged(inputs[0], work.op.inputs[0].dims, work.op.output)
     return result.contiguous() if work.op.attributes.get("copies") else result
 
 
-def concat(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def concat(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     op = work.op
     operands = [*(operand.dims for operand in op.inputs), *(own.dims for own in op.parameters)]
     own = [dim for dim in op.output if any(dim not in operand for operand in operands)]
@@ -125,19 +125,19 @@ def concat(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -
     return torch.cat((*inputs, *parameters), dim=op.output.index(joined))
 
 
-def cut(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def slice_dims(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     op = work.op
     before = op.inputs[0].dims
     start = int(op.attributes.get("start", 0))
-    gone, made = without(before, op.output), without(op.output, before)
+    dropped_dims, made = without(before, op.output), without(op.output, before)
     result = inputs[0]
     if not made:
-        for dim in reversed(gone):
+        for dim in reversed(dropped_dims):
             result = result.select(before.index(dim), start)
-        return arranged(result, without(before, gone), op.output)
-    for old, new in zip(gone, made, strict=True):
+        return arranged(result, without(before, dropped_dims), op.output)
+    for old, new in zip(dropped_dims, made, strict=True):
         result = result.narrow(before.index(old), start, op.dims[new])
-    renamed = dict(zip(gone, made, strict=True))
+    renamed = dict(zip(dropped_dims, made, strict=True))
     return arranged(result, [renamed.get(dim, dim) for dim in before], op.output)
 
 
@@ -148,6 +148,6 @@ POINTWISE: Mapping[str, Kernel] = {
     "reshape": reshape,
     "transpose": transpose,
     "concat": concat,
-    "slice": cut,
+    "slice": slice_dims,
 }
 """By kind."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shardwise.runtime.graphs.work import Dims, Kernel, Work, aligned, arranged, without
+from shardwise.runtime.graphs.work import Dims, Kernel, ShardedOperator, aligned, arranged, without
 
 
 def contracted(operands: Sequence[tuple[Tensor, Dims]], output: Dims) -> Tensor:
@@ -22,11 +22,11 @@ def contracted(operands: Sequence[tuple[Tensor, Dims]], output: Dims) -> Tensor:
     return torch.einsum(equation, *(tensor for tensor, _ in operands))
 
 
-def einsum(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def einsum(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     return contracted(_operands(work, inputs, parameters), work.op.output)
 
 
-def linear(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def linear(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     """A product with a weight; where dims lie as PyTorch's own has them, that one."""
     op = work.op
     (read,), weight = op.inputs, op.parameters[0].dims
@@ -40,14 +40,14 @@ def linear(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -
 
 
 def _operands(
-    work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]
+    work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]
 ) -> list[tuple[Tensor, Dims]]:
     op = work.op
     read = [(tensor, operand.dims) for tensor, operand in zip(inputs, op.inputs, strict=True)]
     return [*read, *((tensor, own.dims) for tensor, own in zip(parameters, op.parameters, strict=False))]
 
 
-def embedding(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def embedding(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     """Rows of a table by index; of rows that other ranks hold a rank makes zeros."""
     op = work.op
     indices, table = op.inputs[0].dims, op.parameters[0].dims

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from shardwise.runtime.graphs.gathered import gathered, own_part
+from shardwise.runtime.graphs.gathered import all_gather_dim, local_part
 from shardwise.runtime.graphs.kernels_products import contracted
-from shardwise.runtime.graphs.work import Dims, Kernel, Work, arranged, without
+from shardwise.runtime.graphs.work import Dims, Kernel, ShardedOperator, arranged, without
 
 Gates = Sequence[Tensor]
 
 
-def recurrent(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def recurrent(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     """A layer over time. Without splits of its own it is PyTorch's."""
     op = work.op
     gates, units, width = op.parameters[0].dims
@@ -39,7 +39,9 @@ def recurrent(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]
     return arranged(torch.stack(made), (time, *batch, units), op.output).contiguous()
 
 
-def _whole_layer(work: Work, value: Tensor, parameters: Sequence[Tensor], rows: Dims, width: str) -> Tensor:
+def _whole_layer(
+    work: ShardedOperator, value: Tensor, parameters: Sequence[Tensor], rows: Dims, width: str
+) -> Tensor:
     op = work.op
     is_lstm = op.kind == "lstm"
     units = op.parameters[0].dims[1]
@@ -57,15 +59,15 @@ def _whole_layer(work: Work, value: Tensor, parameters: Sequence[Tensor], rows: 
     return arranged(result.reshape(*lead, -1), (*rows, units), op.output).contiguous()
 
 
-def _carried(work: Work, before: Tensor, weight: Tensor, units: str, state: str) -> Tensor:
+def _carried(work: ShardedOperator, before: Tensor, weight: Tensor, units: str, state: str) -> Tensor:
     """The product of the state's weight and the whole state of the step before."""
-    whole = gathered(work, before, before.dim() - 1, units)
-    whole = own_part(work, whole, whole.dim() - 1, state)
+    whole = all_gather_dim(work, before, before.dim() - 1, units)
+    whole = local_part(work, whole, whole.dim() - 1, state)
     product = (whole @ weight.flatten(0, 1).T).unflatten(-1, weight.shape[:2])
     return work.summed(product, (state,), gradients="whole")
 
 
-def cell(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def cell(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     """A step of a state that every rank has whole; of it a rank that makes some units takes their part."""
     op = work.op
     gates, units, width = op.parameters[0].dims

@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from shardwise.runtime.graphs.halo import with_neighbours
-from shardwise.runtime.graphs.work import Dims, Kernel, Work, without
+from shardwise.runtime.graphs.work import Dims, Kernel, ShardedOperator, without
 
 _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
 _MAXIMA = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
 _AVERAGES = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
 
 
-def _attribute(work: Work, name: str, default: int) -> int:
+def _attribute(work: ShardedOperator, name: str, default: int) -> int:
     return int(work.op.attributes.get(name, default))
 
 
@@ -27,15 +27,16 @@ def _rows(value: Tensor, at: int, have: int, first: int, stop: int, fill: float)
     size = value.shape[at]
     low, high = max(first - have, 0), min(stop - have, size)
     value = value.narrow(at, low, max(high - low, 0))
-    before, behind = max(have - first, 0), max(stop - have - size, 0)
-    if not before and not behind:
+    before, after = max(have - first, 0), max(stop - have - size, 0)
+    if not before and not after:
         return value
-    widths = [0] * (2 * (value.dim() - 1 - at)) + [before, behind]
+    widths = [0] * (2 * (value.dim() - 1 - at)) + [before, after]
     return functional.pad(value, widths, value=fill)
 
 
 def _windowed(
-    work: Work, value: Tensor, spatial: int, taps: Sequence[tuple[int, int]], stride: int, dilation: int,
+    work: ShardedOperator, value: Tensor, spatial: int, taps: Sequence[tuple[int, int]], stride: int,
+    dilation: int,
     padding: int, fill: float,
 ) -> tuple[Tensor, list[int]]:  # fmt: skip
     """The rows under this rank's windows, whose taps are those from the first to before the second of each
@@ -59,19 +60,19 @@ def _windowed(
     return value, left
 
 
-def _is_part(work: Work, place: int, high: int) -> bool:
+def _is_part(work: ShardedOperator, place: int, high: int) -> bool:
     """Whether a rank has a part of a kernel's taps along a spatial dim."""
     kernel = _kernel_dims(work) if work.op.parameters else ()
     return bool(kernel) and high < work.op.dims[kernel[place]]
 
 
-def _kernel_dims(work: Work) -> Dims:
+def _kernel_dims(work: ShardedOperator) -> Dims:
     op = work.op
     own = without(op.parameters[0].dims, (*op.inputs[0].dims, *op.output))
     return own[1:] if _attribute(work, "groups", 1) > 1 else own
 
 
-def convolution(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def convolution(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     op = work.op
     kernel = _kernel_dims(work)
     spatial = len(kernel)
@@ -97,7 +98,13 @@ def convolution(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tenso
 
 
 def _grouped(
-    work: Work, value: Tensor, weight: Tensor, made: str, read: str, spatial: int, settings: dict[str, Any]
+    work: ShardedOperator,
+    value: Tensor,
+    weight: Tensor,
+    made: str,
+    read: str,
+    spatial: int,
+    settings: dict[str, Any],
 ) -> Tensor:
     """Filters on the channels of their group, of which ranks may have a part."""
     groups = _attribute(work, "groups", 1)
@@ -112,7 +119,7 @@ def _grouped(
     return torch.cat(parts, dim=1)
 
 
-def pool(work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+def pool(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     op = work.op
     spatial = _attribute(work, "spatial", 2)
     is_maximum = op.attributes["function"] == "maximum"
@@ -146,7 +153,7 @@ def _to_last_window(
     return value
 
 
-def _adaptive(work: Work, value: Tensor, spatial: int, *, is_maximum: bool) -> Tensor:
+def _adaptive(work: ShardedOperator, value: Tensor, spatial: int, *, is_maximum: bool) -> Tensor:
     """Windows that share the rows as evenly as they go: one dim after the other."""
     op = work.op
     for place in range(spatial):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, OpNode
-from shardwise.runtime.graphs.kernels_pointwise import function_told
+from shardwise.runtime.graphs.kernels_pointwise import element_function
 from shardwise.runtime.graphs.program import repeated
 from shardwise.runtime.initial import generator_of
 
@@ -45,14 +45,14 @@ def graph_module(graph: OpGraph, *, seed: int = 0) -> GraphModule:
     return GraphModule(graph, values)
 
 
-def check_told(graph: OpGraph) -> None:
+def check_computable(graph: OpGraph) -> None:
     """ConfigError by the name of the first operator of which `graph` does not say what it computes: it takes
     the module that the graph was captured from."""
     for block in graph.blocks:
         for op in block.operators:
             if op.kind == "elementwise":
                 try:
-                    function_told(op)
+                    element_function(op)
                 except ConfigError as error:
                     raise error.within(key=f"graph.{block.name}") from None
 

@@ -9,38 +9,38 @@ from itertools import combinations
 from typing import Literal
 
 from shardwise.runtime.graphs.forms import (
+    AxisPlacement,
     Box,
     Coordinates,
-    Form,
-    Held,
+    MeshPlacements,
     box_of,
     elements,
-    places,
-    shared,
+    intersection,
+    mesh_coordinates,
     within,
 )
 
-Kind = Literal["cut", "reduce_scatter", "exchange", "all_reduce", "all_gather", "pad", "first_only"]
+StepKind = Literal["cut", "reduce_scatter", "exchange", "all_reduce", "all_gather", "pad", "first_only"]
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class RedistributeStep:
     """One step, among the ranks that differ along `axes`, after which ranks hold `then`.
 
     `cut`, `pad` (zeros around a part) and `first_only` (zeros on all ranks but the first of `axes`) are a
-    rank's own doing. An `exchange` sends boxes from whoever has them to whoever needs them.
+    rank's own doing. An `all_to_all` sends boxes from whoever has them to whoever needs them.
     """
 
-    kind: Kind
+    kind: StepKind
     axes: tuple[int, ...]
-    then: Form
+    then: MeshPlacements
 
 
-_ORDER = ("cut", "reduce_scatter", "exchange", "all_reduce", "all_gather", "pad", "first_only")
+_STEP_ORDER = ("cut", "reduce_scatter", "exchange", "all_reduce", "all_gather", "pad", "first_only")
 """What shrinks a tensor comes before what grows it (docs/tracking.md)."""
 
 
-def _wanted(start: Held, end: Held, units_differ: bool) -> str:
+def _step_kind(start: AxisPlacement, end: AxisPlacement, units_differ: bool) -> str:
     """What an axis has to do, in a word; none where ranks have what they need."""
     if start == "whole":
         return {"whole": "none", "partial": "first_only"}.get(str(end), "cut")
@@ -52,42 +52,44 @@ def _wanted(start: Held, end: Held, units_differ: bool) -> str:
 
 
 @lru_cache(maxsize=4096)
-def moves_of(shape: tuple[int, ...], counts: tuple[int, ...], start: Form, end: Form) -> tuple[Move, ...]:
+def redistribute_path(
+    shape: tuple[int, ...], counts: tuple[int, ...], start: MeshPlacements, end: MeshPlacements
+) -> tuple[RedistributeStep, ...]:
     """The steps from `start` to `end` of a tensor of `shape` on a mesh of `counts` ranks per axis.
 
     Axes that need the same do it as one group. Where a dim is split along several axes and an outer one of
     them changes, parts change as a whole: those are exchanged among all ranks that have some of them.
     """
     kinds = [
-        "none" if count == 1 else _wanted(a, b, isinstance(a, int) and u != v)
-        for a, b, u, v, count in zip(start.held, end.held, start.units, end.units, counts, strict=True)
+        "none" if count == 1 else _step_kind(a, b, isinstance(a, int) and u != v)
+        for a, b, u, v, count in zip(start.by_axis, end.by_axis, start.units, end.units, counts, strict=True)
     ]
-    plan = _Plan(shape, counts, start)
-    for kind in _ORDER:
+    plan = _PathBuilder(shape, counts, start)
+    for kind in _STEP_ORDER:
         axes = tuple(axis for axis, own in enumerate(kinds) if own == kind)
         if axes:
             plan.add(kind, axes, end)
     if plan.boxes(plan.now) != plan.boxes(end):  # an outer axis took the units of an inner one along
-        plan.exchange(_axes_of_parts(end), end)
-    return tuple(plan.moves)
+        plan.all_to_all(_axes_of_parts(end), end)
+    return tuple(plan.path)
 
 
-class _Plan:
+class _PathBuilder:
     """Steps so far, and what ranks hold behind them."""
 
-    def __init__(self, shape: tuple[int, ...], counts: tuple[int, ...], start: Form) -> None:
+    def __init__(self, shape: tuple[int, ...], counts: tuple[int, ...], start: MeshPlacements) -> None:
         self.shape, self.counts, self.now = shape, counts, start
-        self.moves: list[Move] = []
+        self.path: list[RedistributeStep] = []
 
-    def boxes(self, form: Form) -> dict[Coordinates, Box]:
-        return {at: box_of(self.shape, self.counts, form, at) for at in places(self.counts)}
+    def boxes(self, placements: MeshPlacements) -> dict[Coordinates, Box]:
+        return {at: box_of(self.shape, self.counts, placements, at) for at in mesh_coordinates(self.counts)}
 
-    def step(self, kind: Kind, axes: tuple[int, ...], then: Form) -> None:
-        self.moves.append(Move(kind, axes, then))
+    def step(self, kind: StepKind, axes: tuple[int, ...], then: MeshPlacements) -> None:
+        self.path.append(RedistributeStep(kind, axes, then))
         self.now = then
 
-    def add(self, kind: str, axes: tuple[int, ...], end: Form) -> None:
-        then = self.now.with_held(axes, end)
+    def add(self, kind: str, axes: tuple[int, ...], end: MeshPlacements) -> None:
+        then = self.now.with_axes_of(axes, end)
         before, after = self.boxes(self.now), self.boxes(then)
         shrinks = all(within(after[at], before[at]) for at in before)
         grows = all(within(before[at], after[at]) for at in before)
@@ -98,7 +100,7 @@ class _Plan:
         elif kind == "reduce_scatter" and shrinks:
             self.step("reduce_scatter", axes, then)
         elif kind == "reduce_scatter":
-            self.step("all_reduce", axes, self.now.with_word(axes, "whole"))
+            self.step("all_reduce", axes, self.now.with_axes_as(axes, "whole"))
             self.add("cut", axes, end)
         elif kind == "all_reduce":
             self.step("all_reduce", axes, then)
@@ -109,12 +111,12 @@ class _Plan:
         elif kind == "pad" and grows:
             self.step("pad", axes, then)
         elif kind == "pad":
-            self.exchange(axes, self.now.with_word(axes, "whole"))
+            self.all_to_all(axes, self.now.with_axes_as(axes, "whole"))
             self.step("first_only", axes, then)
         else:
-            self.exchange(axes, then)
+            self.all_to_all(axes, then)
 
-    def exchange(self, axes: tuple[int, ...], then: Form) -> None:
+    def all_to_all(self, axes: tuple[int, ...], then: MeshPlacements) -> None:
         """Among the fewest ranks that have all that each of them needs."""
         after = self.boxes(then)
         others = [axis for axis in _axes_of_parts(self.now) if axis not in axes]
@@ -129,20 +131,24 @@ class _Plan:
         """Whether every rank finds what it needs with those that differ from it along `axes`."""
         before = self.boxes(self.now)
         return all(
-            sum(elements(shared(before[other], box)) for other in before if gives(self.now, axes, other, at))
+            sum(
+                elements(intersection(before[other], box))
+                for other in before
+                if sends_to(self.now, axes, other, at)
+            )
             == elements(box)
             for at, box in after.items()
         )
 
 
-def gives(now: Form, axes: Sequence[int], giver: Coordinates, taker: Coordinates) -> bool:
-    """Whether `taker` takes what it needs of `giver`'s part, where ranks along `axes` exchange: of ranks that
-    have the same it asks the one beside it."""
+def sends_to(now: MeshPlacements, axes: Sequence[int], sender: Coordinates, receiver: Coordinates) -> bool:
+    """Whether `receiver` takes what it needs of `sender`'s part, where ranks along `axes` exchange: of ranks
+    that have the same it asks the one beside it."""
     return all(
-        giver[axis] == taker[axis] or (axis in axes and isinstance(word, int))
-        for axis, word in enumerate(now.held)
+        sender[axis] == receiver[axis] or (axis in axes and isinstance(placement, int))
+        for axis, placement in enumerate(now.by_axis)
     )
 
 
-def _axes_of_parts(form: Form) -> tuple[int, ...]:
-    return tuple(axis for axis, word in enumerate(form.held) if isinstance(word, int))
+def _axes_of_parts(placements: MeshPlacements) -> tuple[int, ...]:
+    return tuple(axis for axis, placement in enumerate(placements.by_axis) if isinstance(placement, int))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwise.graph import (
-    STATES_SPLIT,
+    REPLICATE_SHARD_STATES,
     Block,
     BlockLayout,
     GraphLayout,
@@ -17,25 +17,25 @@ from shardwise.graph import (
     OpNode,
     Placement,
     block_labels,
-    loans_of,
     operator_label,
+    skip_tensors_of,
     tensor_shapes,
 )
-from shardwise.runtime.graphs.bring import Lie
-from shardwise.runtime.graphs.forms import Form
-from shardwise.runtime.graphs.grid import Grid
-from shardwise.runtime.graphs.work import Work
+from shardwise.runtime.graphs.bring import TensorSpec
+from shardwise.runtime.graphs.forms import MeshPlacements
+from shardwise.runtime.graphs.grid import ProcessMesh
+from shardwise.runtime.graphs.work import ShardedOperator
 
 Settings = Mapping[str, Any]
 """What the kind of an operator does not say of it."""
 
 
 @dataclass(frozen=True)
-class Step:
+class OperatorStep:
     """An operator of one repetition of a block; `parameters` are the names that its parameters have there.
     Profiles call it by its `label`."""
 
-    work: Work
+    work: ShardedOperator
     parameters: tuple[str, ...]
     label: str
 
@@ -44,16 +44,16 @@ class Step:
 class Section:
     """One repetition of a block. `lies` says of tensors with several readers, of the entry, of the result and
     of what blocks share where they lie for their readers; `readers` how many readers a tensor has in the
-    block. It lends what is `lent` to sections behind, and borrows what is `borrowed`. Profiles call it by its
-    `label`."""
+    block. It lends what is `skip_outputs` to sections behind, and borrows what is `skip_inputs`. Profiles
+    call it by its `label`."""
 
     block: Block
     layout: BlockLayout
-    steps: tuple[Step, ...]
-    lies: Mapping[str, Lie]
+    steps: tuple[OperatorStep, ...]
+    specs: Mapping[str, TensorSpec]
     readers: Mapping[str, int]
-    lent: tuple[str, ...]
-    borrowed: tuple[str, ...]
+    skip_outputs: tuple[str, ...]
+    skip_inputs: tuple[str, ...]
     label: str
 
     @property
@@ -63,13 +63,13 @@ class Section:
     @property
     def data(self) -> frozenset[str]:
         """What it reads that neither it nor a block before it makes: graph inputs, by name."""
-        made = {self.block.entry, *self.borrowed, *(op.name for op in self.block.operators)}
+        made = {self.block.entry, *self.skip_inputs, *(op.name for op in self.block.operators)}
         reads = {operand.source for op in self.block.operators for operand in op.inputs}
         return frozenset(reads - made)
 
 
 @dataclass(frozen=True)
-class Stored:
+class ParameterSpec:
     """A parameter: its name, its shape in the graph, where it waits, where it is brought to for all of its
     readers (None where it has one), and what ranks have of its gradient when all of them are done: along axes
     that split it their parts, along others what its readers leave.
@@ -80,36 +80,36 @@ class Stored:
     """
 
     name: str
-    lie: Lie
+    spec: TensorSpec
     states_split: tuple[int, ...]
-    used: Lie | None
-    arrived: Form
-    parts: Form | None
+    used: TensorSpec | None
+    arrived: MeshPlacements
+    parts: MeshPlacements | None
 
 
 @dataclass(frozen=True)
-class Program:
+class GraphProgram:
     """All sections in order, and all parameters by name."""
 
     sections: tuple[Section, ...]
-    parameters: Mapping[str, Stored]
+    parameters: Mapping[str, ParameterSpec]
 
-    def part(self, first: int, end: int) -> Program:
+    def part(self, first: int, end: int) -> GraphProgram:
         """The sections from `first` to before `end`, and their parameters."""
         sections = self.sections[first:end]
         names = {name for section in sections for step in section.steps for name in step.parameters}
-        return Program(sections, {name: own for name, own in self.parameters.items() if name in names})
+        return GraphProgram(sections, {name: own for name, own in self.parameters.items() if name in names})
 
     @property
-    def together(self) -> Sequence[Sequence[str]]:
+    def parameter_groups(self) -> Sequence[Sequence[str]]:
         """Names of parameters that travel together: those of a block, or where several blocks read one, of
         the first of these."""
         found: list[list[str]] = []
-        met: set[str] = set()
+        known: set[str] = set()
         for section in self.sections:
             names = dict.fromkeys(name for step in section.steps for name in step.parameters)
-            found.append([name for name in names if name not in met])
-            met |= set(names)
+            found.append([name for name in names if name not in known])
+            known |= set(names)
         return [names for names in found if names]
 
     @property
@@ -122,11 +122,11 @@ class Program:
 
 
 def program_of(
-    graph: OpGraph, layout: GraphLayout, grid: Grid, settings: Mapping[int, Settings] | None = None
-) -> Program:
+    graph: OpGraph, layout: GraphLayout, grid: ProcessMesh, settings: Mapping[int, Settings] | None = None
+) -> GraphProgram:
     """`graph` laid on `grid`; `settings` of operators by their number, repetitions counted."""
     own = settings or {}
-    loans, shapes = loans_of(graph), tensor_shapes(graph)
+    skips, shapes = skip_tensors_of(graph), tensor_shapes(graph)
     repetitions = [
         (place, block, count) for place, block in enumerate(graph.blocks) for count in range(block.repeat)
     ]
@@ -134,33 +134,40 @@ def program_of(
         parameter.name for block in graph.blocks for op in block.operators for parameter in op.parameters
     )
     sections: list[Section] = []
-    parameters: dict[str, Stored] = {}
+    parameters: dict[str, ParameterSpec] = {}
     number = 0
     labels = block_labels(graph)
-    for (place, block, count), lies, label in zip(repetitions, layout.blocks, labels, strict=True):
+    for (place, block, count), block_layout, label in zip(repetitions, layout.blocks, labels, strict=True):
         steps = []
         for op in block.operators:
-            work = Work(op, lies.rules[op.name], grid, own.get(number, {}))
+            work = ShardedOperator(op, block_layout.rules[op.name], grid, own.get(number, {}))
             names = tuple(repeated(parameter.name, count, block.repeat) for parameter in op.parameters)
-            steps.append(Step(work, names, operator_label(label, op.name)))
+            steps.append(OperatorStep(work, names, operator_label(label, op.name)))
             number += 1
             for name, parameter, read in zip(names, op.parameters, work.parameters, strict=True):
-                shape, stored = op.shape(parameter.dims), lies.stored[parameter.name]
-                shared = Lie(shape, lies.used[parameter.name]) if readers[parameter.name] > 1 else None
+                shape, stored = op.shape(parameter.dims), block_layout.stored[parameter.name]
+                shared = (
+                    TensorSpec(shape, block_layout.used[parameter.name])
+                    if readers[parameter.name] > 1
+                    else None
+                )
                 parameters.setdefault(name, _stored(name, shape, stored, shared, read, grid))
         sections.append(
             Section(
                 block=block,
-                layout=lies,
+                layout=block_layout,
                 steps=tuple(steps),
-                lies={name: Lie(shapes[place][name], placed) for name, placed in lies.tensors.items()},
+                specs={
+                    name: TensorSpec(shapes[place][name], placed)
+                    for name, placed in block_layout.tensors.items()
+                },
                 readers=Counter(operand.source for op in block.operators for operand in op.inputs),
-                lent=loans.lent[place],
-                borrowed=loans.borrowed[place],
+                skip_outputs=skips.skip_outputs[place],
+                skip_inputs=skips.skip_inputs[place],
                 label=label,
             )
         )
-    return Program(tuple(sections), parameters)
+    return GraphProgram(tuple(sections), parameters)
 
 
 def repeated(name: str, count: int, repeat: int) -> str:
@@ -174,21 +181,23 @@ def _stored(
     name: str,
     shape: tuple[int, ...],
     placements: Sequence[Placement],
-    shared: Lie | None,
-    read: Lie,
-    grid: Grid,
-) -> Stored:
+    shared: TensorSpec | None,
+    read: TensorSpec,
+    grid: ProcessMesh,
+) -> ParameterSpec:
     split = tuple(
-        axis for axis, each in enumerate(placements) if each == STATES_SPLIT and grid.counts[axis] > 1
+        axis
+        for axis, each in enumerate(placements)
+        if each == REPLICATE_SHARD_STATES and grid.counts[axis] > 1
     )
-    lie = Lie(shape, placements)
+    spec = TensorSpec(shape, placements)
     used = (shared or read).gradient
-    apart = tuple(axis for axis, word in enumerate(lie.value.held) if isinstance(word, int))
-    arrived = used.with_held(apart, lie.value)
-    dims = {used.held[axis] for axis in split}
-    is_apart = all(isinstance(dim, int) for dim in dims) and dims.isdisjoint(lie.value.held)
-    parts = lie.value.with_held(split, used) if split and is_apart else None
-    return Stored(name, lie, split, shared, arrived, parts)
+    apart = tuple(axis for axis, placement in enumerate(spec.value.by_axis) if isinstance(placement, int))
+    arrived = used.with_axes_of(apart, spec.value)
+    dims = {used.by_axis[axis] for axis in split}
+    is_apart = all(isinstance(dim, int) for dim in dims) and dims.isdisjoint(spec.value.by_axis)
+    parts = spec.value.with_axes_of(split, used) if split and is_apart else None
+    return ParameterSpec(name, spec, split, shared, arrived, parts)
 
 
 def operators_of(graph: OpGraph) -> list[OpNode]:

@@ -10,13 +10,13 @@ from torch import Tensor, distributed
 from torch.profiler import record_function
 
 from shardwise.errors import ConfigError
-from shardwise.runtime.graphs.bring import Lie, moved
-from shardwise.runtime.graphs.forms import Form, box_of, extents
+from shardwise.runtime.graphs.bring import TensorSpec, redistribute_local_tensor
+from shardwise.runtime.graphs.forms import MeshPlacements, box_of, extents
 from shardwise.runtime.graphs.interpreter import Interpreter, seed_gradient
-from shardwise.runtime.graphs.store import settle
-from shardwise.schedule import Action, Communication, CommunicationKind, Kind
+from shardwise.runtime.graphs.store import reduce_gradients
+from shardwise.schedule import Action, ActionKind, Communication, CommunicationKind
 
-Step = Action | Communication
+ScheduleStep = Action | Communication
 
 Data = Mapping[str, Tensor]
 """What the graph reads, by name."""
@@ -25,7 +25,7 @@ EARLIER, LATER = -1, 1
 """The stage before and the one behind, in stages."""
 
 
-class Stage:
+class GraphStage:
     """The stage that `interpreter` computes, one of as many in a row as its grid has meshes.
 
     Losses of micro-batches count `weight` each. What comes and goes is in `dtype`, on the `device`; gradients
@@ -41,7 +41,7 @@ class Stage:
         self.trains = trains_before or bool(interpreter.store)
         self.is_first, self.is_last = self.grid.mesh == 0, self.grid.mesh == self.grid.meshes - 1
 
-    def run(self, row: Sequence[Step], data: Sequence[Data]) -> Tensor:
+    def run(self, row: Sequence[ScheduleStep], data: Sequence[Data]) -> Tensor:
         """All actions of `row` on micro-batches, each with its `data`: gradients are then in the parameters.
         The loss of them all, whole on every rank of the last stage; zero elsewhere."""
         passes = _Passes(self, data)
@@ -52,17 +52,19 @@ class Stage:
         if not self.is_last:
             return torch.zeros((), device=self.device)
         loss = torch.stack(passes.losses).sum()
-        return moved(self.grid, loss, (), self.interpreter.end.value, self.interpreter.whole)
+        return redistribute_local_tensor(
+            self.grid, loss, (), self.interpreter.end.value, self.interpreter.whole
+        )
 
     @property
-    def begin(self) -> Lie:
+    def begin(self) -> TensorSpec:
         """How what the first block reads of the stage before lies."""
         first = self.interpreter.program.sections[0]
-        return first.lies[first.block.entry or ""]
+        return first.specs[first.block.entry or ""]
 
-    def room(self, shape: Sequence[int], form: Form) -> Tensor:
+    def buffer(self, shape: Sequence[int], placements: MeshPlacements) -> Tensor:
         """Room for this rank's part of a tensor of `shape` that a like rank sends."""
-        box = box_of(shape, self.grid.counts, form, self.grid.here)
+        box = box_of(shape, self.grid.counts, placements, self.grid.here)
         return torch.empty(extents(box), dtype=self.dtype, device=self.device)
 
 
@@ -70,24 +72,24 @@ class _Passes:
     """A step of a stage in the making, by micro-batch: what waits for its backward pass, gradients of what
     the stage read, and what is on its way."""
 
-    def __init__(self, stage: Stage, data: Sequence[Data]) -> None:
+    def __init__(self, stage: GraphStage, data: Sequence[Data]) -> None:
         self.stage, self.data = stage, data
         self.entries: dict[int, Tensor] = {}
         self.results: dict[int, Tensor] = {}
         self.gradients: dict[int, Tensor] = {}
         self.losses: list[Tensor] = []
-        self.under_way: dict[tuple[CommunicationKind, int], tuple[distributed.Work | None, Tensor]] = {}
+        self.in_flight: dict[tuple[CommunicationKind, int], tuple[distributed.Work | None, Tensor]] = {}
 
-    def act(self, step: Step) -> None:
+    def act(self, step: ScheduleStep) -> None:
         """One action of the table."""
         if step.microbatch is None:  # the last backward pass of the stage is behind it
             interpreter = self.stage.interpreter
-            for block in interpreter.together:
-                settle(interpreter.grid, block)
+            for block in interpreter.parameter_groups:
+                reduce_gradients(interpreter.grid, block)
             return
         {
-            Kind.FORWARD: self._forward,
-            Kind.BACKWARD: self._backward,
+            ActionKind.FORWARD: self._forward,
+            ActionKind.BACKWARD: self._backward,
             CommunicationKind.SEND_F: self._send_result,
             CommunicationKind.RECV_F: self._receive_entry,
             CommunicationKind.SEND_B: self._send_gradient,
@@ -135,37 +137,37 @@ class _Passes:
 
     def _send_gradient(self, number: int) -> None:
         if self.stage.trains_before:
-            for kind, earlier in list(self.under_way):
+            for kind, earlier in list(self.in_flight):
                 if kind is CommunicationKind.SEND_B:
                     self._passed(kind, earlier)
             self._send(CommunicationKind.SEND_B, number, self.gradients.pop(number), EARLIER)
 
     def _receive_entry(self, number: int) -> None:
         begin = self.stage.begin
-        room = self.stage.room(begin.shape, begin.value)
-        self._receive(CommunicationKind.RECV_F, number, room, EARLIER)
+        buffer = self.stage.buffer(begin.shape, begin.value)
+        self._receive(CommunicationKind.RECV_F, number, buffer, EARLIER)
 
     def _receive_gradient(self, number: int) -> None:
         if self.stage.trains:
             end = self.stage.interpreter.end
-            room = self.stage.room(end.shape, end.gradient)
-            self._receive(CommunicationKind.RECV_B, number, room, LATER)
+            buffer = self.stage.buffer(end.shape, end.gradient)
+            self._receive(CommunicationKind.RECV_B, number, buffer, LATER)
 
     def _send(self, kind: CommunicationKind, number: int, tensor: Tensor, stages: int) -> None:
         tensor = tensor.contiguous()
-        self.under_way[kind, number] = distributed.isend(tensor, self.stage.grid.like(stages)), tensor
+        self.in_flight[kind, number] = distributed.isend(tensor, self.stage.grid.peer_rank(stages)), tensor
 
-    def _receive(self, kind: CommunicationKind, number: int, room: Tensor, stages: int) -> None:
-        self.under_way[kind, number] = distributed.irecv(room, self.stage.grid.like(stages)), room
+    def _receive(self, kind: CommunicationKind, number: int, buffer: Tensor, stages: int) -> None:
+        self.in_flight[kind, number] = distributed.irecv(buffer, self.stage.grid.peer_rank(stages)), buffer
 
     def _passed(self, kind: CommunicationKind, number: int) -> Tensor:
         """A message, once it is there."""
-        work, tensor = self.under_way.pop((kind, number))
+        work, tensor = self.in_flight.pop((kind, number))
         if work is not None:
             work.wait()
         return tensor
 
     def finish(self) -> None:
         """Wait for what is still on its way."""
-        for kind, number in list(self.under_way):
+        for kind, number in list(self.in_flight):
             self._passed(kind, number)

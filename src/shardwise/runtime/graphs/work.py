@@ -11,25 +11,25 @@ from torch import Tensor, distributed
 from torch.autograd import Function
 from torch.distributed import ProcessGroup
 
-from shardwise.graph import OpNode, Placement, Rule, divided_dims
-from shardwise.runtime.graphs.bring import Lie
-from shardwise.runtime.graphs.forms import Coordinates, part
-from shardwise.runtime.graphs.grid import Grid
-from shardwise.runtime.marks import EXCHANGES, TRAFFIC, marked
+from shardwise.graph import OpNode, Placement, ShardingRule, divided_dims
+from shardwise.runtime.graphs.bring import TensorSpec
+from shardwise.runtime.graphs.forms import Coordinates, shard_range
+from shardwise.runtime.graphs.grid import ProcessMesh
+from shardwise.runtime.marks import OPERATOR_COLLECTIVES, TRAFFIC_MARK, profiled_range
 
 Dims = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Work:
+class ShardedOperator:
     """An operator under one rule per mesh axis, on this rank of `grid`.
 
     `settings` are what its kind does not say of it: epsilons, numbers, the function of its elements.
     """
 
     op: OpNode
-    rules: tuple[Rule, ...]
-    grid: Grid
+    rules: tuple[ShardingRule, ...]
+    grid: ProcessMesh
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def interval(self, dim: str, at: Coordinates | None = None) -> tuple[int, int]:
@@ -39,7 +39,7 @@ class Work:
         for axis, rule in enumerate(self.rules):
             if dim in divided_dims(self.op, rule):
                 count, unit = self.grid.counts[axis], self.unit(dim, rule)
-                start, stop = part(start, stop, count, place[axis], unit)
+                start, stop = shard_range(start, stop, count, place[axis], unit)
         return start, stop
 
     def length(self, dim: str) -> int:
@@ -51,39 +51,39 @@ class Work:
         """Whether ranks have parts of `dim`."""
         return self.interval(dim) != (0, self.op.dims[dim])
 
-    def unit(self, dim: str, rule: Rule) -> int:
+    def unit(self, dim: str, rule: ShardingRule) -> int:
         """Elements of `dim` that a rule leaves together."""
         size = self.op.dims[dim]
         return size // rule.units if rule.split is not None and size % rule.units == 0 else 1
 
-    def lie(self, dims: Dims, placements: Sequence[Placement]) -> Lie:
+    def spec(self, dims: Dims, placements: Sequence[Placement]) -> TensorSpec:
         """How a tensor of these dims lies under `placements`, one per axis."""
         units = [
             self.unit(dims[placement], rule) if placement >= 0 else 1
             for placement, rule in zip(placements, self.rules, strict=True)
         ]
-        return Lie(self.op.shape(dims), placements, units)
+        return TensorSpec(self.op.shape(dims), placements, units)
 
     @property
-    def inputs(self) -> tuple[Lie, ...]:
+    def inputs(self) -> tuple[TensorSpec, ...]:
         """How it reads each of its inputs."""
         return tuple(
-            self.lie(operand.dims, [rule.inputs[slot] for rule in self.rules])
+            self.spec(operand.dims, [rule.inputs[slot] for rule in self.rules])
             for slot, operand in enumerate(self.op.inputs)
         )
 
     @property
-    def parameters(self) -> tuple[Lie, ...]:
+    def parameters(self) -> tuple[TensorSpec, ...]:
         """How it reads each of its parameters."""
         return tuple(
-            self.lie(parameter.dims, [rule.parameters[slot] for rule in self.rules])
+            self.spec(parameter.dims, [rule.parameters[slot] for rule in self.rules])
             for slot, parameter in enumerate(self.op.parameters)
         )
 
     @property
-    def output(self) -> Lie:
+    def output(self) -> TensorSpec:
         """How it makes its output."""
-        return self.lie(self.op.output, [rule.output for rule in self.rules])
+        return self.spec(self.op.output, [rule.output for rule in self.rules])
 
     def axes(self, split: Collection[str]) -> tuple[int, ...]:
         """The mesh axes of several ranks along which one of the dims `split` is split."""
@@ -106,7 +106,7 @@ class Work:
         result = tensor.detach()
         if axes := self.axes(split):
             result = result.clone(memory_format=torch.contiguous_format)
-            with marked(TRAFFIC, EXCHANGES):
+            with profiled_range(TRAFFIC_MARK, OPERATOR_COLLECTIVES):
                 distributed.all_reduce(result, op=distributed.ReduceOp.MAX, group=self.grid.group(axes))
         return result
 
@@ -126,12 +126,12 @@ class _Summed(Function):
 
 def _reduced(tensor: Tensor, group: ProcessGroup) -> Tensor:
     result = tensor.clone(memory_format=torch.contiguous_format)
-    with marked(TRAFFIC, EXCHANGES):
+    with profiled_range(TRAFFIC_MARK, OPERATOR_COLLECTIVES):
         distributed.all_reduce(result, group=group)
     return result
 
 
-Kernel = Callable[[Work, Sequence[Tensor], Sequence[Tensor]], Tensor]
+Kernel = Callable[[ShardedOperator, Sequence[Tensor], Sequence[Tensor]], Tensor]
 """What a kind computes on a rank: from its parts of inputs and parameters its part of the output."""
 
 

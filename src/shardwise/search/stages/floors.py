@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.search.stages.pieces import Pieces
-from shardwise.search.stages.setting import Cuts, Setting
+from shardwise.search.stages.pieces import StageFrontiers
+from shardwise.search.stages.setting import Cuts, StagedProblem
 
 Values = npt.NDArray[np.float64]
 
 
-def path_floor(setting: Setting, cuts: Cuts, passes_s: Values, whole_s: Values, once_s: Values) -> Values:
+def pipeline_lower_bound(
+    problem: StagedProblem, cuts: Cuts, passes_s: Values, whole_s: Values, once_s: Values
+) -> Values:
     """Seconds (n) that a pipeline takes at least whose stages take at least `passes_s` (n, stages) for each
     micro-batch and `whole_s` with all of them and the end of the step; the first of them `once_s` (n) for one
     micro-batch and the end of the step.
@@ -20,38 +22,40 @@ def path_floor(setting: Setting, cuts: Cuts, passes_s: Values, whole_s: Values, 
     micro-batch comes to it through all stages before, the last one's gradients go back through them, and
     then the first stage ends its step; between these, s is busy with its passes.
     """
-    hops_s = np.concatenate([[0.0], np.cumsum(setting.hops_s(cuts))])
+    hops_s = np.concatenate([[0.0], np.cumsum(problem.hops_s(cuts))])
     alone_s = (whole_s + hops_s).max(axis=1)
     inner_s = passes_s[:, 1:]
     between_s = np.cumsum(np.pad(inner_s, ((0, 0), (1, 0)))[:, :-1], axis=1)
-    through_s = once_s[:, None] + between_s + setting.microbatches * inner_s + 2.0 * hops_s[1:]
+    through_s = once_s[:, None] + between_s + problem.microbatches * inner_s + 2.0 * hops_s[1:]
     return np.asarray(np.maximum(alone_s, through_s.max(axis=1)))
 
 
-class CrudeFloors:
+class QuickPartitionBounds:
     """What partitions take at least by what each block takes alone, and by the open floors known so far."""
 
-    def __init__(self, pieces: Pieces) -> None:
-        self.pieces, self.setting = pieces, pieces.setting
-        blocks = self.setting.blocks
-        least = {block: pieces.least_passes_s(blocks.index(block)) for block in dict.fromkeys(blocks)}
+    def __init__(self, stage_frontiers: StageFrontiers) -> None:
+        self.stage_frontiers, self.problem = stage_frontiers, stage_frontiers.problem
+        blocks = self.problem.blocks
+        least = {
+            block: stage_frontiers.least_passes_s(blocks.index(block)) for block in dict.fromkeys(blocks)
+        }
         self.least_s = np.array([least[block] for block in blocks])
 
     def passes_s(self, cuts: Cuts) -> Values:
         """Of each stage, a micro-batch's passes."""
-        return np.array([self.least_s[first:end].sum() for first, end in self.setting.spans(cuts)])
+        return np.array([self.least_s[first:end].sum() for first, end in self.problem.spans(cuts)])
 
     def of(self, cuts: Cuts) -> float:
         """The step of any layout."""
         passes_s = self.passes_s(cuts)[None]
-        whole_s = self.setting.microbatches * passes_s
-        return float(path_floor(self.setting, cuts, passes_s, whole_s, passes_s[:, 0])[0])
+        whole_s = self.problem.microbatches * passes_s
+        return float(pipeline_lower_bound(self.problem, cuts, passes_s, whole_s, passes_s[:, 0])[0])
 
     def below(self, cuts: Cuts, limits: Values) -> Values:
         """The step of layouts of less than `limits` (n) bytes."""
-        passes_s = np.broadcast_to(self.passes_s(cuts), (len(limits), self.setting.stages))
-        whole_s = self.setting.microbatches * passes_s
-        for stage, (first, end) in enumerate(self.setting.spans(cuts)):
-            for floor in self.pieces.open_floors(stage, first, end):
-                whole_s[:, stage] = np.maximum(whole_s[:, stage], floor.below(limits))
-        return path_floor(self.setting, cuts, passes_s, whole_s, passes_s[:, 0])
+        passes_s = np.broadcast_to(self.passes_s(cuts), (len(limits), self.problem.stages))
+        whole_s = self.problem.microbatches * passes_s
+        for stage, (first, end) in enumerate(self.problem.spans(cuts)):
+            for lower_bound in self.stage_frontiers.open_bounds(stage, first, end):
+                whole_s[:, stage] = np.maximum(whole_s[:, stage], lower_bound.below(limits))
+        return pipeline_lower_bound(self.problem, cuts, passes_s, whole_s, passes_s[:, 0])

@@ -9,12 +9,12 @@ from math import gcd
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.cost import LaidOut, Turns
+from shardwise.cost import LayoutSpace, StepCounts
 from shardwise.frontier import Chain
 from shardwise.graph import GraphLayout
 from shardwise.search.stages.paths import Weights
-from shardwise.search.stages.setting import Setting
-from shardwise.search.tracking import Tracked, tracked
+from shardwise.search.stages.setting import StagedProblem
+from shardwise.search.tracking import ParetoSearchResult, pareto_search
 from shardwise.search.tracking.solution import Solution, measure
 
 Values = npt.NDArray[np.float64]
@@ -23,7 +23,7 @@ Key = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Floor:
+class LowerBoundCurve:
     """A staircase that no layout is below: one of at most `nbytes[i]` takes at least `seconds[i]`, and none
     takes less than the first bytes. Bytes ascend and seconds descend."""
 
@@ -31,10 +31,10 @@ class Floor:
     nbytes: Values
 
     @staticmethod
-    def of(found: Tracked) -> Floor:
+    def of(found: ParetoSearchResult) -> LowerBoundCurve:
         """What a tracked frontier says: each of its points stands for what is better by its epsilon."""
         points = found.points[::-1] / (1.0 + found.epsilon)
-        return Floor(points[:, 0], points[:, 1])
+        return LowerBoundCurve(points[:, 0], points[:, 1])
 
     def at(self, limits: Values) -> Values:
         """Least seconds (n) of layouts of at most `limits` (n) bytes; infinite where there is none."""
@@ -49,41 +49,43 @@ class Floor:
 
 
 @dataclass(eq=False)
-class Piece:
+class StageFrontier:
     """A stage, its `layouts` that were found, and their `prices` (n, 4): seconds of a micro-batch forward and
     backward, seconds at the end of the step, and bytes.
 
     Each sum of these seconds that was asked for was tracked, and has a floor that no layout is below.
     """
 
-    pieces: Pieces
+    stage_frontiers: StageFrontiers
     stage: int
     first: int
     end: int
     layouts: list[GraphLayout] = field(default_factory=list)
     prices: Values = field(default_factory=lambda: np.empty((0, 4)))
-    _floors: dict[Weights, Floor] = field(default_factory=dict)
+    _lower_bounds: dict[Weights, LowerBoundCurve] = field(default_factory=dict)
     _known: set[Solution] = field(default_factory=set)
 
     @property
     def nbytes(self) -> Values:
         """Where floors step, and what layouts take."""
         return np.unique(
-            np.concatenate([*(floor.nbytes for floor in self._floors.values()), self.prices[:, 3]])
+            np.concatenate(
+                [*(lower_bound.nbytes for lower_bound in self._lower_bounds.values()), self.prices[:, 3]]
+            )
         )
 
     def knows(self, weights: Weights) -> bool:
         """Whether the floor of a sum has been tracked."""
-        return _reduced(weights) in self._floors
+        return _normalised(weights) in self._lower_bounds
 
-    def floor_s(self, weights: Weights, limits: Values) -> Values:
+    def lower_bound_s(self, weights: Weights, limits: Values) -> Values:
         """Seconds (n) that such a sum takes at least in layouts of at most `limits` (n) bytes."""
         if not any(weights):
             return np.zeros(len(limits))
-        own = _reduced(weights)
-        if own not in self._floors:
-            self._floors[own] = self._tracked(own)
-        return self._floors[own].at(limits) * (max(weights) // max(own))
+        own = _normalised(weights)
+        if own not in self._lower_bounds:
+            self._lower_bounds[own] = self._solve(own)
+        return self._lower_bounds[own].at(limits) * (max(weights) // max(own))
 
     def picks(self, limits: Values, weights: Weights) -> npt.NDArray[np.intp]:
         """For each limit (n) of bytes the layout within it with the least sum; -1 where there is none."""
@@ -92,44 +94,44 @@ class Piece:
         best = np.where(fits, seconds[None], np.inf)
         return np.where(fits.any(axis=1), best.argmin(axis=1), -1)
 
-    def _tracked(self, weights: Weights) -> Floor:
+    def _solve(self, weights: Weights) -> LowerBoundCurve:
         """The floor of a sum; the layouts that are found on the way are taken over."""
-        laid = self._laid(weights)
-        found = self.pieces.track(laid.chain)
+        candidates = self._candidates(weights)
+        found = self.stage_frontiers.solve(candidates.chain)
         # All sums have the same choices.
         fresh = [
-            (solution, laid.layout(solution))
+            (solution, candidates.layout(solution))
             for _, solution in found.solutions
             if solution not in self._known
         ]
         self._known |= {solution for solution, _ in fresh}
         self.layouts += [layout for _, layout in fresh]
-        rows = [self._priced(solution) for solution, _ in fresh]
+        rows = [self._costs(solution) for solution, _ in fresh]
         self.prices = np.concatenate([self.prices, np.array(rows).reshape(-1, 4)])
-        return Floor.of(found)
+        return LowerBoundCurve.of(found)
 
-    def _laid(self, weights: Weights) -> LaidOut:
+    def _candidates(self, weights: Weights) -> LayoutSpace:
         """All layouts of the stage, priced by a sum."""
         forwards, backwards, ends = weights
-        setting = self.pieces.setting
-        turns = replace(
-            setting.turns(self.stage, self.first, self.end),
-            microbatches=backwards, more_forwards=forwards - backwards, steps=ends,
+        problem = self.stage_frontiers.problem
+        counts = replace(
+            problem.counts(self.stage, self.first, self.end),
+            microbatches=backwards, extra_forwards=forwards - backwards, steps=ends,
         )  # fmt: skip
-        return setting.laid(self.first, self.end, turns)
+        return problem.candidates(self.first, self.end, counts)
 
     @cached_property
     def _parts(self) -> tuple[Chain, ...]:
         """The stage priced by each part of its sums alone."""
-        return tuple(self._laid(weights).chain for weights in ((1, 0, 0), (0, 1, 0), (0, 0, 1)))
+        return tuple(self._candidates(weights).chain for weights in ((1, 0, 0), (0, 1, 0), (0, 0, 1)))
 
-    def _priced(self, solution: Solution) -> list[float]:
+    def _costs(self, solution: Solution) -> list[float]:
         """Seconds of the parts of its sums, and bytes."""
         measures = [measure(chain, solution) for chain in self._parts]
         return [*(time_s for time_s, _ in measures), measures[0][1]]
 
 
-def _reduced(weights: Weights) -> Weights:
+def _normalised(weights: Weights) -> Weights:
     """The least sum that these are a multiple of."""
     forwards, backwards, ends = weights
     shared = gcd(*weights) or 1
@@ -137,51 +139,53 @@ def _reduced(weights: Weights) -> Weights:
 
 
 @dataclass(eq=False)
-class Pieces:
+class StageFrontiers:
     """The stages of a setting, each tracked once to `epsilon` or as far as `most_labels` go; those that are
     alike are one. `labels`, `weights` and `choices` count the effort."""
 
-    setting: Setting
+    problem: StagedProblem
     epsilon: float
     most_labels: float
     labels: int = 0
     weights: int = 0
     choices: int = 0
-    _pieces: dict[Key, Piece] = field(default_factory=dict)
-    _open: dict[tuple[int, tuple[int, ...]], Floor] = field(default_factory=dict)
+    _frontiers: dict[Key, StageFrontier] = field(default_factory=dict)
+    _open_bounds: dict[tuple[int, tuple[int, ...]], LowerBoundCurve] = field(default_factory=dict)
 
-    def piece(self, stage: int, first: int, end: int) -> Piece:
+    def stage_frontier(self, stage: int, first: int, end: int) -> StageFrontier:
         """A stage; those that are alike are one."""
-        blocks = self.setting.blocks
+        blocks = self.problem.blocks
         key = (stage, blocks[first:end], first > 0, blocks[end] if end < len(blocks) else None)
-        if key not in self._pieces:
-            self._pieces[key] = Piece(self, stage, first, end)
-        return self._pieces[key]
+        if key not in self._frontiers:
+            self._frontiers[key] = StageFrontier(self, stage, first, end)
+        return self._frontiers[key]
 
-    def open_floor(self, stage: int, first: int, end: int) -> Floor:
+    def open_bound(self, stage: int, first: int, end: int) -> LowerBoundCurve:
         """What no stage of that number is below that has these blocks among its own, busy seconds in the
         step."""
-        key = (stage, self.setting.blocks[first:end])
-        if key not in self._open:
-            laid = self.setting.opened(first, end, self.setting.turns(stage, first, end))
-            self._open[key] = Floor.of(self.track(laid.chain))
-        return self._open[key]
+        key = (stage, self.problem.blocks[first:end])
+        if key not in self._open_bounds:
+            candidates = self.problem.open_candidates(first, end, self.problem.counts(stage, first, end))
+            self._open_bounds[key] = LowerBoundCurve.of(self.solve(candidates.chain))
+        return self._open_bounds[key]
 
     def least_passes_s(self, place: int) -> float:
         """Seconds that a micro-batch's passes through a block take at least, whatever its neighbours do."""
-        laid = self.setting.opened(place, place + 1, Turns(microbatches=1, steps=0))
-        return float(Floor.of(self.track(laid.chain)).seconds.min())
+        candidates = self.problem.open_candidates(place, place + 1, StepCounts(microbatches=1, steps=0))
+        return float(LowerBoundCurve.of(self.solve(candidates.chain)).seconds.min())
 
-    def open_floors(self, stage: int, first: int, end: int) -> list[Floor]:
+    def open_bounds(self, stage: int, first: int, end: int) -> list[LowerBoundCurve]:
         """The open floors known so far that hold for a stage."""
-        own = self.setting.blocks[first:end]
+        own = self.problem.blocks[first:end]
         return [
-            floor for (number, blocks), floor in self._open.items() if number == stage and _has(own, blocks)
+            lower_bound
+            for (number, blocks), lower_bound in self._open_bounds.items()
+            if number == stage and _has(own, blocks)
         ]
 
-    def track(self, chain: Chain) -> Tracked:
+    def solve(self, chain: Chain) -> ParetoSearchResult:
         """The frontier of a chain, as closely as stages are tracked."""
-        found = tracked([chain], epsilon=self.epsilon, most_labels=self.most_labels)
+        found = pareto_search([chain], epsilon=self.epsilon, most_labels=self.most_labels)
         self.labels += sum(effort.labels for effort in found.efforts)
         self.weights += sum(effort.weights for effort in found.efforts)
         self.choices += sum(effort.choices for effort in found.efforts)

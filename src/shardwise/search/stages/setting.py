@@ -11,16 +11,16 @@ import numpy.typing as npt
 
 from shardwise.cluster import Cluster, Mesh
 from shardwise.cost import (
-    Handing,
-    LaidOut,
+    LayoutSpace,
+    StageTransfer,
+    StepCounts,
     Training,
-    Turns,
-    border_shapes,
-    handing_of,
-    open_layouts,
+    entry_shapes,
+    relaxed_layouts,
     stage_layouts,
+    stage_transfer_of,
 )
-from shardwise.graph import OpGraph, joined_by_loans
+from shardwise.graph import OpGraph, blocks_joined_by_skips
 from shardwise.sim import Durations, compiled_schedule
 
 Values = npt.NDArray[np.float64]
@@ -32,7 +32,7 @@ Cuts = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
+class StagedProblem:
     """`stages` in a row, each on a mesh like `mesh`, through which the batch goes in so many `microbatches`;
     `graph` has the sizes of one of them."""
 
@@ -44,8 +44,8 @@ class Setting:
     microbatches: int
 
     @cached_property
-    def handing(self) -> Handing:
-        return handing_of(self.graph, self.cluster, self.training, self.mesh, self.stages)
+    def transfer(self) -> StageTransfer:
+        return stage_transfer_of(self.graph, self.cluster, self.training, self.mesh, self.stages)
 
     @cached_property
     def blocks(self) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ class Setting:
     def places_to_cut(self) -> tuple[int, ...]:
         """The blocks, repetitions counted, that read what the one before them made, and nothing else that
         was made before, as those behind."""
-        shapes, joined = border_shapes(self.graph), joined_by_loans(self.graph)
+        shapes, joined = entry_shapes(self.graph), blocks_joined_by_skips(self.graph)
         return tuple(
             place for place in range(1, len(shapes)) if shapes[place] is not None and place not in joined
         )
@@ -66,20 +66,22 @@ class Setting:
         ends = (0, *cuts, len(self.blocks))
         return list(pairwise(ends))
 
-    def turns(self, stage: int, first: int, end: int) -> Turns:
-        return self.handing.turns(stage, first, end, self.microbatches, schedule=SCHEDULE)
+    def counts(self, stage: int, first: int, end: int) -> StepCounts:
+        return self.transfer.counts(stage, first, end, self.microbatches, schedule=SCHEDULE)
 
-    def laid(self, first: int, end: int, turns: Turns) -> LaidOut:
+    def candidates(self, first: int, end: int, counts: StepCounts) -> LayoutSpace:
         """All layouts of some blocks in a row."""
-        return stage_layouts(self.graph, self.cluster, self.training, self.mesh, turns, first=first, end=end)
+        return stage_layouts(self.graph, self.cluster, self.training, self.mesh, counts, first=first, end=end)
 
-    def opened(self, first: int, end: int, turns: Turns) -> LaidOut:
+    def open_candidates(self, first: int, end: int, counts: StepCounts) -> LayoutSpace:
         """All layouts of some blocks amid others."""
-        return open_layouts(self.graph, self.cluster, self.training, self.mesh, turns, first=first, end=end)
+        return relaxed_layouts(
+            self.graph, self.cluster, self.training, self.mesh, counts, first=first, end=end
+        )
 
     def hops_s(self, cuts: Cuts) -> Values:
         """Seconds of a message across each cut beside other work."""
-        return np.array([self.handing.hop_s(stage, cut) for stage, cut in enumerate(cuts)])
+        return np.array([self.transfer.hop_s(stage, cut) for stage, cut in enumerate(cuts)])
 
     def step_s(self, cuts: Cuts, forward_s: Values, backward_s: Values, end_s: Values) -> Values:
         """Seconds (n) of the step by the schedule's evaluator: of pipelines whose stages take so long (n,

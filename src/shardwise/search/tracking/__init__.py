@@ -3,6 +3,6 @@
 (FT: Cai et al. 2020, arXiv 2004.10856; docs/tracking.md.)
 """
 
-from shardwise.search.tracking.track import Tracked, tracked
+from shardwise.search.tracking.track import ParetoSearchResult, pareto_search
 
-__all__ = ["Tracked", "tracked"]
+__all__ = ["ParetoSearchResult", "pareto_search"]

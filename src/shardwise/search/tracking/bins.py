@@ -10,7 +10,7 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.intp]
 Steps = npt.NDArray[np.float64]
 
-FEW = 4096
+BINS_FROM_ROWS = 4096
 """Rows for which sorting is no dearer."""
 
 MOST_BINS = 1 << 24
@@ -23,7 +23,7 @@ WIDEST = 1 << 22
 """Steps from the least to the largest of one column."""
 
 
-def in_bins(cells: Indices, steps: list[Steps]) -> Indices:
+def undominated_in_bins(cells: Indices, steps: list[Steps]) -> Indices:
     """Rows that no other row of their cell dominates: all of these, and some that others equal.
 
     `steps` are columns of whole numbers. Rows fall into bins by cell and by all columns but the first; the
@@ -31,7 +31,7 @@ def in_bins(cells: Indices, steps: list[Steps]) -> Indices:
     Where that would take too much room, or there are more than four columns, all rows.
     """
     every = np.arange(len(cells), dtype=np.intp)
-    if len(cells) < FEW or not 1 < len(steps) <= 4:
+    if len(cells) < BINS_FROM_ROWS or not 1 < len(steps) <= 4:
         return every
     classes = [_classes(column) for column in (cells, *steps[1:])]
     found = [each for each in classes if each is not None]

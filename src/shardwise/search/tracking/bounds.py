@@ -7,56 +7,56 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.frontier import Part
-from shardwise.search.tracking.borders import hubs_of
-from shardwise.search.tracking.chained import Weighed
-from shardwise.search.tracking.grid import Grid
-from shardwise.search.tracking.labels import Within
-from shardwise.search.tracking.peaks import Peaks
+from shardwise.frontier import FactorGraph
+from shardwise.search.tracking.borders import shared_of
+from shardwise.search.tracking.chained import ChainSums
+from shardwise.search.tracking.grid import EpsilonDominance
+from shardwise.search.tracking.labels import LabelPruning
+from shardwise.search.tracking.peaks import LeastPeaks
 
 Values = npt.NDArray[np.float64]
 
-PARTS_SHARE, LINKS_SHARE, RUNS_SHARE, WALK_SHARE = 0.05, 0.05, 0.05, 0.3
+PARTS_SHARE, SEGMENTS_SHARE, RUNS_SHARE, EXTENSION_SHARE = 0.05, 0.05, 0.05, 0.3
 """Of what may be lost along a chain, the parts of elimination within its links, of the links, of runs of like
 links, and of the walk. Where one link has many of all variables, elimination has so much of what it and the
 walk have together."""
 
-MEETING_SHARE = 0.2
+FINAL_JOIN_SHARE = 0.2
 """Of the walk's part, that of where the walks from both ends meet."""
 
-PARTS_EXCESS_SHARE, LINKS_EXCESS_SHARE, RUNS_EXCESS_SHARE = 0.25, 0.15, 0.15
+PARTS_EXCESS_SHARE, SEGMENTS_EXCESS_SHARE, RUNS_EXCESS_SHARE = 0.25, 0.15, 0.15
 """The parts that elimination, links and runs lose in proportion to their excess."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bounds:
+class CompletionBounds:
     """A chain under the forms of one line, the weighted sum up to which solutions are wanted in each, and how
-    much more than it each may cost that stands for it: `loss` (4), of each folded column; zeros where none
-    may. `peaks`, once they are known, are the least that the largest temporary can be.
+    much more than it each may cost that stands for it: `tolerance` (4), of each folded column; zeros where
+    none may. `peaks`, once they are known, are the least that the largest temporary can be.
 
     What a table loses counts as often as the chain has it: a link's once per occurrence. A walk loses more
     the further it has come, since labels lie further apart there.
     """
 
-    weighed: Weighed
+    chain_sums: ChainSums
     limit: float
-    loss: Values
-    peaks: Peaks | None = None
+    tolerance: Values
+    peaks: LeastPeaks | None = None
 
     @property
     def weights(self) -> Values:
         """What the folded columns weigh in each form, (4, J)."""
-        return np.asarray(self.weighed.weighing.weights[:, [0, 1, 2, 4]].T)
+        return np.asarray(self.chain_sums.chain_weights.weights[:, [0, 1, 2, 4]].T)
 
     @property
     def occurrences(self) -> int:
         """How many links there are, repetitions counted."""
-        return sum(link.repeat for link in self.weighed.chain)
+        return sum(segment.repeat for segment in self.chain_sums.chain)
 
     def span(self, place: int) -> range:
         """The occurrences of link `place`."""
-        start = sum(link.repeat for link in self.weighed.chain[:place])
-        return range(start, start + self.weighed.chain[place].repeat)
+        start = sum(segment.repeat for segment in self.chain_sums.chain[:place])
+        return range(start, start + self.chain_sums.chain[place].repeat)
 
     def _weight(self, place: int) -> float:
         """One occurrence of a link among all of them, by its variables: where more is joined more may be
@@ -67,85 +67,97 @@ class Bounds:
     @property
     def _variables(self) -> tuple[list[int], int]:
         """How many variables each link has, and all occurrences of all links together."""
-        chain = self.weighed.chain
-        counts = [max(len(part.sizes) for _, part in link.modes) for link in chain]
-        return counts, sum(count * link.repeat for count, link in zip(counts, chain, strict=True))
+        chain = self.chain_sums.chain
+        counts = [max(len(part.sizes) for _, part in segment.modes) for segment in chain]
+        return counts, sum(count * segment.repeat for count, segment in zip(counts, chain, strict=True))
 
     @property
     def _parts_share(self) -> float:
         """Of what may be lost, the part of elimination within links."""
         counts, total = self._variables
-        return max(PARTS_SHARE, (PARTS_SHARE + WALK_SHARE) * max(counts) / total)
+        return max(PARTS_SHARE, (PARTS_SHARE + EXTENSION_SHARE) * max(counts) / total)
 
-    def in_link(self, place: int) -> Grid | None:
+    def in_segment(self, place: int) -> EpsilonDominance | None:
         """What the labels of a link may lose."""
         spans = [range(at, at + 1) for at in self.span(place)]
-        share = LINKS_SHARE * self._weight(place)
-        return self._grid(share, LINKS_EXCESS_SHARE, spans, self.weights_in(spans[0]))
+        share = SEGMENTS_SHARE * self._weight(place)
+        return self._dominance(share, SEGMENTS_EXCESS_SHARE, spans, self.weights_in(spans[0]))
 
-    def in_part(self, place: int, part: Part) -> Grid | None:
+    def in_part(self, place: int, part: FactorGraph) -> EpsilonDominance | None:
         """What the labels of a mode of a link, `part`, may lose while its variables are eliminated; the
         potential is that of its last table, variables by their numbers."""
         spans = [range(at, at + 1) for at in self.span(place)]
         share = self._parts_share * self._weight(place)
-        grid = self._grid(share, PARTS_EXCESS_SHARE, spans, self.weights_in(spans[0]))
-        if grid is None:
+        dominance = self._dominance(share, PARTS_EXCESS_SHARE, spans, self.weights_in(spans[0]))
+        if dominance is None:
             return None
-        potential = self.weighed.borders.unbordered(part, self._least_potential(spans)[..., None])
-        return replace(grid, potential=_finite(potential))
+        potential = self.chain_sums.borders.from_axes(part, self._least_potential(spans)[..., None])
+        return replace(dominance, potential=_finite(potential))
 
-    def in_run(self, starts: range, length: int, part: float) -> tuple[Within, Grid | None]:
+    def in_run(self, starts: range, length: int, part: float) -> tuple[LabelPruning, EpsilonDominance | None]:
         """What may matter of runs of so many links that start at any of these occurrences, and what they may
         lose: this part of what all runs may."""
         spans = [range(at, at + length) for at in starts]
-        hubs = self._hubs(range(starts.start, starts.start + 1))
-        outside = self.weighed.borders.on(self.weighed.outside(spans, hubs), hubs)
-        peaks = self.peaks.around(spans) if self.peaks is not None else np.zeros(1)
+        shared = self._shared_of_span(range(starts.start, starts.start + 1))
+        outside = self.chain_sums.borders.min_marginal(self.chain_sums.outside(spans, shared), shared)
+        peaks = self.peaks.outside(spans) if self.peaks is not None else np.zeros(1)
         share = RUNS_SHARE * part * length / self.occurrences
         first = spans[0]
         half = first.start + length // 2
-        grid = self._grid(share, RUNS_EXCESS_SHARE * part, spans, self.weights_in(first))
-        return self._within((range(first.start, half), range(half, first.stop)), outside, peaks), grid
+        dominance = self._dominance(share, RUNS_EXCESS_SHARE * part, spans, self.weights_in(first))
+        return self._pruning((range(first.start, half), range(half, first.stop)), outside, peaks), dominance
 
-    def in_walk(self, border: int, after: int, end: int) -> tuple[Within, Grid | None]:
+    def in_extension(self, border: int, after: int, end: int) -> tuple[LabelPruning, EpsilonDominance | None]:
         """What may matter of what a walk from one end of the chain (0, or the last border) comes to on the
         way from a border to the next, and what it may lose there."""
         way = range(min(end, after), max(end, after))
-        rest = self.weighed.behind[after] if end == 0 else self.weighed.ahead[after]
-        outside = self.weighed.borders.on(rest, self._hubs(way))
+        rest = self.chain_sums.suffix[after] if end == 0 else self.chain_sums.prefix[after]
+        outside = self.chain_sums.borders.min_marginal(rest, self._shared_of_span(way))
         peaks = np.zeros(1)
         if self.peaks is not None:
-            peaks = self.peaks.behind[after] if end == 0 else self.peaks.ahead[after]
+            peaks = self.peaks.suffix[after] if end == 0 else self.peaks.prefix[after]
         parts = (range(way.start, border), range(border, way.stop))
-        part = _walked_by(len(way) / self.occurrences) - _walked_by(abs(border - end) / self.occurrences)
-        share = (1.0 - MEETING_SHARE) * self._walk_share * part
-        return self._within(parts, outside, peaks), Grid.even(self.loss * share) if self.loss.any() else None
+        part = _spendable_by(len(way) / self.occurrences) - _spendable_by(
+            abs(border - end) / self.occurrences
+        )
+        share = (1.0 - FINAL_JOIN_SHARE) * self._extension_share * part
+        return self._pruning(parts, outside, peaks), EpsilonDominance.even(
+            self.tolerance * share
+        ) if self.tolerance.any() else None
 
     @property
-    def _walk_share(self) -> float:
+    def _extension_share(self) -> float:
         """Of what may be lost, the part of the walk."""
-        return PARTS_SHARE + WALK_SHARE - self._parts_share
+        return PARTS_SHARE + EXTENSION_SHARE - self._parts_share
 
-    def in_whole(self, border: int) -> tuple[Within, Values | None]:
+    def in_final_join(self, border: int) -> tuple[LabelPruning, Values | None]:
         """What may matter of whole solutions, of what is ahead of a border and behind it, and the seconds and
         bytes that may be lost there."""
-        hubs = self._hubs(range(self.occurrences))
-        outside = self.weighed.borders.on(np.zeros_like(self.weighed.ahead[0]), hubs)[..., 0, :]
-        within = self._within((range(border), range(border, self.occurrences)), outside, np.zeros(()))
-        if not self.loss.any():
-            return within, None
-        own = MEETING_SHARE * self._walk_share * self.loss
-        return within, np.array([own[:2].max(), own[2:].sum()])
+        shared = self._shared_of_span(range(self.occurrences))
+        outside = self.chain_sums.borders.min_marginal(np.zeros_like(self.chain_sums.prefix[0]), shared)[
+            ..., 0, :
+        ]
+        pruning = self._pruning((range(border), range(border, self.occurrences)), outside, np.zeros(()))
+        if not self.tolerance.any():
+            return pruning, None
+        own = FINAL_JOIN_SHARE * self._extension_share * self.tolerance
+        return pruning, np.array([own[:2].max(), own[2:].sum()])
 
-    def _grid(self, share: float, excess_share: float, spans: list[range], weights: Values) -> Grid | None:
+    def _dominance(
+        self, share: float, excess_share: float, spans: list[range], weights: Values
+    ) -> EpsilonDominance | None:
         """For a table on (hubs..., entry, exit) of labels under `weights`, one for all these spans of
         occurrences, which have the same hubs: a share of the loss for each, and another one in
         proportion to a label's part of all excess, in the first form."""
-        if not self.loss.any():
+        if not self.tolerance.any():
             return None
-        potential = _finite(self.weighed.borders.on(self._least_potential(spans), self._hubs(spans[0])))
-        excess = self.limit - float(self.weighed.least[0])
-        return Grid(self.loss * share, self.loss * excess_share / excess, weights[:, 0], potential)
+        potential = _finite(
+            self.chain_sums.borders.min_marginal(self._least_potential(spans), self._shared_of_span(spans[0]))
+        )
+        excess = self.limit - float(self.chain_sums.least[0])
+        return EpsilonDominance(
+            self.tolerance * share, self.tolerance * excess_share / excess, weights[:, 0], potential
+        )
 
     def _least_potential(self, spans: list[range]) -> Values:
         """Whichever of these spans there is, (hubs..., entry, exit)."""
@@ -155,36 +167,36 @@ class Bounds:
         """The least that comes after a span without the least that comes from it on, (hubs..., entry,
         exit)."""
         before, after = (
-            self.weighed.behind[span.start][..., :, None, 0],
-            self.weighed.behind[span.stop][..., None, :, 0],
+            self.chain_sums.suffix[span.start][..., :, None, 0],
+            self.chain_sums.suffix[span.stop][..., None, :, 0],
         )
         return np.where(np.isfinite(before), after, np.inf) - np.where(np.isfinite(before), before, 0.0)
 
-    def _hubs(self, span: range) -> set[str]:
+    def _shared_of_span(self, span: range) -> set[str]:
         """The hubs of the links that have these occurrences."""
-        chain = self.weighed.chain
-        return hubs_of([link for place, link in enumerate(chain) if _meet(self.span(place), span)])
+        chain = self.chain_sums.chain
+        return shared_of([segment for place, segment in enumerate(chain) if _overlap(self.span(place), span)])
 
     def weights_in(self, span: range) -> Values:
         """What the folded columns weigh in a span of occurrences, (4, J): of the peak's weight its parts."""
-        repeats = [link.repeat for link in self.weighed.chain]
-        parts = np.repeat(self.weighed.weighing.peaks, repeats, axis=0)
+        repeats = [segment.repeat for segment in self.chain_sums.chain]
+        parts = np.repeat(self.chain_sums.chain_weights.peaks, repeats, axis=0)
         own = self.weights.copy()
         own[3] *= parts[span.start : span.stop].sum(axis=0)
         return own
 
-    def _within(self, spans: tuple[range, range], outside: Values, peaks: Values) -> Within:
+    def _pruning(self, spans: tuple[range, range], outside: Values, peaks: Values) -> LabelPruning:
         """Of the labels of two spans of occurrences together, where the rest weighs and peaks no less."""
         peaks = np.broadcast_to(peaks, outside.shape[:-1])
         is_some = np.isfinite(peaks)
-        return Within(
+        return LabelPruning(
             self.weights_in(spans[0]), self.weights_in(spans[1]),
             self.weights_in(range(spans[0].start, spans[1].stop)),
             np.where(is_some[..., None], outside, np.inf), self.limit, np.where(is_some, peaks, 0.0),
         )  # fmt: skip
 
 
-def _walked_by(part: float) -> float:
+def _spendable_by(part: float) -> float:
     """Of what a walk may lose, what it may have lost when it has come so far: little at first, where labels
     are few and lie close. Walks from both ends that meet lose it all together, wherever they do."""
     return 2.0 * part**2 if part < 0.5 else 1.0 - 2.0 * (1.0 - part) ** 2
@@ -195,5 +207,5 @@ def _finite(potential: Values) -> Values:
     return np.where(np.isfinite(potential), potential, 0.0).reshape(-1)
 
 
-def _meet(a: range, b: range) -> bool:
+def _overlap(a: range, b: range) -> bool:
     return a.start < b.stop and b.start < a.stop

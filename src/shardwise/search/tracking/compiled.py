@@ -30,7 +30,7 @@ _FEW = 1024
 """Rows that there is room for at first."""
 
 
-def machine_code(function: Function) -> Function:
+def numba_compiled(function: Function) -> Function:
     """As machine code, kept for the next process where there is a place for it."""
     fast = {"nnan", "nsz"}  # nothing here is ever NaN
     found: Any
@@ -53,11 +53,11 @@ class Side(NamedTuple):
     stride: int
 
 
-Sided = tuple[Side, Values, Indices]
+PreparedSide = tuple[Side, Values, Indices]
 """One of them, in which columns its labels differ, and their order."""
 
 
-class Reach(NamedTuple):
+class PruningArrays(NamedTuple):
     """Pairs that may matter: whose `weights` (forms, columns) of the costs and `outside` (cells, forms) are
     below `limit` in each form. A peak is at least that of `peaks` (cells)."""
 
@@ -67,7 +67,7 @@ class Reach(NamedTuple):
     peaks: Values
 
 
-class Loss(NamedTuple):
+class DominanceArrays(NamedTuple):
     """The grid of labels: `steps` (columns), 0 where nothing is lost, and how they grow with the excess, that
     is `weights` (columns) of the costs and `potential` (cells)."""
 
@@ -77,10 +77,10 @@ class Loss(NamedTuple):
     potential: Values
 
 
-@machine_code
+@numba_compiled
 def side_of(
     points: Values, cells: Indices, weights: Values, sizes: Indices, axes: Indices, left: Indices
-) -> Sided:
+) -> PreparedSide:
     """A table as the loops take it, its rows by cell, which ascend, and then by sum under `weights`
     (columns); in which columns they differ; and their order.
 
@@ -107,11 +107,11 @@ def side_of(
     for cell in range(stride):
         start[cell + 1] += start[cell]
     by_sum = np.argsort(sums, kind="mergesort")
-    room = start[:-1].copy()
+    remaining = start[:-1].copy()
     order = np.empty(count, np.intp)
     for row in by_sum:
-        order[room[cells[row]]] = row
-        room[cells[row]] += 1
+        order[remaining[cells[row]]] = row
+        remaining[cells[row]] += 1
     ordered, ordered_sums = np.empty((count, width)), np.empty(count)
     for row in range(count):
         ordered_sums[row] = sums[order[row]]
@@ -129,21 +129,21 @@ def side_of(
     return Side(ordered, ordered_sums, start, base, taken), differs, order
 
 
-@machine_code
-def ends_of_pairs(
-    a: Side, b: Side, choices: int, reach: Reach, slack: Values, most_pairs: int
+@numba_compiled
+def terminal_pairs(
+    a: Side, b: Side, choices: int, pruning: PruningArrays, slack: Values, most_pairs: int
 ) -> tuple[int, Rows]:
     """Pairs of rows with folded columns that no other pair, whatever its cell, is below in seconds and bytes,
     up to a `slack` of both: as `labels_of_pairs`, by ascending seconds."""
-    forms, width = reach.weights.shape
+    multipliers, width = pruning.weights.shape
     found = np.empty((2, _FEW))  # seconds and bytes
     rows = np.empty((3, _FEW), np.intp)
     point = np.empty(width)
     count = 0
     pairs = 0
     for cell in range(len(a.base)):
-        outside = reach.outside[cell, 0] if forms else 0.0
-        if forms and not outside < reach.limit:
+        outside = pruning.outside[cell, 0] if multipliers else 0.0
+        if multipliers and not outside < pruning.limit:
             continue
         for choice in range(choices):
             at_a = a.base[cell] + choice * a.stride
@@ -152,18 +152,18 @@ def ends_of_pairs(
             if first == end:
                 continue
             for i in range(a.start[at_a], a.start[at_a + 1]):
-                room = reach.limit - outside - a.sums[i]
-                if b.sums[first] > room:
+                remaining = pruning.limit - outside - a.sums[i]
+                if b.sums[first] > remaining:
                     break
                 for j in range(first, end):
-                    if b.sums[j] > room:
+                    if b.sums[j] > remaining:
                         break
                     pairs += 1
                     if pairs > most_pairs:
                         return TOO_MANY, rows
                     for k in range(width - 1):
                         point[k] = a.points[i, k] + b.points[j, k]
-                    point[3] = max(a.points[i, 3], b.points[j, 3], reach.peaks[cell])
+                    point[3] = max(a.points[i, 3], b.points[j, 3], pruning.peaks[cell])
                     time = max(point[0], point[1])
                     memory = point[2] + point[3]
                     low, high = 0, count  # the first that takes longer than may stand for it
@@ -175,7 +175,7 @@ def ends_of_pairs(
                             high = middle
                     if low > 0 and found[1, low - 1] <= memory + slack[1]:
                         continue
-                    if _sum_within(point, cell, reach) == np.inf:
+                    if _sum_within(point, cell, pruning) == np.inf:
                         continue
                     start = low
                     while start > 0 and found[0, start - 1] >= time:
@@ -198,25 +198,25 @@ def ends_of_pairs(
     return count, rows
 
 
-@machine_code
-def number_of_pairs(a: Side, b: Side, choices: int, reach: Reach, enough: int) -> int:
+@numba_compiled
+def number_of_pairs(a: Side, b: Side, choices: int, pruning: PruningArrays, enough: int) -> int:
     """How many pairs of rows there are to look at; `enough` where there are no fewer."""
-    forms = reach.weights.shape[0]
+    multipliers = pruning.weights.shape[0]
     pairs = 0
     for cell in range(len(a.base)):
-        outside = reach.outside[cell, 0] if forms else 0.0
-        if forms and not outside < reach.limit:
+        outside = pruning.outside[cell, 0] if multipliers else 0.0
+        if multipliers and not outside < pruning.limit:
             continue
         for choice in range(choices):
             at_a = a.base[cell] + choice * a.stride
             at_b = b.base[cell] + choice * b.stride
             first, end = b.start[at_b], b.start[at_b + 1]
             for i in range(a.start[at_a], a.start[at_a + 1]):
-                room = reach.limit - outside - a.sums[i]
+                remaining = pruning.limit - outside - a.sums[i]
                 low, high = first, end  # the first that is too much
                 while low < high:
                     middle = (low + high) // 2
-                    if b.sums[middle] <= room:
+                    if b.sums[middle] <= remaining:
                         low = middle + 1
                     else:
                         high = middle
@@ -228,24 +228,24 @@ def number_of_pairs(a: Side, b: Side, choices: int, reach: Reach, enough: int) -
     return pairs
 
 
-@machine_code
-def _sum_within(point: Values, cell: int, reach: Reach) -> float:
+@numba_compiled
+def _sum_within(point: Values, cell: int, pruning: PruningArrays) -> float:
     """The weighted sum of costs with what is outside, in the first form; infinite where that of any form is
     not below the limit."""
-    forms, width = reach.weights.shape
+    multipliers, width = pruning.weights.shape
     first = 0.0
-    for form in range(forms):
-        total = reach.outside[cell, form]
+    for multiplier in range(multipliers):
+        total = pruning.outside[cell, multiplier]
         for k in range(width):
-            total += point[k] * reach.weights[form, k]
-        if not total < reach.limit:
+            total += point[k] * pruning.weights[multiplier, k]
+        if not total < pruning.limit:
             return np.inf
-        if form == 0:
+        if multiplier == 0:
             first = total
     return first
 
 
-@machine_code
+@numba_compiled
 def wider(values: Values) -> Values:
     found = np.empty((values.shape[0], 2 * values.shape[1]))
     for k in range(values.shape[0]):
@@ -254,7 +254,7 @@ def wider(values: Values) -> Values:
     return found
 
 
-@machine_code
+@numba_compiled
 def wider_rows(values: Rows) -> Rows:
     found = np.empty((values.shape[0], 2 * values.shape[1]), np.intp)
     for k in range(values.shape[0]):

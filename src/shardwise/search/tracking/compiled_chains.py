@@ -9,14 +9,16 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.search.tracking.compiled import machine_code
+from shardwise.search.tracking.compiled import numba_compiled
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
 
 
-@machine_code
-def least_onward(before: Values, table: Values, before_at: Indices, table_at: Indices, found: Values) -> None:
+@numba_compiled
+def extended_sums(
+    before: Values, table: Values, before_at: Indices, table_at: Indices, found: Values
+) -> None:
     """Lower `found` (weights, hubs, after) to the least of `before` (weights, hubs, from) and `table`
     (weights, hubs, from, after) together; choice h of the hubs is before_at[h] and table_at[h] there."""
     for j in range(len(found)):
@@ -28,15 +30,15 @@ def least_onward(before: Values, table: Values, before_at: Indices, table_at: In
                     target[end] = min(target[end], first + row[end])
 
 
-@machine_code
+@numba_compiled
 def least_outside(
-    ahead: Values, behind: Values, ahead_at: Indices, behind_at: Indices, into: Indices, found: Values
+    prefix: Values, suffix: Values, prefix_at: Indices, suffix_at: Indices, into: Indices, found: Values
 ) -> None:
-    """Lower `found` (weights, kept hubs, entry, exit) to the least of `ahead` (weights, hubs, entry) and
-    `behind` (weights, hubs, exit) together; choice h of the hubs is ahead_at[h], behind_at[h] and into[h]."""
+    """Lower `found` (weights, kept hubs, entry, exit) to the least of `prefix` (weights, hubs, entry) and
+    `suffix` (weights, hubs, exit) together; choice h of the hubs is ahead_at[h], behind_at[h] and into[h]."""
     for j in range(len(found)):
         for h in range(len(into)):
-            one, other, target = ahead[j, ahead_at[h]], behind[j, behind_at[h]], found[j, into[h]]
+            one, other, target = prefix[j, prefix_at[h]], suffix[j, suffix_at[h]], found[j, into[h]]
             for entry in range(len(one)):
                 first, row = one[entry], target[entry]
                 for end in range(len(row)):

@@ -18,15 +18,15 @@ import numpy.typing as npt
 from shardwise.search.tracking.compiled import (
     NONE,
     TOO_MANY,
-    Loss,
-    Reach,
+    DominanceArrays,
+    PreparedSide,
+    PruningArrays,
     Rows,
     Side,
-    Sided,
-    machine_code,
+    numba_compiled,
     wider_rows,
 )
-from shardwise.search.tracking.compiled_stairs import Kept, Met, onto_stairs
+from shardwise.search.tracking.compiled_stairs import LabelStore, PairBatch, insert_sorted
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
@@ -37,10 +37,10 @@ _FEW = 1024
 _BLOCK = 64
 """Labels that are compared at a time."""
 
-_STAIRS = 2
+_SORTED_COLUMNS = 2
 """Columns that a staircase orders."""
 
-_MOST_LEVELS = 16
+_MOST_PEAK_VALUES = 16
 """Levels of peaks that have a staircase each."""
 
 
@@ -59,9 +59,15 @@ class Differing(NamedTuple):
     is_peak: bool
 
 
-@machine_code
+@numba_compiled
 def joined_sides(
-    one: Sided, other: Sided, choices: int, reach: Reach, loss: Loss, most_pairs: int, most_labels: int
+    one: PreparedSide,
+    other: PreparedSide,
+    choices: int,
+    pruning: PruningArrays,
+    dominance: DominanceArrays,
+    most_pairs: int,
+    most_labels: int,
 ) -> tuple[int, Rows, Values]:
     """What two tables come to: how many labels (TOO_MANY where these or pairs are too many), of each its rows
     in both and its cell, which ascends, and what it costs."""
@@ -72,24 +78,26 @@ def joined_sides(
         if differs[k] + also[k] > 0.0:
             columns[differing] = k
             differing += 1
-    count, rows = labels_of_pairs(a, b, choices, reach, loss, columns[:differing], most_pairs, most_labels)
+    count, rows = labels_of_pairs(
+        a, b, choices, pruning, dominance, columns[:differing], most_pairs, most_labels
+    )
     points = np.empty((max(count, 0), len(differs)))
     for row in range(count):
         i, j, cell = rows[0, row], rows[1, row], rows[2, row]
         for k in range(len(differs) - 1):
             points[row, k] = a.points[i, k] + b.points[j, k]
-        points[row, -1] = max(a.points[i, -1], b.points[j, -1], reach.peaks[cell])
+        points[row, -1] = max(a.points[i, -1], b.points[j, -1], pruning.peaks[cell])
         rows[0, row], rows[1, row] = order_a[i], order_b[j]
     return count, rows, points
 
 
-@machine_code
+@numba_compiled
 def labels_of_pairs(
     a: Side,
     b: Side,
     choices: int,
-    reach: Reach,
-    loss: Loss,
+    pruning: PruningArrays,
+    dominance: DominanceArrays,
     columns: Indices,
     most_pairs: int,
     most_labels: int,
@@ -100,40 +108,52 @@ def labels_of_pairs(
     A pair stands for another one if it is in no coarser range of the grid, and no further in any column than
     the other one's step of it; of those that stand for each other the one of least sum stays.
     """
-    forms, count = reach.weights.shape[0], len(columns)
-    differing = _differing(a, b, reach, loss, columns)
+    multipliers, count = pruning.weights.shape[0], len(columns)
+    differing = _differing(a, b, pruning, dominance, columns)
     widest = _widest(b)
     few = max(widest, min(_FEW, _widest(a) * widest * choices))
     rows = np.empty((3, few), np.intp)
-    levels = _levels(a, b, reach, differing, loss)
-    kept, met, fixed = _room(count, max(len(levels), 1), few), _met(count, few), np.empty(forms + 1)
+    peak_values = _peak_values(a, b, pruning, differing, dominance)
+    store, batch, fixed = (
+        _new_store(count, max(len(peak_values), 1), few),
+        _new_batch(count, few),
+        np.empty(multipliers + 1),
+    )
     done = pairs = 0
     for cell in range(len(a.base)):
-        if forms and not reach.outside[cell, 0] < reach.limit:
+        if multipliers and not pruning.outside[cell, 0] < pruning.limit:
             continue
-        kept.sizes[:] = 0
-        used, near = NONE, NONE  # labels that were taken in, pairs that wait
+        store.sizes[:] = 0
+        used, pending = NONE, NONE  # labels that were taken in, pairs that wait
         choice, i = NONE, NONE - 1
         while choice < choices and pairs <= most_pairs:
-            choice, i, near, some = _meet(
-                a, b, choices, differing, reach, loss, cell, choice, i, fixed, met, near
+            choice, i, pending, some = _fill_batch(
+                a, b, choices, differing, pruning, dominance, cell, choice, i, fixed, batch, pending
             )
             pairs += some
-            if near == 0:
+            if pending == 0:
                 continue
-            kept, used = _taken_in(
-                kept, used, met, near, float(fixed[forms]), differing, loss, columns, levels
+            store, used = _insert(
+                store,
+                used,
+                batch,
+                pending,
+                float(fixed[multipliers]),
+                differing,
+                dominance,
+                columns,
+                peak_values,
             )
-            near = 0
-            if done + kept.sizes.sum() > most_labels:
+            pending = 0
+            if done + store.sizes.sum() > most_labels:
                 return TOO_MANY, rows
-        size = kept.sizes.sum()
+        size = store.sizes.sum()
         while done + size > rows.shape[1]:
             rows = wider_rows(rows)
-        for level in range(len(kept.sizes)):
-            for row in range(kept.sizes[level]):
-                own = kept.order[level, row]
-                rows[0, done], rows[1, done] = kept.rows[0, own], kept.rows[1, own]
+        for peak_place in range(len(store.sizes)):
+            for row in range(store.sizes[peak_place]):
+                own = store.order[peak_place, row]
+                rows[0, done], rows[1, done] = store.rows[0, own], store.rows[1, own]
                 rows[2, done] = cell
                 done += 1
         if pairs > most_pairs:
@@ -141,7 +161,7 @@ def labels_of_pairs(
     return done, rows
 
 
-@machine_code
+@numba_compiled
 def _widest(side: Side) -> int:
     """The most rows of a cell; at least 1."""
     widest = 1
@@ -150,77 +170,84 @@ def _widest(side: Side) -> int:
     return widest
 
 
-@machine_code
-def _differing(a: Side, b: Side, reach: Reach, loss: Loss, columns: Indices) -> Differing:
+@numba_compiled
+def _differing(
+    a: Side, b: Side, pruning: PruningArrays, dominance: DominanceArrays, columns: Indices
+) -> Differing:
     """The columns in which two tables differ, and what the others come to."""
-    forms, width = reach.weights.shape
+    multipliers, width = pruning.weights.shape
     count = len(columns)
     ours, theirs = np.empty((count, len(a.points))), np.empty((count, len(b.points)))
-    weights, excess, fixed = np.empty((forms, count)), np.empty(count), np.zeros(forms + 1)
+    weights, excess, fixed = np.empty((multipliers, count)), np.empty(count), np.zeros(multipliers + 1)
     for c in range(count):
         ours[c] = a.points[:, columns[c]]
         theirs[c] = b.points[:, columns[c]]
-        excess[c] = loss.weights[columns[c]]
-        for form in range(forms):
-            weights[form, c] = reach.weights[form, columns[c]]
+        excess[c] = dominance.weights[columns[c]]
+        for multiplier in range(multipliers):
+            weights[multiplier, c] = pruning.weights[multiplier, columns[c]]
     peak = 0.0
     if len(a.points) and len(b.points):
         peak = max(a.points[0, -1], b.points[0, -1])
         for k in range(width - 1):
             if not (columns == k).any():
                 own = a.points[0, k] + b.points[0, k]
-                for form in range(forms):
-                    fixed[form] += own * reach.weights[form, k]
-                fixed[forms] += own * loss.weights[k]
+                for multiplier in range(multipliers):
+                    fixed[multiplier] += own * pruning.weights[multiplier, k]
+                fixed[multipliers] += own * dominance.weights[k]
     return Differing(ours, theirs, weights, excess, fixed, peak, count > 0 and columns[-1] == width - 1)
 
 
-@machine_code
-def _levels(a: Side, b: Side, reach: Reach, differing: Differing, loss: Loss) -> Values:
+@numba_compiled
+def _peak_values(
+    a: Side, b: Side, pruning: PruningArrays, differing: Differing, dominance: DominanceArrays
+) -> Values:
     """The values that the peaks of pairs can have, ascending, in steps of the finest range of the grid, where
     two columns differ besides; one where no more than two columns differ; none where there are too many."""
     count = len(differing.ours)
-    if count <= _STAIRS:
+    if count <= _SORTED_COLUMNS:
         return np.zeros(1)
-    found, levels = np.empty(_MOST_LEVELS), 0
-    if count > _STAIRS + 1 or not differing.is_peak:
+    found, peak_values = np.empty(_MOST_PEAK_VALUES), 0
+    if count > _SORTED_COLUMNS + 1 or not differing.is_peak:
         return found[:0]
-    for peaks in (differing.ours[-1], differing.theirs[-1], reach.peaks):
+    for peaks in (differing.ours[-1], differing.theirs[-1], pruning.peaks):
         for peak in peaks:
-            row = np.searchsorted(found[:levels], peak)
-            if row < levels and found[row] == peak:
+            row = np.searchsorted(found[:peak_values], peak)
+            if row < peak_values and found[row] == peak:
                 continue
-            if levels == _MOST_LEVELS:
+            if peak_values == _MOST_PEAK_VALUES:
                 return found[:0]
-            for at in range(levels, row, -1):
+            for at in range(peak_values, row, -1):
                 found[at] = found[at - 1]
             found[row] = peak
-            levels += 1
-    step = loss.steps[-1]
+            peak_values += 1
+    step = dominance.steps[-1]
     if step > 0.0:
-        for level in range(levels):
-            found[level] /= step
-    return found[:levels]
+        for peak_place in range(peak_values):
+            found[peak_place] /= step
+    return found[:peak_values]
 
 
-@machine_code
-def _meet(
-    a: Side, b: Side, choices: int, differing: Differing, reach: Reach, loss: Loss, cell: int, choice: int,
-    i: int, fixed: Values, met: Met, near: int,
+@numba_compiled
+def _fill_batch(
+    a: Side, b: Side, choices: int, differing: Differing, pruning: PruningArrays,
+    dominance: DominanceArrays, cell: int, choice: int,
+    i: int, fixed: Values, batch: PairBatch, pending: int,
 ) -> tuple[int, int, int, int]:  # fmt: skip
     """Add the pairs of a cell within reach, from row i of a choice on (-1: its first), after so many that are
     near, as long as there is room: where to go on, how many are near then, and how many were looked at.
     `fixed` becomes what columns that do not differ weigh there in each form, with all outside, and what they
     make of the excess."""
-    forms, count = differing.weights.shape
-    peak = reach.peaks[cell]
+    multipliers, count = differing.weights.shape
+    peak = pruning.peaks[cell]
     last = count - 1 if differing.is_peak else count
     own_peak = 0.0 if differing.is_peak else max(differing.peak, peak)
-    for form in range(forms):
-        fixed[form] = reach.outside[cell, form] + differing.fixed[form]
-        fixed[form] += own_peak * reach.weights[form, -1]
-    fixed[forms] = loss.potential[cell] + differing.fixed[forms] + own_peak * loss.weights[-1]
-    outside = reach.outside[cell, 0] if forms else 0.0
+    for multiplier in range(multipliers):
+        fixed[multiplier] = pruning.outside[cell, multiplier] + differing.fixed[multiplier]
+        fixed[multiplier] += own_peak * pruning.weights[multiplier, -1]
+    fixed[multipliers] = (
+        dominance.potential[cell] + differing.fixed[multipliers] + own_peak * dominance.weights[-1]
+    )
+    outside = pruning.outside[cell, 0] if multipliers else 0.0
     pairs = 0
     while choice < choices:
         at_a, at_b = a.base[cell] + choice * a.stride, b.base[cell] + choice * b.stride
@@ -228,78 +255,86 @@ def _meet(
         stop = a.start[at_a + 1] if first < end else a.start[at_a]
         i = max(i, a.start[at_a])
         while i < stop:
-            room = reach.limit - outside - a.sums[i]
-            if b.sums[first] > room:
+            remaining = pruning.limit - outside - a.sums[i]
+            if b.sums[first] > remaining:
                 break
-            if near + end - first > len(met.sums):
-                return choice, i, near, pairs
+            if pending + end - first > len(batch.sums):
+                return choice, i, pending, pairs
             for j in range(first, end):
-                if b.sums[j] > room:
+                if b.sums[j] > remaining:
                     break
                 pairs += 1
                 for c in range(last):
-                    met.costs[c, near] = differing.ours[c, i] + differing.theirs[c, j]
+                    batch.costs[c, pending] = differing.ours[c, i] + differing.theirs[c, j]
                 if last < count:
-                    met.costs[last, near] = max(differing.ours[last, i], differing.theirs[last, j], peak)
+                    batch.costs[last, pending] = max(differing.ours[last, i], differing.theirs[last, j], peak)
                 total = 0.0
-                for form in range(forms - 1, -1, -1):  # of the first form the sum stays
-                    total = fixed[form]
+                for multiplier in range(multipliers - 1, -1, -1):  # of the first form the sum stays
+                    total = fixed[multiplier]
                     for c in range(count):
-                        total += differing.weights[form, c] * met.costs[c, near]
-                    if not total < reach.limit:
+                        total += differing.weights[multiplier, c] * batch.costs[c, pending]
+                    if not total < pruning.limit:
                         break
-                if total < reach.limit:
-                    met.sums[near], met.rows[0, near], met.rows[1, near] = total, i, j
-                    near += 1
+                if total < pruning.limit:
+                    batch.sums[pending], batch.rows[0, pending], batch.rows[1, pending] = total, i, j
+                    pending += 1
             i += 1
         choice, i = choice + 1, -1
-    return choice, i, near, pairs
+    return choice, i, pending, pairs
 
 
-@machine_code
-def _taken_in(
-    kept: Kept, used: int, met: Met, near: int, fixed: float, differing: Differing, loss: Loss,
-    columns: Indices, levels: Values,
-) -> tuple[Kept, int]:  # fmt: skip
+@numba_compiled
+def _insert(
+    store: LabelStore, used: int, batch: PairBatch, pending: int, fixed: float, differing: Differing,
+    dominance: DominanceArrays,
+    columns: Indices, peak_values: Values,
+) -> tuple[LabelStore, int]:  # fmt: skip
     """Hold so many pairs that are near against the labels of their cell: these then, and how many were taken
     in. `fixed` is what columns that do not differ make of the excess."""
-    if used + near > kept.order.shape[1]:
-        kept, used = _with_room(kept, near), kept.sizes.sum()
-    _on_grid(met, near, fixed, differing.excess, loss, columns)
-    if len(levels):
-        used = onto_stairs(kept, used, met, near, levels)
+    if used + pending > store.order.shape[1]:
+        store, used = _larger_store(store, pending), store.sizes.sum()
+    _round_to_steps(batch, pending, fixed, differing.excess, dominance, columns)
+    if len(peak_values):
+        used = insert_sorted(store, used, batch, pending, peak_values)
     else:
-        used = _into_blocks(kept, kept.sizes[0], met, near)
-        kept.sizes[0] = used
-    return kept, used
+        used = _insert_in_blocks(store, store.sizes[0], batch, pending)
+        store.sizes[0] = used
+    return store, used
 
 
-@machine_code
-def _met(count: int, size: int) -> Met:
+@numba_compiled
+def _new_batch(count: int, size: int) -> PairBatch:
     """Room for so many pairs."""
-    width = max(count, _STAIRS)
+    width = max(count, _SORTED_COLUMNS)
     costs, tops = np.zeros((width, size)), np.ones((width, size))
-    return Met(costs, tops, np.zeros(size), np.zeros(size), np.zeros((2, size), np.intp))
+    return PairBatch(costs, tops, np.zeros(size), np.zeros(size), np.zeros((2, size), np.intp))
 
 
-@machine_code
-def _on_grid(found: Met, near: int, fixed: float, weights: Values, loss: Loss, columns: Indices) -> None:
+@numba_compiled
+def _round_to_steps(
+    found: PairBatch,
+    pending: int,
+    fixed: float,
+    weights: Values,
+    dominance: DominanceArrays,
+    columns: Indices,
+) -> None:
     """Of so many pairs the range of the grid; their costs in the steps of the finest, and the tops of where
     they lie on their own: what costs less than that stands for them."""
     places = found.places
-    for each in range(near):
+    for each in range(pending):
         places[each] = 1.0
-    if loss.rate > 0.0:
-        for each in range(near):
+    if dominance.rate > 0.0:
+        for each in range(pending):
             excess = fixed
             for c in range(len(columns)):
                 excess += weights[c] * found.costs[c, each]
-            room = (1.0 + loss.rate * excess) / 2.0
-            while room >= places[each]:
+            remaining = (1.0 + dominance.rate * excess) / 2.0
+            while remaining >= places[each]:
                 places[each] *= 2.0
     for c in range(len(columns)):
-        costs, tops, step = found.costs[c], found.tops[c], loss.steps[columns[c]]
-        for each in range(near):
+        costs, tops, step = found.costs[c], found.tops[c], dominance.steps[columns[c]]
+        for each in range(pending):
             if step > 0.0:
                 costs[each] /= step
                 tops[each] = (math.floor(costs[each] / places[each]) + 1.0) * places[each]
@@ -307,44 +342,46 @@ def _on_grid(found: Met, near: int, fixed: float, weights: Values, loss: Loss, c
                 tops[each] = np.nextafter(costs[each], np.inf)
 
 
-@machine_code
-def _room(count: int, levels: int, size: int) -> Kept:
+@numba_compiled
+def _new_store(count: int, peak_values: int, size: int) -> LabelStore:
     """For so many labels on so many levels; two columns at least."""
-    width = max(count, _STAIRS)
+    width = max(count, _SORTED_COLUMNS)
     costs, tops = np.zeros((width, size)), np.ones((width, size))
     ranks, rows = np.empty((2, size)), np.empty((2, size), np.intp)
-    order = np.empty((levels, size), np.intp)
-    for level in range(levels):
-        order[level] = np.arange(size)
-    return Kept(costs, tops, ranks, rows, np.empty((levels, 2, size)), order, np.zeros(levels, np.intp))
+    order = np.empty((peak_values, size), np.intp)
+    for peak_place in range(peak_values):
+        order[peak_place] = np.arange(size)
+    return LabelStore(
+        costs, tops, ranks, rows, np.empty((peak_values, 2, size)), order, np.zeros(peak_values, np.intp)
+    )
 
 
-@machine_code
-def _with_room(kept: Kept, wanted: int) -> Kept:
+@numba_compiled
+def _larger_store(store: LabelStore, extra: int) -> LabelStore:
     """The labels that stay, with room for as many more as are wanted, and for yet more."""
-    levels = len(kept.sizes)
-    found = _room(len(kept.costs), levels, max(2 * (kept.sizes.sum() + wanted), _FEW))
+    peak_values = len(store.sizes)
+    found = _new_store(len(store.costs), peak_values, max(2 * (store.sizes.sum() + extra), _FEW))
     to = 0
-    for level in range(levels):
-        for row in range(kept.sizes[level]):
-            own = kept.order[level, row]
-            for c in range(len(kept.costs)):
-                found.costs[c, to], found.tops[c, to] = kept.costs[c, own], kept.tops[c, own]
+    for peak_place in range(peak_values):
+        for row in range(store.sizes[peak_place]):
+            own = store.order[peak_place, row]
+            for c in range(len(store.costs)):
+                found.costs[c, to], found.tops[c, to] = store.costs[c, own], store.tops[c, own]
             for k in range(2):
-                found.ranks[k, to], found.rows[k, to] = kept.ranks[k, own], kept.rows[k, own]
-                found.stairs[level, k, row] = kept.stairs[level, k, row]
-            found.order[level, row] = to
+                found.ranks[k, to], found.rows[k, to] = store.ranks[k, own], store.rows[k, own]
+                found.frontiers[peak_place, k, row] = store.frontiers[peak_place, k, row]
+            found.order[peak_place, row] = to
             to += 1
-        found.sizes[level] = kept.sizes[level]
+        found.sizes[peak_place] = store.sizes[peak_place]
     return found
 
 
-@machine_code
-def _into_blocks(kept: Kept, size: int, found: Met, near: int) -> int:
+@numba_compiled
+def _insert_in_blocks(store: LabelStore, size: int, found: PairBatch, pending: int) -> int:
     """Take in so many pairs where more columns differ; how many labels there are then."""
-    costs, tops, ranks = kept.costs, kept.tops, kept.ranks
+    costs, tops, ranks = store.costs, store.tops, store.ranks
     cost, top = np.empty(len(costs)), np.empty(len(costs))
-    for each in range(near):
+    for each in range(pending):
         for c in range(len(costs)):
             cost[c], top[c] = found.costs[c, each], found.tops[c, each]
         place, rank = found.places[each], found.sums[each]
@@ -354,22 +391,22 @@ def _into_blocks(kept: Kept, size: int, found: Met, near: int) -> int:
                 break
             row = _next_below(costs, ranks, top, place, row + 1, size)  # it is the better of both
         if row >= 0:
-            _swap(kept, row, row // 2)  # what stands for many is met sooner the next time
+            _swap(store, row, row // 2)  # what stands for many is met sooner the next time
             continue
         row = _next_above(cost, place, tops, ranks, NONE, size)
         while row >= 0:  # the last takes the place of what falls
             size -= 1
-            _swap(kept, row, size)
+            _swap(store, row, size)
             row = _next_above(cost, place, tops, ranks, row, size)
         for c in range(len(cost)):
             costs[c, size], tops[c, size] = cost[c], top[c]
         ranks[0, size], ranks[1, size] = place, rank
-        kept.rows[0, size], kept.rows[1, size] = found.rows[0, each], found.rows[1, each]
+        store.rows[0, size], store.rows[1, size] = found.rows[0, each], found.rows[1, each]
         size += 1
     return size
 
 
-@machine_code
+@numba_compiled
 def _is_below(cost: Values, tops: Values, row: int) -> bool:
     """Whether a label costs less than the tops of one in every column."""
     is_below = True
@@ -378,7 +415,7 @@ def _is_below(cost: Values, tops: Values, row: int) -> bool:
     return is_below
 
 
-@machine_code
+@numba_compiled
 def _next_below(costs: Values, ranks: Values, top: Values, place: float, first: int, size: int) -> int:
     """The first of `size` labels, from one on, that is in no coarser range than `place` and below `top` in
     every column; -1 where none is. Blocks are compared without a branch, several labels at a time."""
@@ -413,7 +450,7 @@ def _next_below(costs: Values, ranks: Values, top: Values, place: float, first: 
     return -1
 
 
-@machine_code
+@numba_compiled
 def _next_above(cost: Values, place: float, tops: Values, ranks: Values, first: int, size: int) -> int:
     """The first of `size` labels, from one on, that is in no finer range than `place` and whose tops are all
     above `cost`; -1 where none is."""
@@ -448,12 +485,12 @@ def _next_above(cost: Values, place: float, tops: Values, ranks: Values, first: 
     return -1
 
 
-@machine_code
-def _swap(kept: Kept, one: int, other: int) -> None:
+@numba_compiled
+def _swap(store: LabelStore, one: int, other: int) -> None:
     """Put two labels of a cell in each other's place."""
-    for c in range(len(kept.costs)):
-        kept.costs[c, one], kept.costs[c, other] = kept.costs[c, other], kept.costs[c, one]
-        kept.tops[c, one], kept.tops[c, other] = kept.tops[c, other], kept.tops[c, one]
+    for c in range(len(store.costs)):
+        store.costs[c, one], store.costs[c, other] = store.costs[c, other], store.costs[c, one]
+        store.tops[c, one], store.tops[c, other] = store.tops[c, other], store.tops[c, one]
     for k in range(2):
-        kept.ranks[k, one], kept.ranks[k, other] = kept.ranks[k, other], kept.ranks[k, one]
-        kept.rows[k, one], kept.rows[k, other] = kept.rows[k, other], kept.rows[k, one]
+        store.ranks[k, one], store.ranks[k, other] = store.ranks[k, other], store.ranks[k, one]
+        store.rows[k, one], store.rows[k, other] = store.rows[k, other], store.rows[k, one]

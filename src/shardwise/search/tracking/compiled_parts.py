@@ -12,15 +12,15 @@ import numpy.typing as npt
 from shardwise.search.tracking.compiled import (
     NONE,
     TOO_MANY,
-    Loss,
-    Reach,
-    Sided,
-    machine_code,
+    DominanceArrays,
+    PreparedSide,
+    PruningArrays,
+    numba_compiled,
     number_of_pairs,
     side_of,
 )
 from shardwise.search.tracking.compiled_labels import joined_sides
-from shardwise.search.tracking.compiled_sums import Program
+from shardwise.search.tracking.compiled_sums import EliminationProgram
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
@@ -32,12 +32,12 @@ _NOTHING = -1
 """The table of one label that costs nothing, on no variable."""
 
 
-class Given(NamedTuple):
+class FactorGraphArrays(NamedTuple):
     """A part: its `program`, choices of each variable, `costs` of all factors (6, cells), the last infinite
     where they are, and of each table the `first` that is like it, how many factors are in it, and which part
     of the peak's weight is weighed there."""
 
-    program: Program
+    program: EliminationProgram
     sizes: Indices
     costs: Values
     first: Indices
@@ -45,7 +45,7 @@ class Given(NamedTuple):
     shares: Values
 
 
-class Wanted(NamedTuple):
+class OutsideSums(NamedTuple):
     """Which labels may matter: under `weights` (forms, columns) with what is least outside of their table,
     column places[t] + c of `outside` (forms, cells) for cell c of table t, below `limit` in each form."""
 
@@ -55,20 +55,20 @@ class Wanted(NamedTuple):
     outside: Values
 
 
-class Losing(NamedTuple):
+class ToleranceArrays(NamedTuple):
     """What may be lost in all, by number and by excess (columns), and the potentials (1, cells) of all tables
-    in the `places` of `Wanted`. Steps lose from so `many` pairs on, of which so many at most may be looked
-    at; with nothing to lose, none is `many`."""
+    in the `places` of `OutsideSums`. Steps lose from so `tolerance_from_pairs` pairs on, of which so many at
+    most may be looked at; with nothing to lose, none is `tolerance_from_pairs`."""
 
     base: Values
     rate: Values
     potentials: Values
-    many: int
+    tolerance_from_pairs: int
     most_pairs: int
     most_labels: int
 
 
-class Most(NamedTuple):
+class JoinLimits(NamedTuple):
     """Pairs of labels that a join may look at, and labels that it may leave, or for each cell if that is
     more."""
 
@@ -77,7 +77,7 @@ class Most(NamedTuple):
     per_cell: int
 
 
-class Made(NamedTuple):
+class EliminatedTables(NamedTuple):
     """Tables one after the other, those that the steps make behind the factors, and behind these what they
     join on the way: labels start[t] to stop[t] are of table t, made of those of `tables` (2, tables), -1
     where of none, and `rows` (2, labels) in these. `is_done` unless labels or pairs were too many."""
@@ -91,7 +91,7 @@ class Made(NamedTuple):
     is_done: bool
 
 
-class _Room(NamedTuple):
+class _LabelBuffer(NamedTuple):
     """Room for labels of all tables."""
 
     points: Values
@@ -113,18 +113,22 @@ class _Tables(NamedTuple):
     shares: Values
 
 
-@machine_code
-def eliminated_labels(given: Given, wanted: Wanted, losing: Losing, most: Most) -> Made:
+@numba_compiled
+def eliminated_labels(
+    given: FactorGraphArrays, outside_sums: OutsideSums, tolerance: ToleranceArrays, join_limits: JoinLimits
+) -> EliminatedTables:
     """The labels of all tables of a part that may matter, up to what may be lost."""
     program = given.program
     tables = _tables(given)
-    room = _Room(np.empty((_FEW, 5)), np.empty(_FEW, np.intp), np.empty((2, _FEW), np.intp))
+    buffer = _LabelBuffer(np.empty((_FEW, 5)), np.empty(_FEW, np.intp), np.empty((2, _FEW), np.intp))
     used = NONE
     for table in range(program.factors):
         tables.start[table] = used
-        room, used = _given_labels(given.costs, wanted.places[table], wanted.places[table + 1], room, used)
+        buffer, used = _given_labels(
+            given.costs, outside_sums.places[table], outside_sums.places[table + 1], buffer, used
+        )
         tables.stop[table] = used
-    lost, fresh = np.zeros(len(given.first)), len(given.first)
+    spent, fresh = np.zeros(len(given.first)), len(given.first)
     for step in range(len(program.taken)):
         made = program.factors + step
         first = given.first[made]
@@ -133,53 +137,56 @@ def eliminated_labels(given: Given, wanted: Wanted, losing: Losing, most: Most) 
             continue
         waiting = program.inputs[program.of_step[step] : program.of_step[step + 1]].copy()
         for table in waiting:
-            lost[made] = max(lost[made], lost[given.first[table]])
+            spent[made] = max(spent[made], spent[given.first[table]])
         is_made = False
         while not is_made:  # small tables are joined first
             _smallest_first(waiting, tables)
             is_made, table, choices = len(waiting) <= 2, fresh, NONE + 1
-            pairs, labels = most.pairs, most.labels
+            pairs, labels = join_limits.pairs, join_limits.labels
             if is_made:
                 table = made
                 if program.taken[step] >= 0:
                     choices = given.sizes[program.taken[step]]
             else:
-                _put_on(tables, table, waiting[0], waiting[1])
+                _set_variables(tables, table, waiting[0], waiting[1])
             for which in range(min(len(waiting), 2)):
                 tables.origins[which, table] = waiting[which]
-            a, b = _sides(given, wanted, tables, room, table)
+            a, b = _sides(given, outside_sums, tables, buffer, table)
             cells = len(a[0].base)
-            loss = Loss(np.zeros(5), 0.0, np.zeros(5), np.zeros(cells))
-            reach = _within(given, wanted, made, is_made, cells)
-            if is_made and _are_many(a, b, choices, reach, losing.many):
+            dominance = DominanceArrays(np.zeros(5), 0.0, np.zeros(5), np.zeros(cells))
+            pruning = _pruning(given, outside_sums, made, is_made, cells)
+            if is_made and _has_many_pairs(a, b, choices, pruning, tolerance.tolerance_from_pairs):
                 share = tables.factors[made] / program.factors
-                part = max(math.sqrt(share) - lost[made], 0.0)
-                lost[made] += part
-                loss = _loss(given, wanted, losing, made, part, share, reach.weights[0])
-                pairs, labels = losing.most_pairs, losing.most_labels
-            labels = max(labels, most.per_cell * cells)
-            count, rows, points = joined_sides(a, b, choices, reach, loss, pairs, labels)
-            room, used = _taken_in(count, rows, points, tables, table, room, used)
+                part = max(math.sqrt(share) - spent[made], 0.0)
+                spent[made] += part
+                dominance = _dominance_arrays(
+                    given, outside_sums, tolerance, made, part, share, pruning.weights[0]
+                )
+                pairs, labels = tolerance.most_pairs, tolerance.most_labels
+            labels = max(labels, join_limits.per_cell * cells)
+            count, rows, points = joined_sides(a, b, choices, pruning, dominance, pairs, labels)
+            buffer, used = _append(count, rows, points, tables, table, buffer, used)
             if used < 0:
-                return _made(tables, room, used)
+                return _made(tables, buffer, used)
             if not is_made:
                 waiting[1] = fresh
                 waiting = waiting[1:]
                 fresh += 1
-    return _made(tables, room, used)
+    return _made(tables, buffer, used)
 
 
-@machine_code
-def _made(tables: _Tables, room: _Room, used: int) -> Made:
+@numba_compiled
+def _made(tables: _Tables, buffer: _LabelBuffer, used: int) -> EliminatedTables:
     size = max(used, 0)
-    return Made(
-        room.points[:size], room.cells[:size], room.rows[:, :size], tables.start, tables.stop, tables.origins,
+    return EliminatedTables(
+        buffer.points[:size], buffer.cells[:size], buffer.rows[:, :size], tables.start, tables.stop,
+        tables.origins,
         used >= 0,
     )  # fmt: skip
 
 
-@machine_code
-def _tables(given: Given) -> _Tables:
+@numba_compiled
+def _tables(given: FactorGraphArrays) -> _Tables:
     """All tables, those between included, before they have labels."""
     program, count = given.program, len(given.first)
     every = count
@@ -198,54 +205,60 @@ def _tables(given: Given) -> _Tables:
     return found
 
 
-@machine_code
-def _given_labels(costs: Values, first: int, stop: int, room: _Room, used: int) -> tuple[_Room, int]:
+@numba_compiled
+def _given_labels(
+    costs: Values, first: int, stop: int, buffer: _LabelBuffer, used: int
+) -> tuple[_LabelBuffer, int]:
     """A label for each finite cost of a factor."""
-    room = _with_room(room, used, stop - first)
+    buffer = _larger_buffer(buffer, used, stop - first)
     for cell in range(first, stop):
         if costs[5, cell] == 0.0:
             for k in range(5):
-                room.points[used, k] = costs[k, cell]
-            room.cells[used], room.rows[0, used], room.rows[1, used] = cell - first, 0, 0
+                buffer.points[used, k] = costs[k, cell]
+            buffer.cells[used], buffer.rows[0, used], buffer.rows[1, used] = cell - first, 0, 0
             used += 1
-    return room, used
+    return buffer, used
 
 
-@machine_code
-def _taken_in(
-    count: int, rows: Indices, points: Values, tables: _Tables, table: int, room: _Room, used: int
-) -> tuple[_Room, int]:
+@numba_compiled
+def _append(
+    count: int, rows: Indices, points: Values, tables: _Tables, table: int, buffer: _LabelBuffer, used: int
+) -> tuple[_LabelBuffer, int]:
     """So many labels of a table behind those that there are; TOO_MANY are used where they are that."""
     if count < 0:
-        return room, TOO_MANY
-    room = _with_room(room, used, count)
+        return buffer, TOO_MANY
+    buffer = _larger_buffer(buffer, used, count)
     tables.start[table] = used
     for row in range(count):
         for k in range(5):
-            room.points[used, k] = points[row, k]
-        room.cells[used], room.rows[0, used], room.rows[1, used] = rows[2, row], rows[0, row], rows[1, row]
+            buffer.points[used, k] = points[row, k]
+        buffer.cells[used], buffer.rows[0, used], buffer.rows[1, used] = (
+            rows[2, row],
+            rows[0, row],
+            rows[1, row],
+        )
         used += 1
     tables.stop[table] = used
-    return room, used
+    return buffer, used
 
 
-@machine_code
-def _with_room(room: _Room, used: int, more: int) -> _Room:
+@numba_compiled
+def _larger_buffer(buffer: _LabelBuffer, used: int, more: int) -> _LabelBuffer:
     """Room for more labels than are used."""
-    size = len(room.cells)
+    size = len(buffer.cells)
     if used + more <= size:
-        return room
+        return buffer
     size = max(2 * size, used + more)
-    found = _Room(np.empty((size, 5)), np.empty(size, np.intp), np.empty((2, size), np.intp))
+    found = _LabelBuffer(np.empty((size, 5)), np.empty(size, np.intp), np.empty((2, size), np.intp))
     for row in range(used):
         for k in range(5):
-            found.points[row, k] = room.points[row, k]
-        found.cells[row] = room.cells[row]
-        found.rows[0, row], found.rows[1, row] = room.rows[0, row], room.rows[1, row]
+            found.points[row, k] = buffer.points[row, k]
+        found.cells[row] = buffer.cells[row]
+        found.rows[0, row], found.rows[1, row] = buffer.rows[0, row], buffer.rows[1, row]
     return found
 
 
-@machine_code
+@numba_compiled
 def _smallest_first(waiting: Indices, tables: _Tables) -> None:
     """Order tables by how many labels they have; of equal ones by their variables."""
     for place in range(1, len(waiting)):
@@ -256,7 +269,7 @@ def _smallest_first(waiting: Indices, tables: _Tables) -> None:
                 waiting[at - 1], waiting[at] = other, one
 
 
-@machine_code
+@numba_compiled
 def _is_after(tables: _Tables, one: int, other: int) -> bool:
     """Whether the variables of a table come after those of another, number by number."""
     for place in range(min(tables.widths[one], tables.widths[other])):
@@ -265,8 +278,8 @@ def _is_after(tables: _Tables, one: int, other: int) -> bool:
     return bool(tables.widths[one] > tables.widths[other])
 
 
-@machine_code
-def _put_on(tables: _Tables, table: int, one: int, other: int) -> None:
+@numba_compiled
+def _set_variables(tables: _Tables, table: int, one: int, other: int) -> None:
     """A table of two others is on all of their variables, ascending."""
     on, count = tables.on[table], 0
     for own in (one, other):
@@ -287,24 +300,35 @@ def _put_on(tables: _Tables, table: int, one: int, other: int) -> None:
     tables.shares[table] = tables.shares[one] + tables.shares[other]
 
 
-@machine_code
-def _sides(given: Given, wanted: Wanted, tables: _Tables, room: _Room, made: int) -> tuple[Sided, Sided]:
+@numba_compiled
+def _sides(
+    given: FactorGraphArrays, outside_sums: OutsideSums, tables: _Tables, buffer: _LabelBuffer, made: int
+) -> tuple[PreparedSide, PreparedSide]:
     """The tables that another is made of, as loops take them."""
-    return _side(given, wanted, tables, room, made, NONE), _side(given, wanted, tables, room, made, NONE + 1)
+    return _side(given, outside_sums, tables, buffer, made, NONE), _side(
+        given, outside_sums, tables, buffer, made, NONE + 1
+    )
 
 
-@machine_code
-def _side(given: Given, wanted: Wanted, tables: _Tables, room: _Room, made: int, which: int) -> Sided:
+@numba_compiled
+def _side(
+    given: FactorGraphArrays,
+    outside_sums: OutsideSums,
+    tables: _Tables,
+    buffer: _LabelBuffer,
+    made: int,
+    which: int,
+) -> PreparedSide:
     """One of them."""
     left = np.empty(tables.widths[made], np.intp)
     for axis in range(len(left)):
         left[axis] = given.sizes[tables.on[made, axis]]
     table = tables.origins[which, made]
-    points, cells, weights = np.zeros((1, 5)), np.zeros(1, np.intp), wanted.weights[0].copy()
+    points, cells, weights = np.zeros((1, 5)), np.zeros(1, np.intp), outside_sums.weights[0].copy()
     width = NONE
     if table >= 0:
         start, stop = tables.start[table], tables.stop[table]
-        points, cells, width = room.points[start:stop], room.cells[start:stop], tables.widths[table]
+        points, cells, width = buffer.points[start:stop], buffer.cells[start:stop], tables.widths[table]
         weights[4] *= tables.shares[table]
     sizes, axes = np.empty(width, np.intp), np.empty(width, np.intp)
     for place in range(width):
@@ -316,50 +340,62 @@ def _side(given: Given, wanted: Wanted, tables: _Tables, room: _Room, made: int,
     return side_of(points, cells, weights, sizes, axes, left)
 
 
-@machine_code
-def _within(given: Given, wanted: Wanted, made: int, is_made: bool, cells: int) -> Reach:
+@numba_compiled
+def _pruning(
+    given: FactorGraphArrays, outside_sums: OutsideSums, made: int, is_made: bool, cells: int
+) -> PruningArrays:
     """What matters of a table: what does of any that is like it; all of what is joined on the way to it."""
     if not is_made:
-        return Reach(np.zeros((0, 5)), np.zeros((cells, 0)), np.inf, np.full(cells, -np.inf))
-    forms = len(wanted.weights)
-    weights, outside = wanted.weights.copy(), np.full((cells, forms), np.inf)
-    for form in range(forms):
-        weights[form, 4] *= given.shares[made]
+        return PruningArrays(np.zeros((0, 5)), np.zeros((cells, 0)), np.inf, np.full(cells, -np.inf))
+    multipliers = len(outside_sums.weights)
+    weights, outside = outside_sums.weights.copy(), np.full((cells, multipliers), np.inf)
+    for multiplier in range(multipliers):
+        weights[multiplier, 4] *= given.shares[made]
     for table in range(made, len(given.first)):
         if given.first[table] == made:
             for cell in range(cells):
-                for form in range(forms):
-                    own = wanted.outside[form, wanted.places[table] + cell]
-                    outside[cell, form] = min(outside[cell, form], own)
-    return Reach(weights, outside, wanted.limit, np.full(cells, -np.inf))
+                for multiplier in range(multipliers):
+                    own = outside_sums.outside[multiplier, outside_sums.places[table] + cell]
+                    outside[cell, multiplier] = min(outside[cell, multiplier], own)
+    return PruningArrays(weights, outside, outside_sums.limit, np.full(cells, -np.inf))
 
 
-@machine_code
-def _are_many(one: Sided, other: Sided, choices: int, reach: Reach, many: int) -> bool:
+@numba_compiled
+def _has_many_pairs(
+    one: PreparedSide, other: PreparedSide, choices: int, pruning: PruningArrays, tolerance_from_pairs: int
+) -> bool:
     """Whether a step loses something."""
     a, b = one[0], other[0]
-    if len(a.points) * len(b.points) < many:
+    if len(a.points) * len(b.points) < tolerance_from_pairs:
         return False
-    return bool(number_of_pairs(a, b, choices, reach, many) >= many)
+    return bool(number_of_pairs(a, b, choices, pruning, tolerance_from_pairs) >= tolerance_from_pairs)
 
 
-@machine_code
-def _loss(
-    given: Given, wanted: Wanted, losing: Losing, made: int, part: float, share: float, weights: Values
-) -> Loss:
+@numba_compiled
+def _dominance_arrays(
+    given: FactorGraphArrays,
+    outside_sums: OutsideSums,
+    tolerance: ToleranceArrays,
+    made: int,
+    part: float,
+    share: float,
+    weights: Values,
+) -> DominanceArrays:
     """What a table loses: so much of all by number, for its share of the factors, and by excess."""
-    cells = wanted.places[made + 1] - wanted.places[made]
+    cells = outside_sums.places[made + 1] - outside_sums.places[made]
     potential = np.full(cells, np.inf)
     for table in range(made, len(given.first)):
         if given.first[table] == made:
             for cell in range(cells):
-                potential[cell] = min(potential[cell], losing.potentials[0, wanted.places[table] + cell])
+                potential[cell] = min(
+                    potential[cell], tolerance.potentials[0, outside_sums.places[table] + cell]
+                )
     for cell in range(cells):
         if potential[cell] == np.inf:
             potential[cell] = 0.0  # no label matters there
     steps, growth = np.empty(5), np.inf
     for k in range(5):
-        steps[k] = part * share * losing.base[k]
-        if part * losing.rate[k] > 0.0:
-            growth = min(growth, part * losing.rate[k] / steps[k])
-    return Loss(steps, growth if growth < np.inf else 0.0, weights, potential)
+        steps[k] = part * share * tolerance.base[k]
+        if part * tolerance.rate[k] > 0.0:
+            growth = min(growth, part * tolerance.rate[k] / steps[k])
+    return DominanceArrays(steps, growth if growth < np.inf else 0.0, weights, potential)

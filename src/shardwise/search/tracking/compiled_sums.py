@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.search.tracking.compiled import NONE, machine_code
+from shardwise.search.tracking.compiled import NONE, numba_compiled
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
 
 
-class Program(NamedTuple):
+class EliminationProgram(NamedTuple):
     """Tables and steps of an order of elimination. The variables of table t are variables[of_table[t] :
     of_table[t + 1]]; the first `factors` tables are given, step s makes table factors + s of those of
     inputs[of_step[s] : of_step[s + 1]] and takes out variable taken[s], or none (-1)."""
@@ -32,7 +32,7 @@ class Program(NamedTuple):
     taken: Indices
 
 
-@machine_code
+@numba_compiled
 def weighted_costs(costs: Values, weights: Values, sums: Values) -> None:
     """Fill the first columns of `sums` (weights, cells) with weighted costs (6, cells): the four columns that
     add, and the last one as it is."""
@@ -44,8 +44,8 @@ def weighted_costs(costs: Values, weights: Values, sums: Values) -> None:
             row[k] = a * costs[0, k] + b * costs[1, k] + c * costs[2, k] + d * costs[3, k] + costs[5, k]
 
 
-@machine_code
-def table_sizes(program: Program, sizes: Indices) -> Indices:
+@numba_compiled
+def table_sizes(program: EliminationProgram, sizes: Indices) -> Indices:
     """How many cells each table has; `sizes` are the choices of each variable."""
     count = len(program.of_table) - 1
     found = np.ones(count, np.intp)
@@ -55,7 +55,7 @@ def table_sizes(program: Program, sizes: Indices) -> Indices:
     return found
 
 
-@machine_code
+@numba_compiled
 def _is_among(variable: int, variables: Indices) -> bool:
     found = False
     for each in variables:
@@ -63,8 +63,8 @@ def _is_among(variable: int, variables: Indices) -> bool:
     return found
 
 
-@machine_code
-def _axes(program: Program, sizes: Indices, step: int, table: int) -> Indices:
+@numba_compiled
+def _axes(program: EliminationProgram, sizes: Indices, step: int, table: int) -> Indices:
     """The variables of a step as axes for what `table` has: its own first, that of most choices last; before
     that one those that it has not, of which that of most choices is the last. -1 where there is none."""
     made = program.factors + step
@@ -94,8 +94,8 @@ def _axes(program: Program, sizes: Indices, step: int, table: int) -> Indices:
     return found[: count + 2]
 
 
-@machine_code
-def _strides(program: Program, sizes: Indices, table: int, axes: Indices) -> Indices:
+@numba_compiled
+def _strides(program: EliminationProgram, sizes: Indices, table: int, axes: Indices) -> Indices:
     """How far apart the cells of a table are along axes; 0 along those that it has not."""
     found = np.zeros(len(axes), np.intp)
     stride = 1
@@ -108,7 +108,7 @@ def _strides(program: Program, sizes: Indices, table: int, axes: Indices) -> Ind
     return found
 
 
-@machine_code
+@numba_compiled
 def _packed_strides(shape: Indices, strides: Indices) -> Indices:
     """The same once the cells lie in the order of the axes."""
     found = np.zeros(len(shape), np.intp)
@@ -120,7 +120,7 @@ def _packed_strides(shape: Indices, strides: Indices) -> Indices:
     return found
 
 
-@machine_code
+@numba_compiled
 def _places(shape: Indices, strides: Indices) -> Indices:
     """Where the cells of a table are, in the order of the axes."""
     index = np.zeros(len(shape), np.intp)
@@ -144,7 +144,7 @@ def _places(shape: Indices, strides: Indices) -> Indices:
     return found
 
 
-@machine_code
+@numba_compiled
 def _shape(sizes: Indices, axes: Indices) -> Indices:
     """How many choices there are along axes; one where nothing is chosen."""
     found = np.ones(len(axes), np.intp)
@@ -166,8 +166,8 @@ class _Packing(NamedTuple):
     is_same: Indices
 
 
-@machine_code
-def _packing(program: Program, sizes: Indices, step: int, tables: Indices) -> _Packing:
+@numba_compiled
+def _packing(program: EliminationProgram, sizes: Indices, step: int, tables: Indices) -> _Packing:
     """Of tables of a step."""
     axes = _axes(program, sizes, step, tables[-1])
     shape = _shape(sizes, axes)
@@ -192,7 +192,7 @@ def _packing(program: Program, sizes: Indices, step: int, tables: Indices) -> _P
     return _Packing(shape, starts, strides, where, is_same)
 
 
-@machine_code
+@numba_compiled
 def _pack(packing: _Packing, row: int, table: Values, packed: Values) -> None:
     """Bring one table to its place among those that are packed."""
     first = packing.starts[row]
@@ -205,7 +205,7 @@ def _pack(packing: _Packing, row: int, table: Values, packed: Values) -> None:
             own[cell] = table[packing.where[first + cell]]
 
 
-@machine_code
+@numba_compiled
 def _unpack(packing: _Packing, packed: Values, table: Values) -> None:
     """Bring the table that is wanted from its place to where it belongs."""
     row = len(packing.is_same) - 1
@@ -219,15 +219,15 @@ def _unpack(packing: _Packing, packed: Values, table: Values) -> None:
             table[packing.where[first + cell]] = own[cell]
 
 
-@machine_code
+@numba_compiled
 def _fill(packing: _Packing, packed: Values) -> None:
     """Fill in the table that is wanted: the least, over what it has not, of the sums of the others."""
     shape, strides = packing.shape, packing.strides
-    wanted = len(packing.is_same) - 1
+    result = len(packing.is_same) - 1
     width, height = shape[-1], shape[-2]
-    alone, still, moving = np.empty(wanted, np.intp), np.empty(wanted, np.intp), np.empty(wanted, np.intp)
+    alone, still, moving = np.empty(result, np.intp), np.empty(result, np.intp), np.empty(result, np.intp)
     count_alone = count_still = count_moving = 0
-    for table in range(wanted):
+    for table in range(result):
         if strides[table, -1] == 0:
             alone[count_alone] = table
             count_alone += 1
@@ -238,7 +238,7 @@ def _fill(packing: _Packing, packed: Values) -> None:
             moving[count_moving] = table
             count_moving += 1
     at = packing.starts.copy()
-    _set(packed, at[wanted], at[wanted + 1], np.inf)
+    _set(packed, at[result], at[result + 1], np.inf)
     constants, row, total = np.empty(height), np.empty(width), np.empty(width)
     index = np.zeros(len(shape) - 2, np.intp)
     outer = 1
@@ -250,7 +250,7 @@ def _fill(packing: _Packing, packed: Values) -> None:
             start, stride = at[alone[place]], strides[alone[place], -2]
             for h in range(height):
                 constants[h] += packed[start + h * stride]
-        target = packed[at[wanted] : at[wanted] + width]
+        target = packed[at[result] : at[result] + width]
         if count_moving == 1 and count_still == 0:
             _lower(target, constants, packed, at[moving[0]], strides[moving[0], -2])
         else:
@@ -276,22 +276,22 @@ def _fill(packing: _Packing, packed: Values) -> None:
                 target[k] = min(target[k], row[k])
         for axis in range(len(shape) - 3, -1, -1):
             index[axis] += 1
-            for table in range(wanted + 1):
+            for table in range(result + 1):
                 at[table] += strides[table, axis]
             if index[axis] < shape[axis]:
                 break
-            for table in range(wanted + 1):
+            for table in range(result + 1):
                 at[table] -= strides[table, axis] * shape[axis]
             index[axis] = 0
 
 
-@machine_code
+@numba_compiled
 def _set(values: Values, first: int, stop: int, value: float) -> None:
     for k in range(first, stop):
         values[k] = value
 
 
-@machine_code
+@numba_compiled
 def _add(row: Values, packed: Values, start: int) -> None:
     """Add a row to another."""
     own = packed[start : start + len(row)]
@@ -299,7 +299,7 @@ def _add(row: Values, packed: Values, start: int) -> None:
         row[k] += own[k]
 
 
-@machine_code
+@numba_compiled
 def _lower(target: Values, constants: Values, packed: Values, start: int, stride: int) -> None:
     """Lower a row to the least of others, each with its constant: four at a time, since what is least so far
     is read and written once for all of them."""
@@ -323,8 +323,10 @@ def _lower(target: Values, constants: Values, packed: Values, start: int, stride
             target[k] = min(target[k], a + own[k])
 
 
-@machine_code
-def least_sums(program: Program, sizes: Indices, first: Indices, offsets: Indices, sums: Values) -> None:
+@numba_compiled
+def least_sums(
+    program: EliminationProgram, sizes: Indices, first: Indices, offsets: Indices, sums: Values
+) -> None:
     """Fill in the tables that the steps make. Cell c of table t is column offsets[t] + c of `sums` (weights,
     cells); what is like an earlier table `first[t]` has its columns."""
     for step in range(len(program.taken)):
@@ -345,9 +347,14 @@ def least_sums(program: Program, sizes: Indices, first: Indices, offsets: Indice
             _unpack(packing, packed, sums[j, offsets[made] :])
 
 
-@machine_code
+@numba_compiled
 def sums_outside(
-    program: Program, sizes: Indices, offsets: Indices, sums: Values, places: Indices, outside: Values
+    program: EliminationProgram,
+    sizes: Indices,
+    offsets: Indices,
+    sums: Values,
+    places: Indices,
+    outside: Values,
 ) -> None:
     """Fill in the least of all that is not in a table: cell c of table t is column places[t] + c of
     `outside`, of which that of the last table is given."""
@@ -357,11 +364,11 @@ def sums_outside(
         count = len(inputs)
         tables = np.empty(count + 1, np.intp)  # what is made, the other inputs, and the one that is wanted
         tables[0] = made
-        for wanted in range(count):
-            tables[count] = inputs[wanted]
+        for result in range(count):
+            tables[count] = inputs[result]
             at = 1
             for other in range(count):
-                if other != wanted:
+                if other != result:
                     tables[at] = inputs[other]
                     at += 1
             packing = _packing(program, sizes, step, tables)
@@ -374,12 +381,17 @@ def sums_outside(
                 _unpack(packing, packed, outside[j, places[tables[count]] :])
 
 
-@machine_code
+@numba_compiled
 def potential_sums(
-    program: Program, sizes: Indices, offsets: Indices, sums: Values, places: Indices, found: Values
+    program: EliminationProgram,
+    sizes: Indices,
+    offsets: Indices,
+    sums: Values,
+    places: Indices,
+    found: Values,
 ) -> None:
     """Fill in what a label of each table adds to the excess of the whole beside its own sum, under the first
-    weights, as `Scalars.potentials` says: columns of `found` (1, cells) like those of `sums_outside`."""
+    weights, as `FactorSums.potentials` says: columns of `found` (1, cells) like those of `sums_outside`."""
     cells = table_sizes(program, sizes)
     counts = np.ones(len(cells), np.intp)
     for step in range(len(program.taken)):
@@ -430,9 +442,14 @@ def potential_sums(
                 rest[cell] = rest[cell] - own if own < np.inf else np.inf
 
 
-@machine_code
-def sums_through(
-    program: Program, sizes: Indices, offsets: Indices, sums: Values, places: Indices, outside: Values
+@numba_compiled
+def min_marginal_sums(
+    program: EliminationProgram,
+    sizes: Indices,
+    offsets: Indices,
+    sums: Values,
+    places: Indices,
+    outside: Values,
 ) -> tuple[Indices, Values]:
     """Totals that no solution with a choice of a variable is below, the largest that the factors on it tell:
     column start[v] + choice of variable v."""
@@ -462,8 +479,10 @@ def sums_through(
     return start, found
 
 
-@machine_code
-def least_choices(program: Program, sizes: Indices, offsets: Indices, sums: Values, chosen: Indices) -> None:
+@numba_compiled
+def least_choices(
+    program: EliminationProgram, sizes: Indices, offsets: Indices, sums: Values, chosen: Indices
+) -> None:
     """Fill in the choices (variables, weights) that reach the least sums, given those of what others see; of
     equal ones the first."""
     for step in range(len(program.taken) - 1, -1, -1):

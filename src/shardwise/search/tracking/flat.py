@@ -12,13 +12,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.frontier import COLUMNS, Part
-from shardwise.search.tracking.steps import Order
+from shardwise.frontier import COLUMNS, FactorGraph
+from shardwise.search.tracking.steps import EliminationOrder
 
 if TYPE_CHECKING:
-    from shardwise.search.tracking.compiled_sums import Program
+    from shardwise.search.tracking.compiled_sums import EliminationProgram
 
-Peaked = tuple[tuple[int, float], ...]
+PeakShares = tuple[tuple[int, float], ...]
 """Factors at which the peak is weighed, and the share of its weight at each: 1 together, or none."""
 
 Indices = npt.NDArray[np.intp]
@@ -26,12 +26,12 @@ Values = npt.NDArray[np.float64]
 
 
 @lru_cache(maxsize=256)
-def program_of(order: Order) -> Program:
+def program_of(order: EliminationOrder) -> EliminationProgram:
     """The steps of an order as the loops take them."""
-    from shardwise.search.tracking.compiled_sums import Program
+    from shardwise.search.tracking.compiled_sums import EliminationProgram
 
     tables = [*order.factors, *(step.variables for step in order.steps)]
-    return Program(
+    return EliminationProgram(
         _starts(tables),
         _joined(tables),
         len(order.factors),
@@ -41,11 +41,11 @@ def program_of(order: Order) -> Program:
     )
 
 
-_COSTS: WeakKeyDictionary[Part, Values] = WeakKeyDictionary()
+_COSTS: WeakKeyDictionary[FactorGraph, Values] = WeakKeyDictionary()
 """What `costs_of` told, as long as its part is in use."""
 
 
-def costs_of(part: Part) -> Values:
+def costs_of(part: FactorGraph) -> Values:
     """The costs of all factors one after the other, (6, cells): nothing in the columns where they are
     infinite, which the last row is."""
     if part not in _COSTS:
@@ -53,7 +53,7 @@ def costs_of(part: Part) -> Values:
     return _COSTS[part]
 
 
-def _costs(part: Part) -> Values:
+def _costs(part: FactorGraph) -> Values:
     every = np.concatenate([factor.costs.reshape((-1, len(COLUMNS))) for factor in part.factors])
     is_out = ~np.isfinite(every).all(axis=1)
     every[is_out] = 0.0
@@ -69,11 +69,11 @@ def _joined(groups: list[tuple[int, ...]]) -> Indices:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Views:
+class TableViews:
     """Tables that lie one after the other in `columns` (weights, cells), from offsets[t] on: each with an
     axis for each of its variables and one for the weights."""
 
-    order: Order
+    order: EliminationOrder
     sizes: tuple[int, ...]
     offsets: Indices
     columns: Values
@@ -86,13 +86,13 @@ class Views:
 
 
 @dataclass(slots=True, eq=False)
-class Flat:
+class FlatSums:
     """The tables of a part one after the other: cell c of table t is column offsets[t] + c of `sums`
     (weights, cells); what is alike has the columns of the `first` of it. `places` and `outside` are that of
     what is not in a table."""
 
-    part: Part
-    order: Order
+    part: FactorGraph
+    order: EliminationOrder
     sizes: Indices
     first: Indices
     offsets: Indices
@@ -101,8 +101,15 @@ class Flat:
     outside: Values
 
     @staticmethod
-    def of(part: Part, order: Order, first: Mapping[int, int], weights: Values, peaked: Peaked) -> Flat:
-        """Of weights (J, 5), the last of which counts where it is `peaked`; `first` of each table's like."""
+    def of(
+        part: FactorGraph,
+        order: EliminationOrder,
+        first: Mapping[int, int],
+        weights: Values,
+        peak_shares: PeakShares,
+    ) -> FlatSums:
+        """Of weights (J, 5), the last of which counts where it is `peak_shares`; `first` of each table's
+        like."""
         from shardwise.search.tracking.compiled_sums import least_sums, table_sizes, weighted_costs
 
         sizes, program = np.array(part.sizes, dtype=np.intp), program_of(order)
@@ -115,56 +122,56 @@ class Flat:
         sums = np.empty((len(weights), int(given[-1] + (cells[count:] * is_made).sum())))
         costs = costs_of(part)
         weighted_costs(costs, np.ascontiguousarray(weights), sums)
-        for factor, share in peaked:
+        for factor, share in peak_shares:
             own = slice(int(given[factor]), int(given[factor + 1]))
             sums[:, own] += weights[:, 4:] * (share * costs[4, own])
         offsets = offsets[firsts]
         least_sums(program, sizes, firsts, offsets, sums)
         places = np.cumsum([0, *cells], dtype=np.intp)
-        return Flat(part, order, sizes, firsts, offsets, sums, places, np.empty((len(weights), 0)))
+        return FlatSums(part, order, sizes, firsts, offsets, sums, places, np.empty((len(weights), 0)))
 
     @property
-    def tables(self) -> Views:
+    def tables(self) -> TableViews:
         """Each table."""
-        return Views(self.order, self.part.sizes, self.offsets, self.sums)
+        return TableViews(self.order, self.part.sizes, self.offsets, self.sums)
 
-    def spread(self, outside: Values) -> Views:
+    def distribute(self, outside: Values) -> TableViews:
         """What is least outside of each table, given that of the last."""
         from shardwise.search.tracking.compiled_sums import sums_outside
 
         self.outside = np.empty((len(self.sums), int(self.places[-1])))
-        found = Views(self.order, self.part.sizes, self.places, self.outside)
+        found = TableViews(self.order, self.part.sizes, self.places, self.outside)
         found[self.order.last][:] = outside
         sums_outside(program_of(self.order), self.sizes, self.offsets, self.sums, self.places, self.outside)
         return found
 
-    def potentials(self, outside: Values) -> Views:
+    def potentials(self, outside: Values) -> TableViews:
         """What a label of each table adds to the excess of the whole beside its own sum, under the first
         weights, given that of the last table."""
         from shardwise.search.tracking.compiled_sums import potential_sums
 
-        found = Views(self.order, self.part.sizes, self.places, np.empty((1, int(self.places[-1]))))
+        found = TableViews(self.order, self.part.sizes, self.places, np.empty((1, int(self.places[-1]))))
         found[self.order.last][:] = outside
         potential_sums(
             program_of(self.order), self.sizes, self.offsets, self.sums, self.places, found.columns
         )
         return found
 
-    def through(self) -> list[Values]:
+    def min_marginals(self) -> list[Values]:
         """Of each variable the totals that no solution with a choice of it is below, (choices, weights)."""
-        from shardwise.search.tracking.compiled_sums import sums_through
+        from shardwise.search.tracking.compiled_sums import min_marginal_sums
 
-        start, found = sums_through(
+        start, found = min_marginal_sums(
             program_of(self.order), self.sizes, self.offsets, self.sums, self.places, self.outside
         )
         return [found[:, start[variable] : start[variable + 1]].T for variable in range(len(self.sizes))]
 
-    def choices(self, ends: Mapping[int, Indices]) -> dict[int, Indices]:
+    def choices(self, fixed: Mapping[int, Indices]) -> dict[int, Indices]:
         """Choices of all variables that reach the least sums, one per weight, given those of the ends."""
         from shardwise.search.tracking.compiled_sums import least_choices
 
         chosen = np.zeros((len(self.sizes), len(self.sums)), dtype=np.intp)
-        for variable, own in ends.items():
+        for variable, own in fixed.items():
             chosen[variable] = own
         least_choices(program_of(self.order), self.sizes, self.offsets, self.sums, chosen)
         return dict(enumerate(chosen))

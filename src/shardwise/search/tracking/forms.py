@@ -8,28 +8,28 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.frontier import Link
-from shardwise.search.tracking.chained import Weighed
-from shardwise.search.tracking.prune import Narrowed
+from shardwise.frontier import Segment
+from shardwise.search.tracking.chained import ChainSums
+from shardwise.search.tracking.prune import PresolvedChain
 from shardwise.search.tracking.state import State
 
 Values = npt.NDArray[np.float64]
 
-MOST = 4
+MOST_MULTIPLIERS = 4
 """Forms under which labels are weighed, each of which costs as much as the line itself."""
 
-BESIDE = (-0.3, -0.15, -0.07, -0.03, 0.03, 0.07, 0.15, 0.3)
+SHARE_OFFSETS = (-0.3, -0.15, -0.07, -0.03, 0.03, 0.07, 0.15, 0.3)
 """How much more of hidden_s forms have than a line: what has decided on a few large costs is bounded best by
 another share than the whole."""
 
-ALIKE = 1e-3
+SAME_MULTIPLIER = 1e-3
 """Difference of shares, or of parts of the peak, that tells nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Forms:
+class MultiplierSet:
     """Weights (J, 2) of time and memory in J forms, `shares` (J) of hidden_s in time's, and `peaks` (J,
-    links), the parts of the peak's in each occurrence of a link: what is wanted weighs less than `reach` in
+    links), the parts of the peak's in each occurrence of a link: what is wanted weighs less than `cutoff` in
     all of them. The first is a line as it was drawn.
 
     The larger time is no less than any mean of both, the largest peak no less than any mean of peaks: a
@@ -40,51 +40,51 @@ class Forms:
     weights: Values
     shares: Values
     peaks: Values
-    reach: float
+    cutoff: float
 
     @staticmethod
-    def of_line(weights: Values, share: float, peaks: Values, reach: float) -> Forms:
+    def of_bound(weights: Values, share: float, peaks: Values, cutoff: float) -> MultiplierSet:
         """A line as it was drawn, of weights (2) and peaks (links)."""
-        return Forms(weights[None], np.array([share]), peaks[None], reach)
+        return MultiplierSet(weights[None], np.array([share]), peaks[None], cutoff)
 
-    def below(self, weights: Values, share: float, peaks: Values, reach: float) -> Forms:
-        """Besides, what is wanted weighs less than `reach` by these: as if by as much as in the others."""
-        scaled = weights * (self.reach / reach)
-        return Forms(
+    def below(self, weights: Values, share: float, peaks: Values, cutoff: float) -> MultiplierSet:
+        """Besides, what is wanted weighs less than `cutoff` by these: as if by as much as in the others."""
+        scaled = weights * (self.cutoff / cutoff)
+        return MultiplierSet(
             np.concatenate([self.weights, scaled[None]]), np.append(self.shares, share),
-            np.concatenate([self.peaks, peaks[None]]), self.reach,
+            np.concatenate([self.peaks, peaks[None]]), self.cutoff,
         )  # fmt: skip
 
-    def with_others(self, near: Narrowed, beside: Sequence[float] = ()) -> Forms:
+    def with_others(self, near: PresolvedChain, offsets: Sequence[float] = ()) -> MultiplierSet:
         """Besides, the forms that have one time alone, the peak of one link alone, or so much more of
-        hidden_s `beside` the line's share, as far as solutions differ in them."""
+        hidden_s `offsets` the line's share, as far as solutions differ in them."""
         weights, share, parts = self.weights[0], self.shares[0], self.peaks[0]
         found = self
         if weights[0] > 0.0 and near.decided_share is None:
-            for one in (1.0, 0.0, *(share + more for more in beside)):
-                if abs(one - share) > ALIKE and 0.0 <= one <= 1.0:
-                    found = found.below(weights, one, parts, self.reach)
+            for one in (1.0, 0.0, *(share + more for more in offsets)):
+                if abs(one - share) > SAME_MULTIPLIER and 0.0 <= one <= 1.0:
+                    found = found.below(weights, one, parts, self.cutoff)
         if weights[1] > 0.0:
-            for place, link in enumerate(near.chain):
+            for place, segment in enumerate(near.chain):
                 alone = np.zeros(len(near.chain))
-                alone[place] = 1.0 / link.repeat
-                if _has_temporaries(link) and np.abs(alone - parts).max() > ALIKE:
-                    found = found.below(weights, share, alone, self.reach)
+                alone[place] = 1.0 / segment.repeat
+                if _has_temporaries(segment) and np.abs(alone - parts).max() > SAME_MULTIPLIER:
+                    found = found.below(weights, share, alone, self.cutoff)
         return found
 
-    def highest(self, state: State, near: Narrowed) -> Weighed:
+    def highest(self, state: State, near: PresolvedChain) -> ChainSums:
         """A chain under the line as it was drawn, and those of the others whose least sums are highest."""
         found = self.of(state, near)
-        if len(self.shares) <= MOST:
+        if len(self.shares) <= MOST_MULTIPLIERS:
             return found
-        others = 1 + np.argsort(-found.least[1:], kind="stable")[: MOST - 1]
+        others = 1 + np.argsort(-found.least[1:], kind="stable")[: MOST_MULTIPLIERS - 1]
         return found.some(np.array([0, *others.tolist()], dtype=np.intp))
 
-    def of(self, state: State, near: Narrowed) -> Weighed:
+    def of(self, state: State, near: PresolvedChain) -> ChainSums:
         """A chain under all of them."""
-        return state.weighed(near, self.weights, self.shares, self.peaks)
+        return state.chain_sums(near, self.weights, self.shares, self.peaks)
 
 
-def _has_temporaries(link: Link) -> bool:
-    costs = (factor.costs[..., 3:] for _, part in link.modes for factor in part.factors)
+def _has_temporaries(segment: Segment) -> bool:
+    costs = (factor.costs[..., 3:] for _, part in segment.modes for factor in part.factors)
     return any(bool((np.isfinite(own) & (own > 0.0)).any()) for own in costs)

@@ -8,7 +8,7 @@ from math import inf, isfinite
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.frontier import reduce
+from shardwise.frontier import non_dominated
 from shardwise.search.tracking.lines import SLACK
 from shardwise.search.tracking.solution import Measure, Solution
 
@@ -16,7 +16,7 @@ Values = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True)
-class Found:
+class IncumbentSet:
     """Solutions, each with the number of its chain, by time; `points` (n, 2). Those that take more than
     `most_bytes` only tell where lines are worth drawing: nothing has to match what takes as much."""
 
@@ -28,10 +28,10 @@ class Found:
         """Take in more of them; of equal ones the first stays."""
         points = np.concatenate([self.points, np.array([point for point, _ in measured]).reshape(-1, 2)])
         every = [*self.solutions, *(solution for _, solution in measured)]
-        kept = reduce(points)
-        self.points, self.solutions = points[kept], [every[row] for row in kept.tolist()]
+        rows_left = non_dominated(points)
+        self.points, self.solutions = points[rows_left], [every[row] for row in rows_left.tolist()]
 
-    def corners(self, epsilon: float) -> Values:
+    def nadir_points(self, epsilon: float) -> Values:
         """(n + 1, 2): whatever fits by a factor 1 + epsilon, and no point that fits matches within it, is
         below one of these in both. Nothing is below that of a point which does not fit: (0, 0).
 
@@ -43,11 +43,11 @@ class Found:
         if isfinite(self.most_bytes):
             # A little above it, so that what takes just as much is below that.
             memories[memories > self.most_bytes] = self.most_bytes * (1.0 + 4.0 * SLACK)
-        corners = np.column_stack([times, memories]) / (1.0 + epsilon)
-        corners[:-1][self.points[:, 1] > self.most_bytes] = 0.0
-        return corners
+        nadir_points = np.column_stack([times, memories]) / (1.0 + epsilon)
+        nadir_points[:-1][self.points[:, 1] > self.most_bytes] = 0.0
+        return nadir_points
 
-    def ends(self, epsilon: float) -> Values:
+    def extremes(self, epsilon: float) -> Values:
         """The corners of less than the least time, and of less than the least memory, (2, 2): (0, 0) where
         the fastest does not fit. The least memory matters even where that does not."""
         if not len(self.points):
@@ -56,14 +56,16 @@ class Found:
         first = [fastest[0], np.inf] if fastest[1] <= self.most_bytes else [0.0, 0.0]
         return np.array([first, [np.inf, smallest[1]]]) / (1.0 + epsilon)
 
-    def thinned(self, epsilon: float) -> Found:
+    def thinned(self, epsilon: float) -> IncumbentSet:
         """As few of those that fit as still match each within a factor 1 + epsilon: the fastest, and from
         there always the slowest that matches all it passes by. Where none fits, the smallest."""
         fitting = np.flatnonzero(self.points[:, 1] <= self.most_bytes)
         if not len(fitting):
             fitting = np.arange(len(self.points))[-1:]
-        kept = fitting[representatives(self.points[fitting], epsilon)]
-        return Found(self.most_bytes, self.points[kept], [self.solutions[row] for row in kept.tolist()])
+        rows_left = fitting[representatives(self.points[fitting], epsilon)]
+        return IncumbentSet(
+            self.most_bytes, self.points[rows_left], [self.solutions[row] for row in rows_left.tolist()]
+        )
 
 
 def representatives(points: Values, epsilon: float) -> npt.NDArray[np.intp]:
@@ -72,14 +74,16 @@ def representatives(points: Values, epsilon: float) -> npt.NDArray[np.intp]:
     it passes by."""
     if len(points) < 3 or epsilon <= 0.0:
         return np.arange(len(points))
-    kept = [0]
+    rows_left = [0]
     last = len(points) - 1
-    while kept[-1] < last:
-        unmatched = np.flatnonzero(points[kept[-1] + 1 :, 1] * (1.0 + epsilon) < points[kept[-1], 1])
+    while rows_left[-1] < last:
+        unmatched = np.flatnonzero(
+            points[rows_left[-1] + 1 :, 1] * (1.0 + epsilon) < points[rows_left[-1], 1]
+        )
         if not len(unmatched):
-            kept.append(last)
+            rows_left.append(last)
             break
-        first = kept[-1] + 1 + int(unmatched[0])
+        first = rows_left[-1] + 1 + int(unmatched[0])
         limit_s = points[first, 0] * (1.0 + epsilon)
-        kept.append(max(first, int(np.searchsorted(points[:, 0], limit_s, side="right")) - 1))
-    return np.asarray(kept, dtype=np.intp)
+        rows_left.append(max(first, int(np.searchsorted(points[:, 0], limit_s, side="right")) - 1))
+    return np.asarray(rows_left, dtype=np.intp)

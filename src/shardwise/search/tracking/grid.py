@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.frontier import reduce
+from shardwise.frontier import non_dominated
 from shardwise.search.tracking import machine
 
 Indices = npt.NDArray[np.intp]
@@ -15,7 +15,7 @@ Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Grid:
+class EpsilonDominance:
     """How much more than a label, column by column, another one may cost that stands for it: `base` (columns)
     and, for each unit of its excess, `rate` (columns).
 
@@ -30,9 +30,9 @@ class Grid:
     potential: Values
 
     @staticmethod
-    def even(steps: Values) -> Grid:
+    def even(steps: Values) -> EpsilonDominance:
         """The same for every label."""
-        return Grid(steps, np.zeros(len(steps)), np.zeros(len(steps)), np.zeros(1))
+        return EpsilonDominance(steps, np.zeros(len(steps)), np.zeros(len(steps)), np.zeros(1))
 
     @property
     def growth(self) -> float:
@@ -54,26 +54,26 @@ class Grid:
         return np.asarray(self.base * 2.0**place)
 
 
-def reduced(cells: Indices, points: Values, ranks: Values, grid: Grid | None) -> Indices:
-    """The labels that no other one of their cell dominates; with a `grid`, that none does up to a step of it:
-    each that is left out is matched by one that costs at most a step more in any column. Of like ones the one
-    of least rank stays."""
-    if grid is None:
-        return reduce(points, cells=cells)
-    if machine.pays(len(cells)):
-        return machine.kept(cells, points, ranks, grid)
-    ranges = grid.ranges(cells, points)
-    kept = np.empty(0, dtype=np.intp)
+def reduced(cells: Indices, points: Values, ranks: Values, dominance: EpsilonDominance | None) -> Indices:
+    """The labels that no other one of their cell dominates; with a `dominance`, that none does up to a step
+    of it: each that is left out is matched by one that costs at most a step more in any column. Of like ones
+    the one of least rank stays."""
+    if dominance is None:
+        return non_dominated(points, groups=cells)
+    if machine.uses_numba(len(cells)):
+        return machine.undominated(cells, points, ranks, dominance)
+    ranges = dominance.ranges(cells, points)
+    undominated = np.empty(0, dtype=np.intp)
     for place in range(int(ranges.max(initial=0)) + 1):
         # On the grid of a range, what stays of those before it stands for labels in it, and stays itself.
         fresh = np.flatnonzero(ranges == place)
         if not len(fresh):
             continue
-        rows = np.concatenate([kept, fresh])
+        rows = np.concatenate([undominated, fresh])
         rows = rows[np.argsort(ranks[rows], kind="stable")]
-        best = rows[reduce(_stepped(points[rows], grid.steps(place)), cells=cells[rows])]
-        kept = np.concatenate([kept, best[ranges[best] == place]])
-    return kept[np.argsort(cells[kept], kind="stable")]
+        best = rows[non_dominated(_stepped(points[rows], dominance.steps(place)), groups=cells[rows])]
+        undominated = np.concatenate([undominated, best[ranges[best] == place]])
+    return undominated[np.argsort(cells[undominated], kind="stable")]
 
 
 def _stepped(points: Values, steps: Values) -> Values:

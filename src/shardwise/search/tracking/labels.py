@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.frontier import Costs, reduce
+from shardwise.frontier import Costs, non_dominated
 from shardwise.search.tracking import machine
-from shardwise.search.tracking.bins import in_bins
-from shardwise.search.tracking.grid import Grid, reduced
+from shardwise.search.tracking.bins import undominated_in_bins
+from shardwise.search.tracking.grid import EpsilonDominance, reduced
 from shardwise.search.tracking.lines import SLACK
 from shardwise.search.tracking.solution import measures
 
@@ -24,10 +24,10 @@ Values = npt.NDArray[np.float64]
 _PAIRS_AT_ONCE = 1 << 21
 """Pairs of labels that a join holds in memory at a time."""
 
-MOST_PAIRS, MOST_LABELS = 150_000_000, 300_000
+MOST_PAIRS_IF_EXACT, MOST_LABELS_IF_EXACT = 150_000_000, 300_000
 """Pairs of labels that one join may look at, and labels that it may leave, where none stands for another."""
 
-CLOSE_PAIRS, CLOSE_LABELS = 16_000_000, 150_000
+MOST_PAIRS_WITH_TOLERANCE, MOST_LABELS_WITH_TOLERANCE = 16_000_000, 150_000
 """The same where some do: where that is too few, they may cost more."""
 
 LABELS_PER_CELL = 8
@@ -55,7 +55,7 @@ class Allowance:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Within:
+class LabelPruning:
     """Which labels of a join may still matter: those whose weighted sums, with the least of all that is not
     in them, are below `limit` in each of J forms.
 
@@ -73,7 +73,7 @@ class Within:
     peaks: Values | None = None
 
     @property
-    def reach(self) -> float:
+    def padded_limit(self) -> float:
         """The limit of sums that are added in any order."""
         return self.limit * (1.0 + SLACK)
 
@@ -81,15 +81,15 @@ class Within:
         """Those of labels that may matter, and their sums in the first form: most others are told by it."""
         outside = self.outside.reshape(-1, self.weights.shape[1])
         ranks = points @ self.weights[:, 0] + outside[cells, 0]
-        kept = np.flatnonzero(ranks < self.reach)
+        retained = np.flatnonzero(ranks < self.padded_limit)
         if self.weights.shape[1] > 1:
-            sums = points[kept] @ self.weights[:, 1:] + outside[cells[kept], 1:]
-            kept = kept[(sums < self.reach).all(axis=1)]
-        return kept, ranks[kept]
+            sums = points[retained] @ self.weights[:, 1:] + outside[cells[retained], 1:]
+            retained = retained[(sums < self.padded_limit).all(axis=1)]
+        return retained, ranks[retained]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ends:
+class TerminalJoin:
     """Labels that nothing follows: their folded columns count as seconds and bytes alone, of which one that
     stands for another may cost as much more as `slack` (2) says; so many `pairs` may be looked at, if that is
     more than of others."""
@@ -137,12 +137,12 @@ def labels_of(variables: tuple[int, ...], costs: Costs) -> Labels:
     return Labels(variables, sizes, cells, points[cells])
 
 
-def pairs_of(a: Labels, b: Labels, *, without: int | None, within: Within) -> int:
+def pairs_of(a: Labels, b: Labels, *, without: int | None, pruning: LabelPruning) -> int:
     """How many pairs of labels a join looks at."""
     left, sizes = _left(a, b, without)
-    if machine.pays(len(a) * len(b)):
-        return machine.Meeting(a, b, left, sizes, without, within).count(len(a) * len(b))
-    return int(_Pairs.of(a, b, left, sizes, within).counts.sum())
+    if machine.uses_numba(len(a) * len(b)):
+        return machine.NumbaJoin(a, b, left, sizes, without, pruning).count(len(a) * len(b))
+    return int(_Pairs.of(a, b, left, sizes, pruning).counts.sum())
 
 
 def _left(a: Labels, b: Labels, without: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -157,52 +157,58 @@ def joined(
     b: Labels,
     *,
     without: int | None = None,
-    within: Within | None = None,
-    grid: Grid | None = None,
-    ends: Ends | None = None,
-    by_machine: bool = False,
+    pruning: LabelPruning | None = None,
+    dominance: EpsilonDominance | None = None,
+    terminal: TerminalJoin | None = None,
+    by_numba: bool = False,
     allowance: Allowance | None = None,
 ) -> Labels:
     """What `a` and `b` cost together, in the cells of all their variables but `without`, reduced.
 
     The columns add, but for the last, of which the larger counts. Labels that are not `within` are dropped
-    before anything is compared. With a `grid`, labels that others match up to a step of it are left out too.
-    `ends` where nothing follows.
-    `by_machine` where machine code is at work already, however few they are.
+    before anything is compared. With a `dominance`, labels that others match up to a step of it are left out
+    too. `ends` where nothing follows. `by_numba` where machine code is at work already, however few they are.
     TooManyLabels where there are more than a search should go through, or than the `allowance` has, with
-    which no code is compiled.
-    """
+    which no code is compiled."""
     left, sizes = _left(a, b, without)
-    is_close = grid is not None or (ends is not None and ends.slack is not None)
-    most_pairs, most_labels = (CLOSE_PAIRS, CLOSE_LABELS) if is_close else (MOST_PAIRS, MOST_LABELS)
-    if is_close and ends is not None:
-        most_pairs = max(most_pairs, ends.pairs)
+    has_tolerance = dominance is not None or (terminal is not None and terminal.slack is not None)
+    most_pairs, most_labels = (
+        (MOST_PAIRS_WITH_TOLERANCE, MOST_LABELS_WITH_TOLERANCE)
+        if has_tolerance
+        else (MOST_PAIRS_IF_EXACT, MOST_LABELS_IF_EXACT)
+    )
+    if has_tolerance and terminal is not None:
+        most_pairs = max(most_pairs, terminal.pairs)
     most_labels = max(most_labels, LABELS_PER_CELL * prod(sizes))
-    if allowance is None and (by_machine or machine.pays(len(a) * len(b))):
-        meeting = machine.Meeting(a, b, left, sizes, without, within)
-        found = meeting.ends(ends, most_pairs) if ends else meeting.labels(grid, most_pairs, most_labels)
+    if allowance is None and (by_numba or machine.uses_numba(len(a) * len(b))):
+        numba_join = machine.NumbaJoin(a, b, left, sizes, without, pruning)
+        found = (
+            numba_join.terminal(terminal, most_pairs)
+            if terminal
+            else numba_join.labels(dominance, most_pairs, most_labels)
+        )
         if found is None:
             raise TooManyLabels
         rows_a, rows_b, cells, points = found
         order = np.lexsort((*points.T[::-1], cells))
         origins = ((a, rows_a[order]), (b, rows_b[order]))
         return Labels(left, sizes, cells[order], points[order], origins)
-    pairs = _Pairs.of(a, b, left, sizes, within)
-    joint = _Joint.of(a, b, left, sizes, within, grid, ends)
+    pairs = _Pairs.of(a, b, left, sizes, pruning)
+    joint = _Joint.of(a, b, left, sizes, pruning, dominance, terminal)
     at_once = _PAIRS_AT_ONCE
     if allowance is not None:
         allowance.take(int(pairs.counts.sum()))
         at_once, most_labels = allowance.at_once, allowance.labels
     elif pairs.counts.sum() > most_pairs:
         raise TooManyLabels
-    pieces = []
+    batches = []
     for start, stop in _chunks(pairs.counts, at_once):
-        pieces.append(joint.reduced(*pairs.rows(start, stop)))
-        if allowance is not None and len(pieces[-1][0]) > most_labels:
+        batches.append(joint.reduced(*pairs.rows(start, stop)))
+        if allowance is not None and len(batches[-1][0]) > most_labels:
             raise TooManyLabels
-    if len(pieces) > 1:
-        pieces = [joint.reduced(*(np.concatenate(rows) for rows in zip(*pieces, strict=True)))]
-    rows_a, rows_b = pieces[0] if pieces else (np.empty(0, dtype=np.intp), np.empty(0, dtype=np.intp))
+    if len(batches) > 1:
+        batches = [joint.reduced(*(np.concatenate(rows) for rows in zip(*batches, strict=True)))]
+    rows_a, rows_b = batches[0] if batches else (np.empty(0, dtype=np.intp), np.empty(0, dtype=np.intp))
     if len(rows_a) > most_labels:
         raise TooManyLabels
     points = joint.points(rows_a, rows_b)
@@ -215,21 +221,21 @@ class _Joint:
 
     a: Labels
     b: Labels
-    within: Within | None
-    grid: Grid | None
+    pruning: LabelPruning | None
+    dominance: EpsilonDominance | None
     at_a: Indices
     at_b: Indices
-    ends: Ends | None
+    terminal: TerminalJoin | None
 
     @staticmethod
     def of(
-        a: Labels, b: Labels, left: tuple[int, ...], sizes: tuple[int, ...], within: Within | None,
-        grid: Grid | None, ends: Ends | None,
+        a: Labels, b: Labels, left: tuple[int, ...], sizes: tuple[int, ...], pruning: LabelPruning | None,
+        dominance: EpsilonDominance | None, terminal: TerminalJoin | None,
     ) -> _Joint:  # fmt: skip
         """Of the pairs of two tables, on what variables are left."""
         shared = tuple(variable for variable in a.variables if variable in b.variables)
         at_a, at_b = _strides(left, sizes, a), _strides(left, sizes, b, skip=shared)
-        return _Joint(a, b, within, grid, at_a, at_b, ends)
+        return _Joint(a, b, pruning, dominance, at_a, at_b, terminal)
 
     def cells(self, rows_a: Indices, rows_b: Indices) -> Indices:
         """The cell of each pair."""
@@ -238,31 +244,38 @@ class _Joint:
     def points(self, rows_a: Indices, rows_b: Indices) -> Values:
         """What each pair costs: the columns add, but for the last, of which the larger counts."""
         points = _costs(self.a, self.b, rows_a, rows_b)
-        if self.within is not None and self.within.peaks is not None:
+        if self.pruning is not None and self.pruning.peaks is not None:
             points[:, -1] = self._peaks(rows_a, rows_b)
         return points
 
     def _peaks(self, rows_a: Indices, rows_b: Indices) -> Values:
         peaks = np.asarray(np.maximum(self.a.points[rows_a, -1], self.b.points[rows_b, -1]))
-        if self.within is not None and self.within.peaks is not None:
-            peaks = np.maximum(peaks, self.within.peaks.reshape(-1)[self.cells(rows_a, rows_b)])
+        if self.pruning is not None and self.pruning.peaks is not None:
+            peaks = np.maximum(peaks, self.pruning.peaks.reshape(-1)[self.cells(rows_a, rows_b)])
         return peaks
 
     def reduced(self, rows_a: Indices, rows_b: Indices) -> tuple[Indices, Indices]:
         """The pairs that stay, cell by cell."""
-        if self.grid is not None and self.ends is None and (self.grid.base > 0.0).all():
-            kept = in_bins(self.cells(rows_a, rows_b), self._steps(rows_a, rows_b, self.grid.base))
-            rows_a, rows_b = rows_a[kept], rows_b[kept]
+        if self.dominance is not None and self.terminal is None and (self.dominance.base > 0.0).all():
+            retained = undominated_in_bins(
+                self.cells(rows_a, rows_b), self._steps(rows_a, rows_b, self.dominance.base)
+            )
+            rows_a, rows_b = rows_a[retained], rows_b[retained]
         cells = self.cells(rows_a, rows_b)
         points = self.points(rows_a, rows_b)
         ranks = np.zeros(len(cells))
-        if self.within is not None:
-            kept, ranks = self.within.of(cells, points)
-            rows_a, rows_b, cells, points = rows_a[kept], rows_b[kept], cells[kept], points[kept]
-        if self.ends is not None:
-            best = reduce(measures(points), cells=cells)
+        if self.pruning is not None:
+            retained, ranks = self.pruning.of(cells, points)
+            rows_a, rows_b, cells, points = (
+                rows_a[retained],
+                rows_b[retained],
+                cells[retained],
+                points[retained],
+            )
+        if self.terminal is not None:
+            best = non_dominated(measures(points), groups=cells)
         else:
-            best = reduced(cells, points, ranks, self.grid)
+            best = reduced(cells, points, ranks, self.dominance)
         return rows_a[best], rows_b[best]
 
     def _steps(self, rows_a: Indices, rows_b: Indices, steps: Values) -> list[Values]:
@@ -295,42 +308,42 @@ class _Pairs:
 
     @staticmethod
     def of(
-        a: Labels, b: Labels, left: tuple[int, ...], sizes: tuple[int, ...], within: Within | None
+        a: Labels, b: Labels, left: tuple[int, ...], sizes: tuple[int, ...], pruning: LabelPruning | None
     ) -> _Pairs:
         """All that agree in the variables they share and, roughly, stay within."""
         size_of = dict(zip((*a.variables, *b.variables), (*a.sizes, *b.sizes), strict=True))
         shared = tuple(variable for variable in a.variables if variable in b.variables)
         key_a, key_b = _keys(a, shared, size_of), _keys(b, shared, size_of)
-        if within is None:
+        if pruning is None:
             by_key = np.argsort(key_b, kind="stable")
             first = np.searchsorted(key_b[by_key], key_a, side="left")
             return _Pairs(by_key, first, np.searchsorted(key_b[by_key], key_a, side="right") - first)
-        sums_a = a.points @ within.weights_a[:, 0]
+        sums_a = a.points @ pruning.weights_a[:, 0]
         away = tuple(place for place, variable in enumerate(left) if variable not in b.variables)
-        outside = within.outside[..., 0].min(axis=away)
+        outside = pruning.outside[..., 0].min(axis=away)
         at = b.coordinates()
         index = tuple(at[variable] for variable in left if variable in b.variables)
-        sums_b = b.points @ within.weights_b[:, 0] + (outside[index] if index else outside)
+        sums_b = b.points @ pruning.weights_b[:, 0] + (outside[index] if index else outside)
         # Within each key by sum: keys are whole numbers apart, sums less than one.
-        room = within.reach - sums_a
-        kept_b = np.flatnonzero(np.isfinite(sums_b))
-        sums_b, key_b = sums_b[kept_b], key_b[kept_b]
+        remaining = pruning.padded_limit - sums_a
+        retained_b = np.flatnonzero(np.isfinite(sums_b))
+        sums_b, key_b = sums_b[retained_b], key_b[retained_b]
         low, high = sums_b.min(initial=0.0), sums_b.max(initial=0.0)
         span = 2.0 * (high - low) or 1.0
         place_b = key_b + (sums_b - low) / span
         by_key = np.argsort(place_b, kind="stable")
         first = np.searchsorted(place_b[by_key], key_a, side="left")
         end = np.searchsorted(
-            place_b[by_key], key_a + np.clip((room - low) / span + 1e-9, -0.25, 0.75), side="right"
+            place_b[by_key], key_a + np.clip((remaining - low) / span + 1e-9, -0.25, 0.75), side="right"
         )
-        return _Pairs(kept_b[by_key], first, np.maximum(end - first, 0))
+        return _Pairs(retained_b[by_key], first, np.maximum(end - first, 0))
 
     def rows(self, start: int, stop: int) -> tuple[Indices, Indices]:
         """The pairs of the labels of `a` from start to stop, as rows of both."""
         counts = self.counts[start:stop]
         rows_a = np.repeat(np.arange(start, stop), counts)
-        within = np.arange(len(rows_a)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return rows_a, self.by_key[self.first[rows_a] + within]
+        offsets = np.arange(len(rows_a)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return rows_a, self.by_key[self.first[rows_a] + offsets]
 
 
 def keys_on(table: Labels, shared: tuple[int, ...]) -> Indices:
@@ -364,17 +377,17 @@ def _chunks(counts: Indices, at_once: int) -> list[tuple[int, int]]:
     """Ranges of rows with about so many pairs."""
     if not len(counts):
         return []
-    ends = np.cumsum(counts)
-    cuts = np.searchsorted(ends, np.arange(at_once, int(ends[-1]), at_once)) + 1
+    totals = np.cumsum(counts)
+    cuts = np.searchsorted(totals, np.arange(at_once, int(totals[-1]), at_once)) + 1
     edges = [0, *sorted(set(cuts.tolist())), len(counts)]
     return [(start, stop) for start, stop in pairwise(edges) if stop > start]
 
 
-def unfolded(table: Labels, rows: Indices) -> list[Indices]:
+def leaf_rows(table: Labels, rows: Indices) -> list[Indices]:
     """The rows, of each of the given tables that a table was made of, in order, that made its `rows`."""
     if not table.origins:
         return [rows]
-    return [leaf for origin, own in table.origins for leaf in unfolded(origin, own[rows])]
+    return [leaf for origin, own in table.origins for leaf in leaf_rows(origin, own[rows])]
 
 
 def chosen(table: Labels, rows: Indices) -> dict[int, Indices]:

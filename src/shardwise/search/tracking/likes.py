@@ -7,38 +7,40 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.search.tracking.flat import Views
+from shardwise.search.tracking.flat import TableViews
 from shardwise.search.tracking.labels import Labels
-from shardwise.search.tracking.scalars import Scalars, Sums
-from shardwise.search.tracking.steps import Step
+from shardwise.search.tracking.scalars import FactorSums, Sums
+from shardwise.search.tracking.steps import EliminationStep
 
 Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Likes:
+class EqualTables:
     """Which tables of a part are alike, by the first of each, and the steps that make them."""
 
-    scalars: Scalars
-    steps: dict[int, Step]
-    alike: dict[int, list[int]]
+    factor_sums: FactorSums
+    steps: dict[int, EliminationStep]
+    equal_tables_of: dict[int, list[int]]
 
     @staticmethod
-    def of(scalars: Scalars) -> Likes:
+    def of(factor_sums: FactorSums) -> EqualTables:
         """Of a part's tables as weighted sums."""
-        alike: dict[int, list[int]] = {}
-        for table, first in scalars.made.items():
-            alike.setdefault(first, []).append(table)
-        return Likes(scalars, {step.output: step for step in scalars.order.steps}, alike)
+        equal_tables_of: dict[int, list[int]] = {}
+        for table, first in factor_sums.made.items():
+            equal_tables_of.setdefault(first, []).append(table)
+        return EqualTables(
+            factor_sums, {step.output: step for step in factor_sums.order.steps}, equal_tables_of
+        )
 
     def first(self, table: int) -> int:
         """The first table that is like this one."""
-        return self.scalars.made[table]
+        return self.factor_sums.made[table]
 
-    def least(self, sums: dict[int, Sums] | Views, table: int) -> Values:
+    def least(self, sums: dict[int, Sums] | TableViews, table: int) -> Values:
         """The least, in all that are like a table, of sums by table, its variables in ascending order."""
-        order = np.argsort(self.scalars.axes[table])
-        rows = [sums[like] for like in self.alike[self.first(table)]]
+        order = np.argsort(self.factor_sums.axes[table])
+        rows = [sums[like] for like in self.equal_tables_of[self.first(table)]]
         return np.asarray(np.minimum.reduce(rows).transpose((*order, len(order))))
 
     def renamed(self, labels: Labels, table: int) -> Labels:
@@ -47,7 +49,7 @@ class Likes:
 
     def names(self, first: int, table: int) -> dict[int, int]:
         """The variables of a table, and of all that it is made of, by those of one like it."""
-        axes = self.scalars.axes
+        axes = self.factor_sums.axes
         names = dict(zip(axes[first], axes[table], strict=True))
         if first in self.steps:
             ours, theirs = self.steps[first], self.steps[table]

@@ -14,7 +14,7 @@ SLACK = 1e-11
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
+class ExploredBox:
     """What a look has seen: every solution that takes less than `box` (2) of both, and weighs less than
     `limit` by `weights` (2), is matched by one that was found."""
 
@@ -24,20 +24,20 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Lines:
+class LagrangianBounds:
     """Every solution with weights @ (time, memory) below `least` is matched by one that was found; none at
-    all is below `drawn`.
+    all is below `proven_sums`.
 
     Weights (J, 2), least and drawn (J). `shares` (J) are the share of hidden_s in time's weight with which
-    the line was drawn, `peaks` (J, links) the parts of the peak's. `seen` is what was seen of some part.
+    the line was drawn, `peaks` (J, links) the parts of the peak's. `explored` is what was seen of some part.
     """
 
     weights: Values = field(default_factory=lambda: np.empty((0, 2)))
     shares: Values = field(default_factory=lambda: np.empty(0))
-    least: Values = field(default_factory=lambda: np.empty(0))
-    drawn: Values = field(default_factory=lambda: np.empty(0))
+    explored_sums: Values = field(default_factory=lambda: np.empty(0))
+    proven_sums: Values = field(default_factory=lambda: np.empty(0))
     peaks: list[Values] = field(default_factory=list)
-    seen: list[Seen] = field(default_factory=list)
+    explored: list[ExploredBox] = field(default_factory=list)
 
     def add(self, weights: Values, shares: Values, peaks: Values, least: Values) -> None:
         """Lines as they are drawn: what no solution at all is below. Of like weights the highest stays."""
@@ -46,38 +46,42 @@ class Lines:
             if not len(alike):
                 self.weights = np.concatenate([self.weights, own[None]])
                 self.shares = np.append(self.shares, share)
-                self.least = np.append(self.least, value)
-                self.drawn = np.append(self.drawn, value)
+                self.explored_sums = np.append(self.explored_sums, value)
+                self.proven_sums = np.append(self.proven_sums, value)
                 self.peaks.append(parts)
-            elif value > self.drawn[alike[0]]:
-                line = int(alike[0])
-                self.shares[line], self.drawn[line], self.peaks[line] = share, value, parts
-                self.least[line] = max(float(self.least[line]), value)
+            elif value > self.proven_sums[alike[0]]:
+                lower_bound = int(alike[0])
+                self.shares[lower_bound], self.proven_sums[lower_bound], self.peaks[lower_bound] = (
+                    share,
+                    value,
+                    parts,
+                )
+                self.explored_sums[lower_bound] = max(float(self.explored_sums[lower_bound]), value)
 
-    def rise(self, line: int, least: float) -> None:
+    def raise_to(self, lower_bound: int, least: float) -> None:
         """No solution at all weighs less by a line than `least`."""
-        self.drawn[line] = max(float(self.drawn[line]), least)
-        self.least[line] = max(float(self.least[line]), least)
+        self.proven_sums[lower_bound] = max(float(self.proven_sums[lower_bound]), least)
+        self.explored_sums[lower_bound] = max(float(self.explored_sums[lower_bound]), least)
 
-    def closest(self, corners: Values, count: int) -> npt.NDArray[np.intp]:
+    def closest(self, nadir_points: Values, count: int) -> npt.NDArray[np.intp]:
         """The lines of both objectives that are closest to corners (n, 2), at most so many of them, evenly
         spread over their slopes."""
         both = np.flatnonzero(self.weights.all(axis=1))
-        if not len(corners) or not len(both):
+        if not len(nadir_points) or not len(both):
             return both[:0]
-        finite = corners[np.isfinite(corners).all(axis=1)]
-        beyond = weighted(self.weights[both], finite) / self.least[both]
+        finite = nadir_points[np.isfinite(nadir_points).all(axis=1)]
+        beyond = weighted(self.weights[both], finite) / self.explored_sums[both]
         near = both[np.unique(beyond.argmin(axis=1))] if len(finite) else both
         by_slope = near[np.argsort(self.weights[near, 1] / self.weights[near, 0], kind="stable")]
         picked = np.linspace(0, len(near) - 1, min(count, len(near))).astype(np.intp)
         return np.asarray(by_slope[picked])
 
-    def advance(self, line: int, limit: float, box: Values) -> None:
+    def mark_explored(self, lower_bound: int, limit: float, box: Values) -> None:
         """All solutions below `limit`, and below `box` (2) in time and memory, are matched now."""
         if np.isinf(box).all():
-            self.least[line] = max(float(self.least[line]), limit)
+            self.explored_sums[lower_bound] = max(float(self.explored_sums[lower_bound]), limit)
         else:
-            self.seen.append(Seen(self.weights[line], limit, box))
+            self.explored.append(ExploredBox(self.weights[lower_bound], limit, box))
 
 
 def weighted(weights: Values, points: Values) -> Values:
@@ -90,9 +94,13 @@ def weighted(weights: Values, points: Values) -> Values:
     return sums
 
 
-def is_open(lines: Lines, corners: Values) -> npt.NDArray[np.bool_]:
+def is_open(lower_bounds: LagrangianBounds, nadir_points: Values) -> npt.NDArray[np.bool_]:
     """Which corners have something below them that no line forbids, and no look has seen, (n)."""
-    found = (lines.least[None] < weighted(lines.weights, corners) * (1.0 - SLACK)).all(axis=1)
-    for seen in lines.seen:
-        found &= (corners > seen.box).any(axis=1) | (corners @ seen.weights * (1.0 - SLACK) > seen.limit)
+    found = (
+        lower_bounds.explored_sums[None] < weighted(lower_bounds.weights, nadir_points) * (1.0 - SLACK)
+    ).all(axis=1)
+    for explored in lower_bounds.explored:
+        found &= (nadir_points > explored.box).any(axis=1) | (
+            nadir_points @ explored.weights * (1.0 - SLACK) > explored.limit
+        )
     return np.asarray(found)

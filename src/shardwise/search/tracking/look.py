@@ -7,34 +7,34 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.frontier import reduce
-from shardwise.search.tracking.bounds import Bounds
-from shardwise.search.tracking.chained import Weighed
-from shardwise.search.tracking.forms import BESIDE, Forms
+from shardwise.frontier import non_dominated
+from shardwise.search.tracking.bounds import CompletionBounds
+from shardwise.search.tracking.chained import ChainSums
+from shardwise.search.tracking.forms import SHARE_OFFSETS, MultiplierSet
 from shardwise.search.tracking.found import representatives
 from shardwise.search.tracking.labels import TooManyLabels
 from shardwise.search.tracking.lines import SLACK
-from shardwise.search.tracking.links import LinkLabels, beside_peaks, link_labels
-from shardwise.search.tracking.prune import Narrowed, choices_of, narrowed
-from shardwise.search.tracking.rests import Rests
-from shardwise.search.tracking.simplify import priced, simplified, without
+from shardwise.search.tracking.links import SegmentLabels, segment_labels, with_least_peaks
+from shardwise.search.tracking.prune import PresolvedChain, choices_of, presolved
+from shardwise.search.tracking.rests import Completions
+from shardwise.search.tracking.simplify import memory_dualised, without_columns, without_idle_columns
 from shardwise.search.tracking.state import State
-from shardwise.search.tracking.walk import Walked, completed, rests_of, walked
+from shardwise.search.tracking.walk import ChainFrontier, chain_frontier, completed, completions_of
 
 Values = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
-HELD_SHARE = 0.75
+RESIDENT_SHARE = 0.75
 """Of the memory that labels may lose, the part of held_bytes; the rest is the peak's."""
 
-FINER = 0.125
+TIGHTENING_SHARE = 0.125
 """Of what labels may lose, the part that they do where held bytes are paid in seconds: few columns are
 left."""
 
-RESTS = 0.5
+COMPLETION_SHARE = 0.5
 """The same of what labels may end in."""
 
-TELLING = 0.95
+WORTHWHILE_CHOICES = 0.95
 """Labels are weighed in other forms of a line where these leave at most so many of the choices."""
 
 PENALTIES = np.array([0.0, 0.5, 1.0, 2.0, 4.0, 8.0])
@@ -42,7 +42,7 @@ PENALTIES = np.array([0.0, 0.5, 1.0, 2.0, 4.0, 8.0])
 
 
 @dataclass(frozen=True, slots=True)
-class Losses:
+class Tolerances:
     """What may stand for a solution of a look: labels that cost at most `labels` (4) more in each folded
     column, and points of the answer within a factor 1 + `points`."""
 
@@ -51,55 +51,57 @@ class Losses:
     relative: float
 
     @staticmethod
-    def of(labels: float, points: float, least_s: float, least_bytes: float) -> Losses:
+    def of(labels: float, points: float, least_s: float, least_bytes: float) -> Tolerances:
         """Labels within a factor 1 + labels of every solution, since none takes less than the least time and
         memory."""
-        peak_share = 1.0 - HELD_SHARE
-        least = np.array([least_s, least_s, HELD_SHARE * least_bytes, peak_share * least_bytes])
-        return Losses(labels * least, points, labels)
+        peak_share = 1.0 - RESIDENT_SHARE
+        least = np.array([least_s, least_s, RESIDENT_SHARE * least_bytes, peak_share * least_bytes])
+        return Tolerances(labels * least, points, labels)
 
-    def times(self, factor: float) -> Losses:
+    def times(self, factor: float) -> Tolerances:
         """So many times as much, of both together."""
         whole = factor * ((1.0 + self.relative) * (1.0 + self.points) - 1.0)
         relative = factor * self.relative
-        return Losses(factor * self.labels, (1.0 + whole) / (1.0 + relative) - 1.0, relative)
+        return Tolerances(factor * self.labels, (1.0 + whole) / (1.0 + relative) - 1.0, relative)
 
-    def weighing(self, weights: Values) -> float:
+    def weighted_by(self, weights: Values) -> float:
         """How much more than a solution what stands for it may weigh, whatever form `weights` (2) take."""
         return float(weights @ [self.labels[:2].max(), self.labels[2:].sum()])
 
 
-EVERYWHERE = np.array([np.inf, np.inf])
+UNBOUNDED_BOX = np.array([np.inf, np.inf])
 """A box that all is in."""
 
 
-def look(state: State, line: int, limit: float, losses: Losses, box: Values = EVERYWHERE) -> None:
+def enumerate_gap(
+    state: State, lower_bound: int, limit: float, tolerances: Tolerances, box: Values = UNBOUNDED_BOX
+) -> None:
     """Find all solutions below `box` (2) in time and memory whose sum, weighted as in a line, is below the
     limit, up to the losses.
 
     A line of one objective is looked at for the least of it alone.
     """
-    if state.lines.weights[line].all():
-        end = _near(state, state.narrowed, line, limit, losses, box, with_rests=True)
+    if state.lower_bounds.weights[lower_bound].all():
+        end = _labels_near(state, state.presolved, lower_bound, limit, tolerances, box, with_completions=True)
         if end is not None:
             near, labels = end
-            wanted = _wanted(state, labels.points, losses.points)
-            state.take(near.originals(labels.solutions(wanted)))
+            selected = _fresh_representatives(state, labels.points, tolerances.points)
+            state.take(near.originals(labels.solutions(selected)))
     else:
-        column = int(np.flatnonzero(state.lines.weights[line])[0])
+        column = int(np.flatnonzero(state.lower_bounds.weights[lower_bound])[0])
         others = (2, 3, 4) if column == 0 else (0, 1)
-        alone = replace(state.narrowed, chain=without(state.narrowed.chain, *others))
-        end = _near(state, alone, line, limit, losses, EVERYWHERE)
+        alone = replace(state.presolved, chain=without_columns(state.presolved.chain, *others))
+        end = _labels_near(state, alone, lower_bound, limit, tolerances, UNBOUNDED_BOX)
         if end is not None:
             near, labels = end
             state.take(near.originals(labels.solutions()))
-            lost = losses.labels[:2].max() if column == 0 else losses.labels[2:].sum()
-            least = float(labels.points[:, column].min() - lost)
-            limit = min(limit, float(state.lines.weights[line, column]) * least)
-    state.lines.advance(line, limit, box)
+            label_tolerance = tolerances.labels[:2].max() if column == 0 else tolerances.labels[2:].sum()
+            least = float(labels.points[:, column].min() - label_tolerance)
+            limit = min(limit, float(state.lower_bounds.weights[lower_bound, column]) * least)
+    state.lower_bounds.mark_explored(lower_bound, limit, box)
 
 
-def sharpen(state: State, line: int, losses: Losses) -> None:
+def tighten(state: State, lower_bound: int, tolerances: Tolerances) -> None:
     """Raise a line of both objectives to the least weighted sum that there is, up to the losses, and take a
     solution that has it.
 
@@ -107,152 +109,181 @@ def sharpen(state: State, line: int, losses: Losses) -> None:
     and are few: where a line lies far below all solutions, since none has a mean of both times, this tells
     at little cost how far.
     """
-    weights = state.lines.weights[line]
-    priced_chain = priced(state.narrowed.chain, float(weights[1] / weights[0]))
-    least = float((state.found.points @ weights).min())
-    start = replace(state.narrowed, chain=priced_chain)
-    end = _near(state, start, line, least * (1.0 + SLACK), losses, EVERYWHERE)
+    weights = state.lower_bounds.weights[lower_bound]
+    dualised_chain = memory_dualised(state.presolved.chain, float(weights[1] / weights[0]))
+    least = float((state.incumbents.points @ weights).min())
+    start = replace(state.presolved, chain=dualised_chain)
+    end = _labels_near(state, start, lower_bound, least * (1.0 + SLACK), tolerances, UNBOUNDED_BOX)
     if end is not None:
         near, labels = end
         sums = labels.points @ weights
         best = int(sums.argmin())
         state.take(near.originals(labels.solutions(np.array([best]))))
         # Labels lose no more than that part of the least time, held bytes included, and the least peak.
-        least = min(least, float(sums[best]) * (1.0 - losses.relative))
-    state.lines.rise(line, least)
+        least = min(least, float(sums[best]) * (1.0 - tolerances.relative))
+    state.lower_bounds.raise_to(lower_bound, least)
 
 
-def _near(
-    state: State, start: Narrowed, line: int, limit: float, losses: Losses, box: Values,
-    *, with_rests: bool = False,
-) -> tuple[Narrowed, Walked] | None:  # fmt: skip
+def _labels_near(
+    state: State, start: PresolvedChain, lower_bound: int, limit: float, tolerances: Tolerances, box: Values,
+    *, with_completions: bool = False,
+) -> tuple[PresolvedChain, ChainFrontier] | None:  # fmt: skip
     """What is left of a chain near a line and in a box, and the end of the walk along it; None where nothing
-    is. `with_rests`, labels that nothing completes are left out of walks.
+    is. `with_completions`, labels that nothing completes are left out of walks.
 
     What stands for a solution may weigh as much more as it costs more.
     """
-    near, bounds = _bounded(state, start, line, limit, losses, box)
+    near, bounds = _bounded(state, start, lower_bound, limit, tolerances, box)
     if bounds is None:
         return None
-    rests = None
-    if with_rests and state.is_raised and _is_mixed(float(state.lines.shares[line])):
+    completions = None
+    if (
+        with_completions
+        and state.is_tightened
+        and _counts_both_times(float(state.lower_bounds.shares[lower_bound]))
+    ):
         try:
-            rests = _rests(state, near, line, bounds, losses)
+            completions = _completions(state, near, lower_bound, bounds, tolerances)
         except TooManyLabels:
             pass  # labels are left out by the line alone
         else:
-            if rests is None:
+            if completions is None:
                 return None
-    links = _link_labels(state, near, bounds)
-    if links is None:
+    segments = _segment_labels(state, near, bounds)
+    if segments is None:
         return None
-    links, bounds = beside_peaks(near.chain, links, bounds)
-    if rests is not None:
-        links = completed(links, near.chain, rests)
-        if not all(len(link.table) for link in links):
+    segments, bounds = with_least_peaks(near.chain, segments, bounds)
+    if completions is not None:
+        segments = completed(segments, near.chain, completions)
+        if not all(len(segment.table) for segment in segments):
             return None
-    end = walked(near.chain, links, bounds, rests)
-    state.labels += sum(len(link.table) for link in links) + len(end.end)
+    end = chain_frontier(near.chain, segments, bounds, completions)
+    state.labels += sum(len(segment.table) for segment in segments) + len(end.end)
     return (near, end) if len(end.points) else None
 
 
-def _is_mixed(share: float) -> bool:
+def _counts_both_times(share: float) -> bool:
     """Whether a line counts a mean of both times."""
     return 0.0 < share < 1.0
 
 
-def _link_labels(state: State, near: Narrowed, bounds: Bounds) -> list[LinkLabels] | None:
+def _segment_labels(
+    state: State, near: PresolvedChain, bounds: CompletionBounds
+) -> list[SegmentLabels] | None:
     """The labels of all links; None where one has none."""
-    links = [
-        link_labels(near.chain, state.orders_in(near), place, bounds) for place in range(len(near.chain))
+    segments = [
+        segment_labels(near.chain, state.orders_in(near), place, bounds) for place in range(len(near.chain))
     ]
-    return links if all(len(link.table) for link in links) else None
+    return segments if all(len(segment.table) for segment in segments) else None
 
 
-def _rests(state: State, near: Narrowed, line: int, bounds: Bounds, losses: Losses) -> Rests | None:
+def _completions(
+    state: State, near: PresolvedChain, lower_bound: int, bounds: CompletionBounds, tolerances: Tolerances
+) -> Completions | None:
     """All that what is left of a chain comes to ahead of each border and behind it, with held bytes paid in
     seconds as a line weighs them; None where nothing is within reach."""
-    weights = state.lines.weights[line]
+    weights = state.lower_bounds.weights[lower_bound]
     rate = float(weights[1] / weights[0])
-    paid = replace(near, chain=priced(near.chain, rate))
-    finer = losses.times(RESTS)
-    reach = bounds.limit + finer.weighing(weights)
-    forms = Forms.of_line(weights, float(state.lines.shares[line]), state.lines.peaks[line], reach)
-    own = Bounds(forms.with_others(paid, BESIDE).highest(state, paid), reach, finer.labels)
-    links = _link_labels(state, paid, own)
-    if links is None:
+    dualised_near = replace(near, chain=memory_dualised(near.chain, rate))
+    completion_tolerances = tolerances.times(COMPLETION_SHARE)
+    cutoff = bounds.limit + completion_tolerances.weighted_by(weights)
+    multipliers = MultiplierSet.of_bound(
+        weights, float(state.lower_bounds.shares[lower_bound]), state.lower_bounds.peaks[lower_bound], cutoff
+    )
+    own = CompletionBounds(
+        multipliers.with_others(dualised_near, SHARE_OFFSETS).highest(state, dualised_near),
+        cutoff,
+        completion_tolerances.labels,
+    )
+    segments = _segment_labels(state, dualised_near, own)
+    if segments is None:
         return None
-    links, own = beside_peaks(paid.chain, links, own)
-    return rests_of(paid.chain, links, own, rate, float(state.lines.shares[line]), reach / float(weights[0]))
+    segments, own = with_least_peaks(dualised_near.chain, segments, own)
+    return completions_of(
+        dualised_near.chain,
+        segments,
+        own,
+        rate,
+        float(state.lower_bounds.shares[lower_bound]),
+        cutoff / float(weights[0]),
+    )
 
 
 def _bounded(
-    state: State, start: Narrowed, line: int, limit: float, losses: Losses, box: Values
-) -> tuple[Narrowed, Bounds | None]:
+    state: State, start: PresolvedChain, lower_bound: int, limit: float, tolerances: Tolerances, box: Values
+) -> tuple[PresolvedChain, CompletionBounds | None]:
     """What is left of a chain near a line and in a box, and its bounds; none where nothing is."""
-    weights, peaks = state.lines.weights[line], state.lines.peaks[line][None]
-    as_drawn = _forms(state, start, line, limit, losses, box)
-    near = _within(start, as_drawn.of(state, start), as_drawn.reach)
-    if not all(link.modes for link in near.chain):
+    weights, peaks = state.lower_bounds.weights[lower_bound], state.lower_bounds.peaks[lower_bound][None]
+    as_solved = _multipliers(state, start, lower_bound, limit, tolerances, box)
+    near = _presolved_below(start, as_solved.of(state, start), as_solved.cutoff)
+    if not all(segment.modes for segment in near.chain):
         return near, None
     if weights.all():
-        losses = _own(state, near, peaks, losses)
-    near = replace(near, chain=simplified(near.chain))
-    as_drawn = _forms(state, near, line, limit, losses, box)
-    reach = as_drawn.reach
-    near = _in_one_time(state, near, weights, peaks, reach)
-    before, forms = near, as_drawn.with_others(near, BESIDE if state.is_raised else ())
-    if len(forms.shares) > len(as_drawn.shares):
-        near = _within(before, forms.of(state, before), reach)
-        if not all(link.modes for link in near.chain):
+        tolerances = _own_tolerances(state, near, peaks, tolerances)
+    near = replace(near, chain=without_idle_columns(near.chain))
+    as_solved = _multipliers(state, near, lower_bound, limit, tolerances, box)
+    cutoff = as_solved.cutoff
+    near = _in_one_time(state, near, weights, peaks, cutoff)
+    before, multipliers = near, as_solved.with_others(near, SHARE_OFFSETS if state.is_tightened else ())
+    if len(multipliers.shares) > len(as_solved.shares):
+        near = _presolved_below(before, multipliers.of(state, before), cutoff)
+        if not all(segment.modes for segment in near.chain):
             return near, None
-        if choices_of(near.chain) > TELLING * choices_of(before.chain):
-            forms = as_drawn
-    return near, Bounds(forms.highest(state, near), reach, losses.labels)
+        if choices_of(near.chain) > WORTHWHILE_CHOICES * choices_of(before.chain):
+            multipliers = as_solved
+    return near, CompletionBounds(multipliers.highest(state, near), cutoff, tolerances.labels)
 
 
-def _forms(state: State, near: Narrowed, line: int, limit: float, losses: Losses, box: Values) -> Forms:
+def _multipliers(
+    state: State, near: PresolvedChain, lower_bound: int, limit: float, tolerances: Tolerances, box: Values
+) -> MultiplierSet:
     """A line as it was drawn, and time and memory alone where a box bounds them."""
-    lines = state.lines
-    weights = lines.weights[line]
-    reach = limit + losses.weighing(weights)
-    found = Forms.of_line(weights, float(lines.shares[line]), lines.peaks[line], reach)
+    lower_bounds = state.lower_bounds
+    weights = lower_bounds.weights[lower_bound]
+    cutoff = limit + tolerances.weighted_by(weights)
+    found = MultiplierSet.of_bound(
+        weights, float(lower_bounds.shares[lower_bound]), lower_bounds.peaks[lower_bound], cutoff
+    )
     for column, alone in enumerate(np.eye(2)):
-        own = np.flatnonzero(lines.weights[:, 1 - column] == 0.0)
+        own = np.flatnonzero(lower_bounds.weights[:, 1 - column] == 0.0)
         if not np.isfinite(box[column]) or not len(own):
             continue
-        best = int(own[lines.drawn[own].argmax()])
-        below = float(box[column]) + losses.weighing(alone)
-        shares = [float(lines.shares[best])] if column or near.decided_share is not None else [1.0, 0.0]
+        best = int(own[lower_bounds.proven_sums[own].argmax()])
+        below = float(box[column]) + tolerances.weighted_by(alone)
+        shares = (
+            [float(lower_bounds.shares[best])] if column or near.decided_share is not None else [1.0, 0.0]
+        )
         for share in shares:
-            found = found.below(alone, share, lines.peaks[best], below)
+            found = found.below(alone, share, lower_bounds.peaks[best], below)
     return found
 
 
-def _within(near: Narrowed, found: Weighed, reach: float) -> Narrowed:
+def _presolved_below(near: PresolvedChain, found: ChainSums, cutoff: float) -> PresolvedChain:
     """The choices that lead to a solution within reach in each of the weighted sums."""
-    return narrowed(near, found, np.full((1, len(found.least)), reach))
+    return presolved(near, found, np.full((1, len(found.least)), cutoff))
 
 
-def _own(state: State, near: Narrowed, peaks: Values, losses: Losses) -> Losses:
+def _own_tolerances(state: State, near: PresolvedChain, peaks: Values, tolerances: Tolerances) -> Tolerances:
     """The losses where no solution takes less than what is left of a chain does at least."""
     weights = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    least = state.weighed(near, weights, np.array([1.0, 0.0, 1.0]), np.repeat(peaks, 3, axis=0)).least
-    return Losses.of(losses.relative, losses.points, float(least[:2].max()), float(least[2]))
+    least = state.chain_sums(near, weights, np.array([1.0, 0.0, 1.0]), np.repeat(peaks, 3, axis=0)).least
+    return Tolerances.of(tolerances.relative, tolerances.points, float(least[:2].max()), float(least[2]))
 
 
-def _wanted(state: State, points: Values, loss: float) -> Indices:
+def _fresh_representatives(state: State, points: Values, tolerance: float) -> Indices:
     """Which of the points of a look to take: of those that none found yet is as good as, as few as stand for
     the others."""
-    every = np.concatenate([state.found.points, points])
-    known = len(state.found.points)
-    fresh = np.array([row - known for row in reduce(every).tolist() if row >= known], dtype=np.intp)
-    return np.asarray(fresh[representatives(points[fresh], loss)])
+    every = np.concatenate([state.incumbents.points, points])
+    known = len(state.incumbents.points)
+    fresh = np.array([row - known for row in non_dominated(every).tolist() if row >= known], dtype=np.intp)
+    return np.asarray(fresh[representatives(points[fresh], tolerance)])
 
 
-def _in_one_time(state: State, near: Narrowed, weights: Values, peaks: Values, reach: float) -> Narrowed:
+def _in_one_time(
+    state: State, near: PresolvedChain, weights: Values, peaks: Values, cutoff: float
+) -> PresolvedChain:
     """Without the time that is the smaller one in every solution that matters: whose sum, weighted by
-    `weights` (2) of the larger time and of memory, is below `reach`.
+    `weights` (2) of the larger time and of memory, is below `cutoff`.
 
     Whatever k is, no such solution has less excess of the one over the other than the least of
     excess + k (sum - reach). The sum counts the larger time alone, as labels do afterwards: of a solution
@@ -261,11 +292,11 @@ def _in_one_time(state: State, near: Narrowed, weights: Values, peaks: Values, r
     if near.decided_share is not None:
         return near
     for larger, smaller in ((0, 1), (1, 0)):
-        excess, line = np.zeros(5), np.zeros(5)
+        excess, sum_weights = np.zeros(5), np.zeros(5)
         excess[larger], excess[smaller] = 1.0, -1.0
-        line[larger], line[2:] = weights
-        columns = excess[None] + PENALTIES[:, None] * line[None]
+        sum_weights[larger], sum_weights[2:] = weights
+        columns = excess[None] + PENALTIES[:, None] * sum_weights[None]
         least = state.summed(near, columns, np.repeat(peaks, len(PENALTIES), axis=0)).least
-        if (least - PENALTIES * reach >= 0.0).any():
-            return replace(near, chain=without(near.chain, smaller))
+        if (least - PENALTIES * cutoff >= 0.0).any():
+            return replace(near, chain=without_columns(near.chain, smaller))
     return near

@@ -12,18 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:  # numba takes half a second to be read
-    from shardwise.search.tracking.compiled import Loss, Reach, Side, Sided
-    from shardwise.search.tracking.grid import Grid
-    from shardwise.search.tracking.labels import Ends, Labels, Within
+    from shardwise.search.tracking.compiled import DominanceArrays, PreparedSide, PruningArrays, Side
+    from shardwise.search.tracking.grid import EpsilonDominance
+    from shardwise.search.tracking.labels import LabelPruning, Labels, TerminalJoin
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
 
-PAYS_FROM = 1024
+NUMBA_FROM_PAIRS = 1024
 """Pairs of labels, at most, of a join from which on machine code is worth its start."""
 
 
-SUMS_PAY_FROM = 2048
+NUMBA_FROM_COSTS = 2048
 """Costs of a part from which on its weighted sums are."""
 
 
@@ -33,22 +33,22 @@ def is_installed() -> bool:
     return find_spec("numba") is not None
 
 
-def pays(pairs: int) -> bool:
+def uses_numba(pairs: int) -> bool:
     """Whether a join of at most so many pairs is run as machine code. Labels that stand for each other up to
     a loss may be others than without it; without a loss they are the same."""
-    return pairs >= PAYS_FROM and is_installed()
+    return pairs >= NUMBA_FROM_PAIRS and is_installed()
 
 
-def pays_for_sums(costs: int) -> bool:
+def uses_numba_for_sums(costs: int) -> bool:
     """Whether the weighted sums of a part of so many costs are worked out by machine code."""
-    return costs >= SUMS_PAY_FROM and is_installed()
+    return costs >= NUMBA_FROM_COSTS and is_installed()
 
 
-Joined = tuple[Indices, Indices, Indices, Values]
+JoinedLabels = tuple[Indices, Indices, Indices, Values]
 """Of labels that stay, by ascending cells: their rows in both tables, their cells and what they cost."""
 
 
-class Table(NamedTuple):
+class TableArrays(NamedTuple):
     """A table as it is: what its labels cost, by ascending cells; what its columns weigh; how many choices
     each of its variables has, and which axis of the joint cells it is (-1 where it is taken out)."""
 
@@ -60,7 +60,7 @@ class Table(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Meeting:
+class NumbaJoin:
     """Two tables that meet in the cells of `left` (variables, of `sizes`), `without` taken out."""
 
     a: Labels
@@ -68,38 +68,42 @@ class Meeting:
     left: tuple[int, ...]
     sizes: tuple[int, ...]
     without: int | None
-    within: Within | None
+    pruning: LabelPruning | None
 
     def count(self, enough: int) -> int:
         """How many pairs there are to look at, or enough."""
         from shardwise.search.tracking.compiled import number_of_pairs
 
         (a, _), (b, _) = self._sides()
-        return number_of_pairs(a, b, self._choices, self._reach, enough)
+        return number_of_pairs(a, b, self._choices, self._pruning_arrays, enough)
 
-    def labels(self, grid: Grid | None, most_pairs: int, most_labels: int) -> Joined | None:
+    def labels(
+        self, dominance: EpsilonDominance | None, most_pairs: int, most_labels: int
+    ) -> JoinedLabels | None:
         """The labels that stay; None if too many."""
         from shardwise.search.tracking.compiled_labels import joined_sides
 
-        a, b = self._sided()
-        loss = _loss(grid, prod(self.sizes), self.a.points.shape[1])
-        count, rows, points = joined_sides(a, b, self._choices, self._reach, loss, most_pairs, most_labels)
+        a, b = self._prepared_sides()
+        arrays = _dominance_arrays(dominance, prod(self.sizes), self.a.points.shape[1])
+        count, rows, points = joined_sides(
+            a, b, self._choices, self._pruning_arrays, arrays, most_pairs, most_labels
+        )
         return None if count < 0 else (rows[0, :count], rows[1, :count], rows[2, :count], points)
 
-    def ends(self, ends: Ends, most_pairs: int) -> Joined | None:
+    def terminal(self, terminal: TerminalJoin, most_pairs: int) -> JoinedLabels | None:
         """The same of labels that nothing follows, by seconds and bytes, whatever their cell."""
-        from shardwise.search.tracking.compiled import ends_of_pairs
+        from shardwise.search.tracking.compiled import terminal_pairs
 
-        slack = np.zeros(2) if ends.slack is None else ends.slack
+        slack = np.zeros(2) if terminal.slack is None else terminal.slack
         (a, order_a), (b, order_b) = self._sides()
-        reach = self._reach
-        count, rows = ends_of_pairs(a, b, self._choices, reach, slack, most_pairs)
+        arrays = self._pruning_arrays
+        count, rows = terminal_pairs(a, b, self._choices, arrays, slack, most_pairs)
         if count < 0:
             return None
         rows_a, rows_b, cells = order_a[rows[0, :count]], order_b[rows[1, :count]], rows[2, :count]
         points = self.a.points[rows_a] + self.b.points[rows_b]
         points[:, -1] = np.maximum(self.a.points[rows_a, -1], self.b.points[rows_b, -1])
-        points[:, -1] = np.maximum(points[:, -1], reach.peaks[cells])
+        points[:, -1] = np.maximum(points[:, -1], arrays.peaks[cells])
         return rows_a, rows_b, cells, points
 
     @property
@@ -111,28 +115,30 @@ class Meeting:
         return 1
 
     @property
-    def _reach(self) -> Reach:
-        return _reach(self.within, prod(self.sizes), self.a.points.shape[1])
+    def _pruning_arrays(self) -> PruningArrays:
+        return _pruning_arrays(self.pruning, prod(self.sizes), self.a.points.shape[1])
 
-    def _tables(self) -> tuple[Table, Table]:
+    def _tables(self) -> tuple[TableArrays, TableArrays]:
         nothing = np.zeros(self.a.points.shape[1])
-        within = self.within
-        weights = (nothing, nothing) if within is None else (within.weights_a[:, 0], within.weights_b[:, 0])
+        pruning = self.pruning
+        weights = (
+            (nothing, nothing) if pruning is None else (pruning.weights_a[:, 0], pruning.weights_b[:, 0])
+        )
         return self._table(self.a, weights[0]), self._table(self.b, weights[1])
 
-    def _table(self, table: Labels, weights: Values) -> Table:
+    def _table(self, table: Labels, weights: Values) -> TableArrays:
 
         axes = [self.left.index(v) if v != self.without else -1 for v in table.variables]
-        return Table(
+        return TableArrays(
             np.ascontiguousarray(table.points), table.cells, np.ascontiguousarray(weights),
             np.array(table.sizes, dtype=np.intp), np.array(axes, dtype=np.intp),
         )  # fmt: skip
 
     def _sides(self) -> list[tuple[Side, Indices]]:
         """Both tables as loops take them, and the rows of each in that order."""
-        return [(side, order) for side, _, order in self._sided()]
+        return [(side, order) for side, _, order in self._prepared_sides()]
 
-    def _sided(self) -> tuple[Sided, Sided]:
+    def _prepared_sides(self) -> tuple[PreparedSide, PreparedSide]:
         """The same with the columns in which the labels of each differ."""
         from shardwise.search.tracking.compiled import side_of
 
@@ -141,9 +147,9 @@ class Meeting:
         return side_of(*one, left), side_of(*other, left)
 
 
-def kept(cells: Indices, points: Values, ranks: Values, grid: Grid) -> Indices:
-    """The labels that stay of one table, cell by cell: as `grid.reduced`."""
-    from shardwise.search.tracking.compiled import Reach, Side
+def undominated(cells: Indices, points: Values, ranks: Values, dominance: EpsilonDominance) -> Indices:
+    """The labels that stay of one table, cell by cell: as `dominance.reduced`."""
+    from shardwise.search.tracking.compiled import PruningArrays, Side
     from shardwise.search.tracking.compiled_labels import labels_of_pairs
 
     order = np.lexsort((ranks, cells))
@@ -157,31 +163,39 @@ def kept(cells: Indices, points: Values, ranks: Values, grid: Grid) -> Indices:
         np.zeros((1, width)), np.zeros(1), np.array([0, 1], dtype=np.intp), np.zeros(count, dtype=np.intp), 0
     )
     # In order of rank, so that of like labels the one of least rank stays.
-    reach = Reach(np.zeros((0, width)), np.zeros((count, 0)), np.inf, np.full(count, -np.inf))
+    arrays = PruningArrays(np.zeros((0, width)), np.zeros((count, 0)), np.inf, np.full(count, -np.inf))
     columns = np.flatnonzero((points != points[:1]).any(axis=0))
     left, rows = labels_of_pairs(
-        own, nothing, 1, reach, _loss(grid, count, width), columns, len(order) + 1, len(order) + 1
+        own,
+        nothing,
+        1,
+        arrays,
+        _dominance_arrays(dominance, count, width),
+        columns,
+        len(order) + 1,
+        len(order) + 1,
     )
     return np.asarray(order[rows[0, :left]])
 
 
-def _reach(within: Within | None, cells: int, width: int) -> Reach:
-    from shardwise.search.tracking.compiled import Reach
+def _pruning_arrays(pruning: LabelPruning | None, cells: int, width: int) -> PruningArrays:
+    from shardwise.search.tracking.compiled import PruningArrays
 
-    if within is None:
-        return Reach(np.zeros((0, width)), np.zeros((cells, 0)), np.inf, np.full(cells, -np.inf))
-    forms = within.weights.shape[1]
-    peaks = np.full(cells, -np.inf) if within.peaks is None else np.array(within.peaks).reshape(-1)
-    return Reach(
-        np.array(within.weights.T, order="C"), np.array(within.outside, order="C").reshape((-1, forms)),
-        float(within.reach), peaks,
+    if pruning is None:
+        return PruningArrays(np.zeros((0, width)), np.zeros((cells, 0)), np.inf, np.full(cells, -np.inf))
+    multipliers = pruning.weights.shape[1]
+    peaks = np.full(cells, -np.inf) if pruning.peaks is None else np.array(pruning.peaks).reshape(-1)
+    return PruningArrays(
+        np.array(pruning.weights.T, order="C"),
+        np.array(pruning.outside, order="C").reshape((-1, multipliers)),
+        float(pruning.padded_limit), peaks,
     )  # fmt: skip
 
 
-def _loss(grid: Grid | None, cells: int, width: int) -> Loss:
-    from shardwise.search.tracking.compiled import Loss
+def _dominance_arrays(dominance: EpsilonDominance | None, cells: int, width: int) -> DominanceArrays:
+    from shardwise.search.tracking.compiled import DominanceArrays
 
-    if grid is None:
-        return Loss(np.zeros(width), 0.0, np.zeros(width), np.zeros(cells))
-    potential = np.array(np.broadcast_to(grid.potential, (max(cells, len(grid.potential)),)))
-    return Loss(np.array(grid.base), grid.growth, np.array(grid.weights), potential)
+    if dominance is None:
+        return DominanceArrays(np.zeros(width), 0.0, np.zeros(width), np.zeros(cells))
+    potential = np.array(np.broadcast_to(dominance.potential, (max(cells, len(dominance.potential)),)))
+    return DominanceArrays(np.array(dominance.base), dominance.growth, np.array(dominance.weights), potential)

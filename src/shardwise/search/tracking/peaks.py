@@ -13,31 +13,31 @@ Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Peaks:
-    """The least peak of all that is `ahead` of each border between occurrences, and of all `behind` it, for
+class LeastPeaks:
+    """The least peak of all that is `prefix` of each border between occurrences, and of all `suffix` it, for
     each choice at the border: of several values the largest counts, so a label's own peak makes no difference
     where that is larger."""
 
-    ahead: list[Values]
-    behind: list[Values]
+    prefix: list[Values]
+    suffix: list[Values]
 
     @staticmethod
-    def of(tables: list[Labels]) -> Peaks:
+    def of(tables: list[Labels]) -> LeastPeaks:
         """Of the tables of all occurrences, on (entry, exit) or on the one that there is; whatever hubs
         choose."""
         least = [_least(table, is_first=place == 0) for place, table in enumerate(tables)]
-        ahead, behind = [np.zeros(1)], [np.zeros(1)]
+        prefix, suffix = [np.zeros(1)], [np.zeros(1)]
         for table in least:
-            ahead.append(np.maximum(ahead[-1][:, None], table).min(axis=0))
+            prefix.append(np.maximum(prefix[-1][:, None], table).min(axis=0))
         for table in reversed(least):
-            behind.append(np.maximum(table, behind[-1][None]).min(axis=1))
-        return Peaks(ahead, behind[::-1])
+            suffix.append(np.maximum(table, suffix[-1][None]).min(axis=1))
+        return LeastPeaks(prefix, suffix[::-1])
 
-    def around(self, spans: list[range]) -> Values:
+    def outside(self, spans: list[range]) -> Values:
         """Outside each of these spans of occurrences, whichever has least, (entry, exit)."""
         return np.asarray(
             np.minimum.reduce(
-                [np.maximum(self.ahead[span.start][:, None], self.behind[span.stop][None]) for span in spans]
+                [np.maximum(self.prefix[span.start][:, None], self.suffix[span.stop][None]) for span in spans]
             )
         )
 

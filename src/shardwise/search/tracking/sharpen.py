@@ -8,132 +8,146 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.search.tracking.cases import largest_of
+from shardwise.search.tracking.cases import dominant_segment
 from shardwise.search.tracking.chained import solutions
-from shardwise.search.tracking.draw import draw_round
+from shardwise.search.tracking.draw import scalarise_round
 from shardwise.search.tracking.labels import TooManyLabels
-from shardwise.search.tracking.levels import raise_by_levels
+from shardwise.search.tracking.levels import tighten_by_peak
 from shardwise.search.tracking.lines import weighted
-from shardwise.search.tracking.look import FINER, Losses, sharpen
-from shardwise.search.tracking.loosen import loosened
+from shardwise.search.tracking.look import TIGHTENING_SHARE, Tolerances, tighten
+from shardwise.search.tracking.loosen import relaxed_tolerances
 from shardwise.search.tracking.state import State
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
 
-TRIED = 3
+TRIAL_BOUNDS = 3
 """Lines that tell whether others are worth it."""
 
-FAR_BELOW = 10.0
-"""How many epsilons one of them must lie below all solutions, at least, where that is less than `FAR`."""
+WORTHWHILE_EPSILONS = 10.0
+"""How many epsilons one of them must lie below all solutions, at least, where that is less than
+`WORTHWHILE_GAP`."""
 
-FAR, BEYOND_EPSILON = 0.01, 2.0
+WORTHWHILE_GAP, WORTHWHILE_GAP_EPSILONS = 0.01, 2.0
 """How far, relative, and how many epsilons: looks that go so far beyond a line see much, however closely."""
 
-IN_TIME = 0.5
+TIME_GAP_SHARE = 0.5
 """Of what a line lies below all that is found, the part by which the solution on it takes longer than the
 line's mean of both times, at least, where that mean is why."""
 
-ALIKE = 0.05
+SAME_SLOPE = 0.05
 """How much more two lines weigh memory, relative, that are raised as one."""
 
-FAILURES = 2
+MOST_FAILURES = 2
 """Lines that are too much before a round ends: each takes long to tell."""
 
-ROUNDS = 2
+TIGHTENING_ROUNDS = 2
 """Rounds of lines between what is found then."""
 
 
-def sharpen_between(state: State, losses: Losses, fill: Callable[[State], None]) -> Losses:
+def tighten_between(state: State, tolerances: Tolerances, recombine: Callable[[State], None]) -> Tolerances:
     """Raise lines to the least weighted sums that there are, and draw more of them between neighbours that
     are still open: where lines of a mean of both times are far below all solutions, or looks are too much.
-    After each round `fill` takes what else is found between. What may be lost from then on: more, where
+    After each round `recombine` takes what else is found between. What may be lost from then on: more, where
     raising one was too much."""
-    corners = state.open_corners() if not state.is_exhausted else np.empty((0, 2))
-    if not len(corners):
-        return losses
+    nadir_points = state.open_nadir_points() if not state.is_exhausted else np.empty((0, 2))
+    if not len(nadir_points):
+        return tolerances
     if not state.is_hard:
-        if not _is_mixed(state):
-            return losses
-        closest = state.lines.closest(corners, TRIED)
-        shares = state.lines.shares[closest]
-        rises, losses = _raised_each(state, closest[(shares > 0.0) & (shares < 1.0)].tolist(), losses)
-        state.is_raised = _are_worth_it(rises, state.wanted)
-        if not (state.is_raised or state.is_hard):
-            return losses
+        if not _bounds_mix_times(state):
+            return tolerances
+        closest = state.lower_bounds.closest(nadir_points, TRIAL_BOUNDS)
+        shares = state.lower_bounds.shares[closest]
+        gains, tolerances = _tightened_each(
+            state, closest[(shares > 0.0) & (shares < 1.0)].tolist(), tolerances
+        )
+        state.is_tightened = _are_worth_it(gains, state.requested_epsilon)
+        if not (state.is_tightened or state.is_hard):
+            return tolerances
     slopes_tried: set[float] = set()
-    for _ in range(ROUNDS):
-        slopes = draw_round(state, slopes_tried)
-        told_apart = [slopes[row] for row in unlike(np.array(slopes))]
-        drawn = [np.flatnonzero((state.lines.weights == [1.0, slope]).all(axis=1)) for slope in told_apart]
-        lines = np.concatenate([np.empty(0, dtype=np.intp), *drawn])
-        in_time = _apart_in_time(state, lines) if state.is_hard else lines
-        rises, losses = _raised_each(state, in_time.tolist(), losses)
-        state.is_raised |= _are_worth_it(rises, state.wanted)
+    for _ in range(TIGHTENING_ROUNDS):
+        slopes = scalarise_round(state, slopes_tried)
+        distinct = [slopes[row] for row in distinct_slopes(np.array(slopes))]
+        solved = [
+            np.flatnonzero((state.lower_bounds.weights == [1.0, slope]).all(axis=1)) for slope in distinct
+        ]
+        lower_bounds = np.concatenate([np.empty(0, dtype=np.intp), *solved])
+        in_time = _low_in_time(state, lower_bounds) if state.is_hard else lower_bounds
+        gains, tolerances = _tightened_each(state, in_time.tolist(), tolerances)
+        state.is_tightened |= _are_worth_it(gains, state.requested_epsilon)
         if state.is_hard:
-            raise_by_levels(state, np.setdiff1d(lines, in_time))
-        fill(state)
-        if not slopes or state.is_exhausted or not len(state.open_corners()):
-            return losses
-        state.narrow()
-    return losses
+            tighten_by_peak(state, np.setdiff1d(lower_bounds, in_time))
+        recombine(state)
+        if not slopes or state.is_exhausted or not len(state.open_nadir_points()):
+            return tolerances
+        state.presolve()
+    return tolerances
 
 
-def unlike(slopes: Values) -> Indices:
+def distinct_slopes(slopes: Values) -> Indices:
     """Which lines to raise, of some that weigh memory so much beside a second: where one is raised, others of
     nearly its weight tell nothing new."""
-    kept: list[int] = []
+    representatives: list[int] = []
     for place in np.argsort(slopes, kind="stable").tolist():
-        if not kept or slopes[place] > (1.0 + ALIKE) * slopes[kept[-1]]:
-            kept.append(place)
-    return np.array(sorted(kept), dtype=np.intp)
+        if not representatives or slopes[place] > (1.0 + SAME_SLOPE) * slopes[representatives[-1]]:
+            representatives.append(place)
+    return np.array(sorted(representatives), dtype=np.intp)
 
 
-def _is_mixed(state: State) -> bool:
+def _bounds_mix_times(state: State) -> bool:
     """Whether looks tell how much higher a line is with both times than with a mean of them: not where one of
     them is nothing, nor where one block is most of a chain and looks take what it takes."""
-    return state.narrowed.decided_share is None and largest_of(state.given) is None
+    return state.presolved.decided_share is None and dominant_segment(state.given) is None
 
 
-def _apart_in_time(state: State, lines: Indices) -> Indices:
+def _low_in_time(state: State, lower_bounds: Indices) -> Indices:
     """Those of some lines that lie below what is found since they count a mean of both times."""
-    if not len(lines) or not _is_mixed(state):
-        return lines[:0]
-    weights, shares = state.lines.weights[lines], state.lines.shares[lines]
-    answer = state.weighed(state.narrowed, weights, shares, np.array(state.lines.peaks)[lines])
-    on_them = state.narrowed.originals(solutions(answer))
+    if not len(lower_bounds) or not _bounds_mix_times(state):
+        return lower_bounds[:0]
+    weights, shares = state.lower_bounds.weights[lower_bounds], state.lower_bounds.shares[lower_bounds]
+    answer = state.chain_sums(
+        state.presolved, weights, shares, np.array(state.lower_bounds.peaks)[lower_bounds]
+    )
+    on_them = state.presolved.originals(solutions(answer))
     both_s = np.array([state.costs(solution)[:2] for solution in on_them])
     mean_s = shares * both_s[:, 0] + (1.0 - shares) * both_s[:, 1]
     longer = weights[:, 0] * (both_s.max(axis=1) - mean_s)
-    below = weighted(weights, state.found.points).min(axis=0) - state.lines.drawn[lines]
-    return np.asarray(lines[(longer > IN_TIME * below) & (shares > 0.0) & (shares < 1.0)])
+    below = (
+        weighted(weights, state.incumbents.points).min(axis=0) - state.lower_bounds.proven_sums[lower_bounds]
+    )
+    return np.asarray(lower_bounds[(longer > TIME_GAP_SHARE * below) & (shares > 0.0) & (shares < 1.0)])
 
 
-def _raised_each(state: State, lines: list[int], losses: Losses) -> tuple[list[float | None], Losses]:
+def _tightened_each(
+    state: State, lower_bounds: list[int], tolerances: Tolerances
+) -> tuple[list[float | None], Tolerances]:
     """How much higher some lines are, relative, once they are raised to what there is, one after the other,
     and what may be lost from then on; those behind a second one that is too much are left as they are."""
-    rises = []
-    for line in lines:
-        rises.append(_raised(state, line, losses.times(FINER)))
-        if rises[-1] is None:
+    gains = []
+    for lower_bound in lower_bounds:
+        gains.append(_tightened(state, lower_bound, tolerances.times(TIGHTENING_SHARE)))
+        if gains[-1] is None:
             if not state.is_hard:
-                losses = loosened(state, losses)
-            if rises.count(None) >= FAILURES:
+                tolerances = relaxed_tolerances(state, tolerances)
+            if gains.count(None) >= MOST_FAILURES:
                 break
-    return rises, losses
+    return gains, tolerances
 
 
-def _are_worth_it(rises: list[float | None], wanted: float) -> bool:
+def _are_worth_it(gains: list[float | None], requested_epsilon: float) -> bool:
     """Whether any of the lines that were tried rose far, relative."""
-    far = min(FAR_BELOW * wanted, max(FAR, BEYOND_EPSILON * wanted))
-    return any(rise is not None and rise > far for rise in rises)
+    worthwhile = min(
+        WORTHWHILE_EPSILONS * requested_epsilon,
+        max(WORTHWHILE_GAP, WORTHWHILE_GAP_EPSILONS * requested_epsilon),
+    )
+    return any(gain is not None and gain > worthwhile for gain in gains)
 
 
-def _raised(state: State, line: int, losses: Losses) -> float | None:
+def _tightened(state: State, lower_bound: int, tolerances: Tolerances) -> float | None:
     """How much higher a line is, relative, once it is raised to what there is; None where it is too much."""
-    before = float(state.lines.drawn[line])
+    before = float(state.lower_bounds.proven_sums[lower_bound])
     try:
-        sharpen(state, line, losses)
+        tighten(state, lower_bound, tolerances)
     except TooManyLabels:
         return None
-    return float(state.lines.drawn[line]) / before - 1.0
+    return float(state.lower_bounds.proven_sums[lower_bound]) / before - 1.0

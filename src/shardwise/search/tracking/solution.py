@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.frontier import COLUMNS, SUMMED, Chain, Part
+from shardwise.frontier import ADDITIVE, COLUMNS, Chain, FactorGraph
 
 Values = npt.NDArray[np.float64]
 
@@ -17,29 +17,29 @@ Measure = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SegmentChoice:
     """What one occurrence of a link chose: the mode, and a choice of each variable of its part."""
 
     mode: int
     choices: tuple[int, ...]
 
 
-Solution = tuple[Choice, ...]
+Solution = tuple[SegmentChoice, ...]
 """A choice for each link, repetitions one by one."""
 
 
-def part_costs(part: Part, choices: tuple[int, ...]) -> Values:
+def part_costs(part: FactorGraph, choices: tuple[int, ...]) -> Values:
     """The columns of a part for choices of all its variables."""
     if not part.factors:
         return np.zeros(len(COLUMNS))
     costs = [factor.costs[tuple(choices[each] for each in factor.variables)] for factor in part.factors]
     every = np.array(costs)
-    return np.concatenate([every[:, :SUMMED].sum(axis=0), every[:, SUMMED:].max(axis=0, initial=0.0)])
+    return np.concatenate([every[:, :ADDITIVE].sum(axis=0), every[:, ADDITIVE:].max(axis=0, initial=0.0)])
 
 
 def occurrences(chain: Chain) -> Iterator[int]:
     """The index of the link of each occurrence, in order."""
-    return (place for place, link in enumerate(chain) for _ in range(link.repeat))
+    return (place for place, segment in enumerate(chain) for _ in range(segment.repeat))
 
 
 def folded(costs: Values) -> Values:
@@ -52,9 +52,9 @@ def joined(a: Values, b: Values) -> Values:
     return np.concatenate([a[..., :3] + b[..., :3], np.maximum(a[..., 3:], b[..., 3:])], axis=-1)
 
 
-def joined_all(pieces: Values) -> Values:
+def joined_all(parts_of_chain: Values) -> Values:
     """Folded columns (4) of all pieces (n, 4) of a chain together."""
-    return np.append(pieces[:, :3].sum(axis=0), pieces[:, 3].max(initial=0.0))
+    return np.append(parts_of_chain[:, :3].sum(axis=0), parts_of_chain[:, 3].max(initial=0.0))
 
 
 def measures(costs: Values) -> Values:

@@ -8,28 +8,28 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.frontier import Chain, reduce
-from shardwise.search.tracking.bounds import Bounds
-from shardwise.search.tracking.labels import Allowance, Ends, Labels, joined, unfolded
-from shardwise.search.tracking.links import LinkLabels
-from shardwise.search.tracking.rests import Rests
-from shardwise.search.tracking.solution import Choice, Solution, measures, occurrences
+from shardwise.frontier import Chain, non_dominated
+from shardwise.search.tracking.bounds import CompletionBounds
+from shardwise.search.tracking.labels import Allowance, Labels, TerminalJoin, joined, leaf_rows
+from shardwise.search.tracking.links import SegmentLabels
+from shardwise.search.tracking.rests import Completions
+from shardwise.search.tracking.solution import SegmentChoice, Solution, measures, occurrences
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
 
 
-COMPLETED_ENDS = 64_000_000
+MOST_COMPLETED_PAIRS = 64_000_000
 """Pairs of labels at most where walks meet that leave out what no rest completes: few of them stay."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Walked:
+class ChainFrontier:
     """The frontier of a chain: `points` (n, 2) in seconds and bytes, and how to come back to each: row
     rows[i] of `end`, made of the tables of the links, in their order."""
 
     chain: Chain
-    links: list[LinkLabels]
+    segments: list[SegmentLabels]
     end: Labels
     points: Values
     rows: Indices
@@ -37,10 +37,10 @@ class Walked:
     def solutions(self, which: Indices | None = None) -> list[Solution]:
         """A solution for each point, or for those with these numbers."""
         rows = self.rows if which is None else self.rows[which]
-        choices: list[list[Choice]] = []
-        for place, own in zip(occurrences(self.chain), unfolded(self.end, rows), strict=True):
+        choices: list[list[SegmentChoice]] = []
+        for place, own in zip(occurrences(self.chain), leaf_rows(self.end, rows), strict=True):
             known, inverse = np.unique(own, return_inverse=True)
-            found = self.links[place].choices(known)
+            found = self.segments[place].choices(known)
             choices.append([found[at] for at in inverse])
         return list(zip(*choices, strict=True))
 
@@ -51,121 +51,135 @@ def _between(table: Labels, border: int, after: int) -> Labels:
     return Labels(names, table.sizes, table.cells, table.points, table.origins)
 
 
-def _named(links: list[LinkLabels], place: int, border: int) -> Labels:
+def _named(segments: list[SegmentLabels], place: int, border: int) -> Labels:
     """A link's table between two borders."""
-    return _between(links[place].table, border, border + 1)
+    return _between(segments[place].table, border, border + 1)
 
 
-def walked(
+def chain_frontier(
     chain: Chain,
-    links: list[LinkLabels],
-    bounds: Bounds | None = None,
-    rests: Rests | None = None,
+    segments: list[SegmentLabels],
+    bounds: CompletionBounds | None = None,
+    completions: Completions | None = None,
     allowance: Allowance | None = None,
-) -> Walked:
+) -> ChainFrontier:
     """The frontier by linear dynamic programming (FT-LDP): what every border's choices can come to from the
     start, and from the end, by steps of a run of like links at a time; always from where there is less, until
-    both meet. Labels that no rest of the chain completes are left out, where `rests` tells. Without bounds an
-    `allowance` may say where to give up."""
-    borders, tables = _pieces(chain, links, bounds, allowance)
+    both meet. Labels that no rest of the chain completes are left out, where `completions` tells. Without
+    bounds an `allowance` may say where to give up."""
+    borders, tables = _runs(chain, segments, bounds, allowance)
     if len(tables) == 1:
-        return _ended(chain, links, tables[0])
+        return _finished(chain, segments, tables[0])
     first, last = 0, len(tables) - 1
-    ahead = _completed(tables[first], borders[1], rests, is_ahead=True)
-    behind = _completed(tables[last], borders[last], rests, is_ahead=False)
+    prefix = _completed(tables[first], borders[1], completions, is_prefix=True)
+    suffix = _completed(tables[last], borders[last], completions, is_prefix=False)
     while last - first > 1:
-        if _pairs_at_most(ahead, tables[first + 1]) <= _pairs_at_most(behind, tables[last - 1]):
+        if _pairs_at_most(prefix, tables[first + 1]) <= _pairs_at_most(suffix, tables[last - 1]):
             first += 1
-            ahead = _further(ahead, tables[first], borders[first], borders[first + 1], bounds, allowance)
-            ahead = _completed(ahead, borders[first + 1], rests, is_ahead=True)
+            prefix = _extended_prefix(
+                prefix, tables[first], borders[first], borders[first + 1], bounds, allowance
+            )
+            prefix = _completed(prefix, borders[first + 1], completions, is_prefix=True)
         else:
             last -= 1
             here, after = borders[last + 1], borders[last]
-            behind = _back(tables[last], behind, here, after, borders[-1], bounds, allowance)
-            behind = _completed(behind, borders[last], rests, is_ahead=False)
-    within, slack = (None, None) if bounds is None else bounds.in_whole(borders[last])
-    ends = Ends(slack, 0 if rests is None else COMPLETED_ENDS)
-    end = joined(ahead, behind, without=borders[last], within=within, ends=ends, allowance=allowance)
-    return _ended(chain, links, end)
+            suffix = _extended_suffix(tables[last], suffix, here, after, borders[-1], bounds, allowance)
+            suffix = _completed(suffix, borders[last], completions, is_prefix=False)
+    pruning, slack = (None, None) if bounds is None else bounds.in_final_join(borders[last])
+    terminal = TerminalJoin(slack, 0 if completions is None else MOST_COMPLETED_PAIRS)
+    end = joined(
+        prefix, suffix, without=borders[last], pruning=pruning, terminal=terminal, allowance=allowance
+    )
+    return _finished(chain, segments, end)
 
 
-def completed(links: list[LinkLabels], chain: Chain, rests: Rests) -> list[LinkLabels]:
+def completed(segments: list[SegmentLabels], chain: Chain, completions: Completions) -> list[SegmentLabels]:
     """The labels of links that some rest completes, of those that are there once."""
     found, border = [], 0
-    for link in links:
-        after = border + link.link.repeat
-        if link.link.repeat == 1 and len(chain) > 1:
-            mask = rests.completed_between(_between(link.table, border, after), border, after)
-            link = link.some(np.flatnonzero(mask))
-        found.append(link)
+    for segment in segments:
+        after = border + segment.segment.repeat
+        if segment.segment.repeat == 1 and len(chain) > 1:
+            mask = completions.completed_between(_between(segment.table, border, after), border, after)
+            segment = segment.some(np.flatnonzero(mask))
+        found.append(segment)
         border = after
     return found
 
 
-def rests_of(
-    chain: Chain, links: list[LinkLabels], bounds: Bounds, rate: float, share: float, reach: float
-) -> Rests:
+def completions_of(
+    chain: Chain,
+    segments: list[SegmentLabels],
+    bounds: CompletionBounds,
+    rate: float,
+    share: float,
+    cutoff: float,
+) -> Completions:
     """All that a chain whose held bytes are paid in seconds, at so many a byte, comes to ahead of each border
     and behind it: what labels may end in, as far as the whole weighs less than `reach` seconds."""
-    borders, tables = _pieces(chain, links, bounds)
+    borders, tables = _runs(chain, segments, bounds)
     last = len(tables) - 1
-    ahead, behind = {borders[1]: tables[0]}, {borders[last]: tables[last]}
+    prefix, suffix = {borders[1]: tables[0]}, {borders[last]: tables[last]}
     for place in range(1, last):
         here, after = borders[place], borders[place + 1]
-        ahead[after] = _further(ahead[here], tables[place], here, after, bounds)
+        prefix[after] = _extended_prefix(prefix[here], tables[place], here, after, bounds)
     for place in range(last - 1, 0, -1):
         here, after = borders[place + 1], borders[place]
-        behind[after] = _back(tables[place], behind[here], here, after, borders[-1], bounds)
-    return Rests(ahead, behind, rate, share, reach)
+        suffix[after] = _extended_suffix(tables[place], suffix[here], here, after, borders[-1], bounds)
+    return Completions(prefix, suffix, rate, share, cutoff)
 
 
-def _pieces(
-    chain: Chain, links: list[LinkLabels], bounds: Bounds | None, allowance: Allowance | None = None
+def _runs(
+    chain: Chain,
+    segments: list[SegmentLabels],
+    bounds: CompletionBounds | None,
+    allowance: Allowance | None = None,
 ) -> tuple[list[int], list[Labels]]:
     """The borders between runs of like links, and the tables of these runs between them."""
     tables: list[Labels] = []
     borders = [0]
-    for place, link in enumerate(chain):
-        length = 1 << (link.repeat.bit_length() - 1) // 2
+    for place, segment in enumerate(chain):
+        length = 1 << (segment.repeat.bit_length() - 1) // 2
         start = borders[-1]
-        pieces = [(1, links[place].table)] * (link.repeat % length)
-        pieces += [(length, _run(links[place], start, length, bounds, allowance))] * (link.repeat // length)
-        for covered, table in pieces:
+        runs = [(1, segments[place].table)] * (segment.repeat % length)
+        runs += [(length, _run(segments[place], start, length, bounds, allowance))] * (
+            segment.repeat // length
+        )
+        for covered, table in runs:
             borders.append(borders[-1] + covered)
             tables.append(_between(table, borders[-2], borders[-1]))
     return borders, tables
 
 
-def _further(
-    ahead: Labels,
+def _extended_prefix(
+    prefix: Labels,
     table: Labels,
     border: int,
     after: int,
-    bounds: Bounds | None,
+    bounds: CompletionBounds | None,
     allowance: Allowance | None = None,
 ) -> Labels:
     """What is ahead of a border and a table that leads from there to the next."""
-    within, grid = (None, None) if bounds is None else bounds.in_walk(border, after, 0)
-    return joined(ahead, table, without=border, within=within, grid=grid, allowance=allowance)
+    pruning, dominance = (None, None) if bounds is None else bounds.in_extension(border, after, 0)
+    return joined(prefix, table, without=border, pruning=pruning, dominance=dominance, allowance=allowance)
 
 
-def _back(
+def _extended_suffix(
     table: Labels,
-    behind: Labels,
+    suffix: Labels,
     border: int,
     after: int,
     end: int,
-    bounds: Bounds | None,
+    bounds: CompletionBounds | None,
     allowance: Allowance | None = None,
 ) -> Labels:
     """What is behind a border and a table that leads there from the one before."""
-    within, grid = (None, None) if bounds is None else bounds.in_walk(border, after, end)
-    return joined(table, behind, without=border, within=within, grid=grid, allowance=allowance)
+    pruning, dominance = (None, None) if bounds is None else bounds.in_extension(border, after, end)
+    return joined(table, suffix, without=border, pruning=pruning, dominance=dominance, allowance=allowance)
 
 
-def _completed(table: Labels, border: int, rests: Rests | None, *, is_ahead: bool) -> Labels:
+def _completed(table: Labels, border: int, completions: Completions | None, *, is_prefix: bool) -> Labels:
     """The labels ahead of a border, or behind it, that some rest completes."""
-    return table if rests is None else rests.completed(table, border, is_ahead=is_ahead)
+    return table if completions is None else completions.completed(table, border, is_prefix=is_prefix)
 
 
 def _pairs_at_most(a: Labels, b: Labels) -> int:
@@ -173,27 +187,31 @@ def _pairs_at_most(a: Labels, b: Labels) -> int:
 
 
 def _run(
-    link: LinkLabels, start: int, length: int, bounds: Bounds | None, allowance: Allowance | None
+    segment: SegmentLabels,
+    start: int,
+    length: int,
+    bounds: CompletionBounds | None,
+    allowance: Allowance | None,
 ) -> Labels:
     """The table of so many of a link in a row, a power of 2, as one on (hubs..., entry, exit); the first
     occurrence of the link is `start`."""
-    table = link.table
-    reach = 1
-    while reach < length:
-        reach *= 2
-        within = grid = None
+    table = segment.table
+    run_length = 1
+    while run_length < length:
+        run_length *= 2
+        pruning = dominance = None
         if bounds is not None:
-            starts = range(start, start + link.link.repeat - reach + 1)
-            within, grid = bounds.in_run(starts, reach, 1.0 / (length.bit_length() - 1))
+            starts = range(start, start + segment.segment.repeat - run_length + 1)
+            pruning, dominance = bounds.in_run(starts, run_length, 1.0 / (length.bit_length() - 1))
         halves = _between(table, 0, 1), _between(table, 1, 2)
-        both = joined(*halves, without=1, within=within, grid=grid, allowance=allowance)
-        table = replace(both, variables=link.table.variables)
+        both = joined(*halves, without=1, pruning=pruning, dominance=dominance, allowance=allowance)
+        table = replace(both, variables=segment.table.variables)
     return table
 
 
-def merged(chain: Chain, links: list[LinkLabels]) -> Walked:
+def merged(chain: Chain, segments: list[SegmentLabels]) -> ChainFrontier:
     """The frontier by elimination alone: neighbouring links become one, until one is left."""
-    left = [_named(links, place, border) for border, place in enumerate(occurrences(chain))]
+    left = [_named(segments, place, border) for border, place in enumerate(occurrences(chain))]
     borders = list(range(1, len(left)))
     while len(left) > 1:
         pairs = [
@@ -202,10 +220,10 @@ def merged(chain: Chain, links: list[LinkLabels]) -> Walked:
         ]
         left = pairs + left[2 * len(pairs) :]
         borders = borders[1::2]
-    return _ended(chain, links, left[0])
+    return _finished(chain, segments, left[0])
 
 
-def _ended(chain: Chain, links: list[LinkLabels], end: Labels) -> Walked:
+def _finished(chain: Chain, segments: list[SegmentLabels], end: Labels) -> ChainFrontier:
     points = measures(end.points)
-    best = reduce(points)
-    return Walked(chain, links, end, points[best], best)
+    best = non_dominated(points)
+    return ChainFrontier(chain, segments, end, points[best], best)

@@ -13,13 +13,13 @@ from shardwise.cluster import Cluster
 from shardwise.model import Model
 from shardwise.plan import Pipeline, UnevenResult
 from shardwise.search.uneven.faults import faults_of
-from shardwise.search.uneven.lying import Nodes, Together
-from shardwise.search.uneven.stage_record import RecordPrices, StageFigures
+from shardwise.search.uneven.lying import NodeLookup, StagesPerNode
+from shardwise.search.uneven.stage_record import RecordCostModel, StageFigures
 from shardwise.sim import Durations
 from shardwise.strategy import Job
 from shardwise.ties import first_largest
 
-_Pipeline = tuple[Pipeline, tuple[str, ...], int, Together]
+_Pipeline = tuple[Pipeline, tuple[str, ...], int, StagesPerNode]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class PipelineTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PricedAgain:
+class RecordPrediction:
     """What a plan is found to be: `faults` that make it none (then nothing is priced), seconds of each
     pipeline and of what it does, its stages, bytes on the device that is fullest for what it has, and what
     that may use."""
@@ -45,29 +45,29 @@ class PricedAgain:
     usable_bytes: float = 0.0
 
 
-def priced_again(model: Model, cluster: Cluster, job: Job, result: UnevenResult) -> PricedAgain:
+def predict_record(model: Model, cluster: Cluster, job: Job, result: UnevenResult) -> RecordPrediction:
     """The plan's price, or what is wrong with it."""
-    return priced_by(RecordPrices(model, cluster, job), result, job.global_batch_size)
+    return predict_with(RecordCostModel(model, cluster, job), result, job.global_batch_size)
 
 
-def priced_by(prices: RecordPrices, result: UnevenResult, global_batch_size: int) -> PricedAgain:
+def predict_with(prices: RecordCostModel, result: UnevenResult, global_batch_size: int) -> RecordPrediction:
     """The same by prices that may be known, for a batch of so many sequences."""
     whole = [stage for pipeline in result.layout.pipelines for stage in pipeline.stages if not stage.parts]
     replicas = max((stage.dp for stage in whole), default=1)
     faults = tuple(faults_of(prices.space(replicas), result, global_batch_size))
     if faults:
-        return PricedAgain(faults=faults)
+        return RecordPrediction(faults=faults)
     known: dict[_Pipeline, tuple[float, list[StageFigures], PipelineTimes]] = {}
     every = list(_pipelines(prices.nodes, result))
     for one in every:
         if one not in known:
-            pipeline, ways, share, together = one
-            figures = prices.figures(result, pipeline, ways, together)
-            hops = prices.hops(result, pipeline, together)
-            known[one] = _walked_s(figures, hops, share), figures, _times(figures, hops)
+            pipeline, ways, share, stages_per_node = one
+            figures = prices.figures(result, pipeline, ways, stages_per_node)
+            hops = prices.hops(result, pipeline, stages_per_node)
+            known[one] = _simulated_step_s(figures, hops, share), figures, _times(figures, hops)
     stages = [one for _, figures, _ in known.values() for one in figures]
     tightest = stages[int(first_largest([one.device_bytes / one.usable_bytes for one in stages]))]
-    return PricedAgain(
+    return RecordPrediction(
         faults=(),
         pipeline_s=tuple(known[one][0] for one in every),
         pipelines=tuple(known[one][2] for one in every),
@@ -77,18 +77,18 @@ def priced_by(prices: RecordPrices, result: UnevenResult, global_batch_size: int
     )
 
 
-def _pipelines(nodes: Nodes, result: UnevenResult) -> Iterator[_Pipeline]:
+def _pipelines(nodes: NodeLookup, result: UnevenResult) -> Iterator[_Pipeline]:
     """Every pipeline with what its stages recompute, its microbatches, and how its stages lie together;
     ranks, which tell no more, are left out."""
     for pipeline, ways, share in zip(
         result.layout.pipelines, result.recompute, result.microbatches, strict=True
     ):
-        together = nodes.together_of(pipeline)
+        stages_per_node = nodes.stages_per_node_of(pipeline)
         stages = tuple(
             replace(stage, ranks="", share=0.0, parts=tuple(replace(part, ranks="") for part in stage.parts))
             for stage in pipeline.stages
         )
-        yield Pipeline(stages=stages), ways, share, together
+        yield Pipeline(stages=stages), ways, share, stages_per_node
 
 
 def _times(stages: Sequence[StageFigures], hops: Sequence[float]) -> PipelineTimes:
@@ -104,18 +104,18 @@ def _times(stages: Sequence[StageFigures], hops: Sequence[float]) -> PipelineTim
     return PipelineTimes(durations=durations, end_s=max(stage.end_s for stage in stages))
 
 
-def _walked_s(stages: Sequence[StageFigures], hops: Sequence[float], microbatches: int) -> float:
+def _simulated_step_s(stages: Sequence[StageFigures], hops: Sequence[float], microbatches: int) -> float:
     """Seconds of a step: every stage does as many forwards as there are stages from it on, then a backward
     and a forward by turns; each action as soon as its stage is free and what it needs has come."""
     count = len(stages)
     todo: list[list[tuple[str, int]]] = []
     for stage in range(count):
-        warm = min(count - stage, microbatches)
-        turns = [("F", j) for j in range(warm)]
+        warmup = min(count - stage, microbatches)
+        actions = [("F", j) for j in range(warmup)]
         for j in range(microbatches):
-            turns.append(("B", j))
-            turns += [("F", j + warm)] if j + warm < microbatches else []
-        todo.append(turns)
+            actions.append(("B", j))
+            actions += [("F", j + warmup)] if j + warmup < microbatches else []
+        todo.append(actions)
     done: dict[tuple[str, int, int], float] = {}
     free = [stage.gather_s for stage in stages]
     at = [0] * count

@@ -16,15 +16,15 @@ from shardwise.plan import (
     UnevenResult,
 )
 from shardwise.search.answer import all_devices_s, answered, figures_of, idle_in, plan, searched
-from shardwise.search.clock import Clock
+from shardwise.search.clock import SearchClock
 from shardwise.search.drive import Progress
 from shardwise.search.mixed import MOST_POOLS
 from shardwise.search.parts import Searched
 from shardwise.search.question import Question
 from shardwise.search.targets import plan_for
 from shardwise.search.uneven.drive import UnevenOutcome, search_uneven
-from shardwise.search.uneven.result import result_of_uneven
-from shardwise.search.uneven.space import Limits, UnevenSpace
+from shardwise.search.uneven.result import uneven_result
+from shardwise.search.uneven.space import UnevenLimits, UnevenSpace
 from shardwise.strategy import Target
 
 EXACT_DEVICES = 16
@@ -35,7 +35,7 @@ UNEVEN_GAP = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class FoundUneven:
+class UnevenSearchResult:
     """The best uneven plan (None: there is none, or none is looked for), and what all that are looked for
     take at least."""
 
@@ -56,7 +56,7 @@ def refusal(question: Question) -> str | None:
     return None
 
 
-def plan_pools(
+def plan_mixed_cluster(
     question: Question, *, target: Target | None = None, progress: Progress | None = None
 ) -> Answer | UnevenAnswer:
     """The best plan of a mixed cluster: uneven where that is faster than every uniform strategy on any part
@@ -65,13 +65,13 @@ def plan_pools(
     Half of a budget is for uniform strategies. Raises Infeasible where neither fits, and what `plan_for`
     raises.
     """
-    if target is not None and not target.runs_braids:
-        question = replace(question, braid=1)
+    if target is not None and not target.runs_mixed_pool_stages:
+        question = replace(question, mixed_stage_rows=1)
     why = refusal(question) or _refusal_by(target, question)
     if why is not None:
-        return _told(_uniform(question, target, Clock(question.budget_s), progress), why)
-    with Clock(question.budget_s).listening() as clock:
-        return _of_pools(question, target, clock, progress)
+        return _with_reason(_uniform(question, target, SearchClock(question.budget_s), progress), why)
+    with SearchClock(question.budget_s).handling_interrupts() as clock:
+        return _plan_mixed(question, target, clock, progress)
 
 
 def _refusal_by(target: Target | None, question: Question) -> str | None:
@@ -82,18 +82,20 @@ def _refusal_by(target: Target | None, question: Question) -> str | None:
     return f"{target.command} runs uneven plans {known}: --target any looks for them"
 
 
-def _uniform(question: Question, target: Target | None, clock: Clock, progress: Progress | None) -> Answer:
+def _uniform(
+    question: Question, target: Target | None, clock: SearchClock, progress: Progress | None
+) -> Answer:
     """The best uniform strategy on any part of the cluster."""
     if target is None:
         return plan(question, progress=progress, clock=clock)
     return plan_for(target, question, partial(plan, clock=clock), progress=progress)
 
 
-def _of_pools(
-    question: Question, target: Target | None, clock: Clock, progress: Progress | None
+def _plan_mixed(
+    question: Question, target: Target | None, clock: SearchClock, progress: Progress | None
 ) -> Answer | UnevenAnswer:
     question.problem()
-    half = clock.beside(None if question.budget_s is None else question.budget_s / 2.0)
+    half = clock.with_budget(None if question.budget_s is None else question.budget_s / 2.0)
     if target is not None:
         return _of_target(question, target, half, clock, progress)
     found = searched(question, half, progress)
@@ -101,7 +103,7 @@ def _of_pools(
         return answered(question, found, clock, progress)
     uneven, why, gap = _faster(question, _figures(question, found), clock, progress)
     if uneven is None:
-        return _told(answered(question, found, clock, progress), why, gap)
+        return _with_reason(answered(question, found, clock, progress), why, gap)
     is_idle = uneven.best.idle_devices > 0
     return replace(
         uneven,
@@ -123,7 +125,7 @@ def _figures(question: Question, found: Searched | None) -> MixedFigures:
 
 
 def _of_target(
-    question: Question, target: Target, half: Clock, clock: Clock, progress: Progress | None
+    question: Question, target: Target, half: SearchClock, clock: SearchClock, progress: Progress | None
 ) -> Answer | UnevenAnswer:
     """The same among what the target carries out; runners-up are found with the best."""
     try:
@@ -137,7 +139,7 @@ def _of_target(
         return answer
     uneven, why, gap = _faster(question, answer.mixed, clock, progress)
     if uneven is None:
-        return _told(answer, why, gap)
+        return _with_reason(answer, why, gap)
     return replace(
         uneven,
         parts=answer.parts,
@@ -150,54 +152,56 @@ def _of_target(
 
 
 def _faster(
-    question: Question, figures: MixedFigures, clock: Clock, progress: Progress | None
+    question: Question, figures: MixedFigures, clock: SearchClock, progress: Progress | None
 ) -> tuple[UnevenAnswer | None, str, float]:
     """The best uneven plan that is faster than uniform strategies; or why there is none, and by how much one
     may be faster all the same, as a share."""
     space = _space_of(question)
-    beat_s = float("inf") if figures.uniform_step_time_s is None else figures.uniform_step_time_s
+    cutoff_s = float("inf") if figures.uniform_step_time_s is None else figures.uniform_step_time_s
     gap = 0.0 if question.cluster.devices <= EXACT_DEVICES else UNEVEN_GAP
     outcome = search_uneven(
-        space, clock=clock, beat_s=beat_s, gap=gap, workers=question.workers, progress=progress
+        space, clock=clock, cutoff_s=cutoff_s, gap=gap, workers=question.workers, progress=progress
     )
     if outcome.plan is None:
-        return None, *_why_uniform(outcome, beat_s)
+        return None, *_why_uniform(outcome, cutoff_s)
     answer = _answer(space, outcome, figures)
     idle = answer.best.idle_devices
     if question.use_all and idle:
-        left = (beat_s - outcome.lower_bound_s) / beat_s if beat_s < float("inf") else 1.0
+        left = (cutoff_s - outcome.lower_bound_s) / cutoff_s if cutoff_s < float("inf") else 1.0
         return None, f"the fastest uneven plan leaves {idle} of the devices idle", left
     return replace(answer, is_interrupted=clock.is_interrupted), "", 0.0
 
 
 def _space_of(question: Question) -> UnevenSpace:
-    limits = Limits(rows=question.stage_dp, braid=question.braid)
+    limits = UnevenLimits(stage_dp=question.stage_dp, mixed_stage_rows=question.mixed_stage_rows)
     return UnevenSpace(question.model, question.cluster, question.job, limits)
 
 
-def best_uneven(question: Question, beat_s: float = float("inf"), gap: float | None = None) -> FoundUneven:
-    """The best uneven plan for the question that takes less than `beat_s`, to within the share `gap`, where
+def best_uneven(
+    question: Question, cutoff_s: float = float("inf"), gap: float | None = None
+) -> UnevenSearchResult:
+    """The best uneven plan for the question that takes less than `cutoff_s`, to within the share `gap`, where
     it is None that which its cluster is allowed."""
     is_many = len(pools_of(question.cluster)) > MOST_POOLS
     if refusal(question) is not None or question.cluster.links or is_many:
-        return FoundUneven(result=None, lower_bound_s=float("inf"))
+        return UnevenSearchResult(result=None, lower_bound_s=float("inf"))
     space = _space_of(question)
     if gap is None:
         gap = 0.0 if question.cluster.devices <= EXACT_DEVICES else UNEVEN_GAP
-    outcome = search_uneven(space, beat_s=beat_s, gap=gap, workers=question.workers)
-    result = None if outcome.plan is None else result_of_uneven(space, outcome.plan)
-    return FoundUneven(result=result, lower_bound_s=outcome.lower_bound_s)
+    outcome = search_uneven(space, cutoff_s=cutoff_s, gap=gap, workers=question.workers)
+    result = None if outcome.plan is None else uneven_result(space, outcome.plan)
+    return UnevenSearchResult(result=result, lower_bound_s=outcome.lower_bound_s)
 
 
-def _told(answer: Answer, why: str, gap: float = 0.0) -> Answer:
+def _with_reason(answer: Answer, why: str, gap: float = 0.0) -> Answer:
     if answer.mixed is None:
         return answer
     return replace(answer, mixed=replace(answer.mixed, why_uniform=why, uneven_gap=gap))
 
 
-def _why_uniform(outcome: UnevenOutcome, beat_s: float) -> tuple[str, float]:
+def _why_uniform(outcome: UnevenOutcome, cutoff_s: float) -> tuple[str, float]:
     """What the search that found nothing faster has shown, and the gap that it left."""
-    left = (beat_s - outcome.lower_bound_s) / beat_s
+    left = (cutoff_s - outcome.lower_bound_s) / cutoff_s
     if left <= PROVEN_GAP:
         return "no uneven plan is faster", 0.0
     return f"no uneven plan that is faster was found; none is by more than {left * 100:.1f} %", left
@@ -206,7 +210,7 @@ def _why_uniform(outcome: UnevenOutcome, beat_s: float) -> tuple[str, float]:
 def _answer(space: UnevenSpace, outcome: UnevenOutcome, mixed: MixedFigures) -> UnevenAnswer:
     if outcome.plan is None:
         raise InternalError("an answer needs a plan")
-    result = result_of_uneven(space, outcome.plan)
+    result = uneven_result(space, outcome.plan)
     stages = [stage for pipeline in result.layout.pipelines for stage in pipeline.stages]
     used = {one.device_class for stage in stages for one in (stage.parts or (stage,))}
     idle = tuple(pool.name for pool in space.pools if pool.name not in used)
@@ -223,10 +227,10 @@ def _certificate(outcome: UnevenOutcome, result: UnevenResult) -> Certificate:
     best_s = result.step_time_s
     return Certificate(
         space="uneven",
-        enumerated=outcome.cut + outcome.searched,
+        enumerated=outcome.pruned + outcome.searched,
         unexplored=outcome.unexplored,
         rejected={},
-        cut_by_bound=outcome.cut,
+        cut_by_bound=outcome.pruned,
         simulated=outcome.searched,
         best_s=best_s,
         lower_bound_s=outcome.lower_bound_s,

@@ -14,54 +14,54 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.search.clock import Clock
-from shardwise.search.uneven.options import Options
-from shardwise.search.uneven.proving import FOREVER_S, Search
-from shardwise.search.uneven.shares import Items, Market, best_set, is_counted, undominated
-from shardwise.search.uneven.space import Block
+from shardwise.search.clock import SearchClock
+from shardwise.search.uneven.options import StageOptions
+from shardwise.search.uneven.proving import MAX_STEP_S, SubproblemSearch
+from shardwise.search.uneven.shares import Items, KnapsackDual, best_set, is_exact_dp, non_dominated
+from shardwise.search.uneven.space import UnevenSubproblem
 
 Ints = NDArray[np.int64]
 
 _NONE: Ints = np.empty(0, dtype=np.int64)
 
-NEARLY = 1e-9
+ROUNDING = 1e-9
 """Of the microbatches that are wanted, for rounding."""
 
 
-def search_of(
-    options: Options,
-    block: Block,
+def subproblem_search(
+    options: StageOptions,
+    subproblem: UnevenSubproblem,
     effort: int,
-    wider: Search | None = None,
+    parent: SubproblemSearch | None = None,
     most_sites: int | None = None,
-    clock: Clock | None = None,
-) -> Search:
+    clock: SearchClock | None = None,
+) -> SubproblemSearch:
     """The search of a block, with at most so many partial layouts of one pipeline, until the `clock` is over;
-    `wider` is that of a block with all of its numbers of pipelines and more."""
-    kind = AlikeSearch if block.is_alike else MixedSearch
-    return kind(options, block.least, block.most, effort, wider, most_sites, clock)
+    `parent` is that of a block with all of its numbers of pipelines and more."""
+    kind = IdenticalPipelineSearch if subproblem.is_alike else KnapsackSearch
+    return kind(options, subproblem.least, subproblem.most, effort, parent, most_sites, clock)
 
 
-class MixedSearch(Search):
+class KnapsackSearch(SubproblemSearch):
     """Any pipelines side by side: shares are a knapsack."""
 
     @property
     def is_exact(self) -> bool:
         """Whether plans with other numbers of pipelines than the block's are told apart."""
-        items = self._items(self.proven(FOREVER_S))
-        return is_counted(self.options.available, len(undominated(items)), self.most)
+        items = self._items(self.proven(MAX_STEP_S))
+        return is_exact_dp(self.options.available, len(non_dominated(items)), self.most)
 
     @cached_property
-    def _market(self) -> Market:
-        return Market(self.options.available, self.shapes.devices)
+    def _dual(self) -> KnapsackDual:
+        return KnapsackDual(self.options.available, self.shapes.devices)
 
-    def dear(self, done: Ints) -> tuple[Ints, Ints]:
+    def critical(self, done: Ints) -> tuple[Ints, Ints]:
         """By prices on the devices."""
-        wanted, alike = self.options.microbatches, self.shapes.alike
-        if self.most * int(done.max(initial=0)) < wanted:
+        required, set_size = self.options.microbatches, self.shapes.set_size
+        if self.most * int(done.max(initial=0)) < required:
             return _NONE, _NONE
-        places, enough = self._market.dear(done * alike, wanted * (1.0 - NEARLY))
-        return places, np.clip(np.ceil(enough / alike[places]).astype(np.int64), 1, done[places])
+        places, threshold = self._dual.critical(done * set_size, required * (1.0 - ROUNDING))
+        return places, np.clip(np.ceil(threshold / set_size[places]).astype(np.int64), 1, done[places])
 
     def chosen(self, done: Ints) -> Counter[int] | None:
         """By dynamic programming over devices."""
@@ -70,10 +70,10 @@ class MixedSearch(Search):
 
     def _items(self, done: Ints) -> Items:
         shapes = self.shapes
-        return Items(shapes.devices, done * shapes.alike, shapes.alike)
+        return Items(shapes.devices, done * shapes.set_size, shapes.set_size)
 
 
-class AlikeSearch(Search):
+class IdenticalPipelineSearch(SubproblemSearch):
     """Pipelines that have the same stages: as many of one shape as are needed, if there are devices."""
 
     @property
@@ -92,36 +92,36 @@ class AlikeSearch(Search):
         few."""
         sets = (np.array(self.options.available) // np.maximum(self.shapes.devices, 1)).astype(np.int64)
         sets = np.where(self.shapes.devices > 0, sets, self.most).min(axis=1)
-        number = np.minimum(sets, self.most // self.shapes.alike) * self.shapes.alike
+        number = np.minimum(sets, self.most // self.shapes.set_size) * self.shapes.set_size
         needed: Ints = -(-self.options.microbatches // np.maximum(number, 1))
         return np.where(number >= self.least, needed, 0)
 
-    def may_do(self, time_s: float) -> bool:
+    def may_finish(self, time_s: float) -> bool:
         """Whether any shape may do what it has to."""
         places = np.flatnonzero(self._needed)
-        return bool(self.reach.can_do(places, self._needed[places], time_s).any())
+        return bool(self.capacity.can_do(places, self._needed[places], time_s).any())
 
-    def dear(self, done: Ints) -> tuple[Ints, Ints]:
+    def critical(self, done: Ints) -> tuple[Ints, Ints]:
         """Those of which there are devices for as many as do all microbatches."""
         number = self._number(done)
         there = np.array(self.options.available)
-        sets = number // self.shapes.alike
-        enough = (number <= self.most) & (sets[:, None] * self.shapes.devices <= there).all(axis=1)
-        places = np.flatnonzero(enough)
+        sets = number // self.shapes.set_size
+        fits = (number <= self.most) & (sets[:, None] * self.shapes.devices <= there).all(axis=1)
+        places = np.flatnonzero(fits)
         found: Ints = places[np.argsort(-done[places], kind="stable")]
         return found, self._needed[found]
 
     def chosen(self, done: Ints) -> Counter[int] | None:
         """The one that does most."""
-        places, _ = self.dear(done)
+        places, _ = self.critical(done)
         if not len(places):
             return None
         place = int(places[0])
-        return Counter({place: int(self._number(done)[place] // self.shapes.alike[place])})
+        return Counter({place: int(self._number(done)[place] // self.shapes.set_size[place])})
 
     def _number(self, done: Ints) -> Ints:
         """Pipelines of each shape that are needed, in whole sets."""
         needed = -(-self.options.microbatches // np.maximum(done, 1))
         number = np.maximum(np.where(done > 0, needed, self.most + 1), self.least)
-        found: Ints = -(-number // self.shapes.alike) * self.shapes.alike
+        found: Ints = -(-number // self.shapes.set_size) * self.shapes.set_size
         return found

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from shardwise.search.uneven.options import Options, Stages
+from shardwise.search.uneven.options import SiteCosts, StageOptions
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -43,74 +43,79 @@ Counts = tuple[int, ...]
 Order = tuple[int, ...]
 """Pools of the stages of a pipeline, the first first."""
 
-NEVER_S = 1e30
+INFINITE_S = 1e30
 """Seconds that stand for forever: finite, so that none of them is nothing."""
 
 ROUNDING = 1e-9
 """Of a time that nothing exceeds, so that rounding forbids nothing."""
 
-TOGETHER = 200_000
+MAX_TABLE_ENTRIES = 200_000
 """Entries of tables that are made at a time: they stay within a cache."""
 
 FIGURES = ("forward_s", "backward_s")
-SEATED = ("gather_s", "reduce_s", "end_s")
+BY_NODE_SLOT = ("gather_s", "reduce_s", "end_s")
 """Of stages; and what depends on their seat."""
 
 
-class Entries:
+class StageTable:
     """The stages of a block by *entry*, which is a pool and a kind on it: finite `figures` of shape (FIGURES,
-    entries, places, ends, layers), those that are `seated` of shape (SEATED, entries, seats, ...), and their
-    hops and seats (see `Hops`). By entry and layers, what a stage takes at least wherever it is: one
-    microbatch (`least_work_s`), and all that surrounds its work (`least_around_s`). `first` is a pool's first
+    entries, places, ends, layers), those that are `slot_figures` of shape (SEATED, entries, seats, ...), and
+    their hops and seats (see `Hops`). By entry and layers, what a stage takes at least wherever it is: one
+    microbatch (`min_work_s`), and all that surrounds its work (`min_overhead_s`). `first` is a pool's first
     entry. Behind a pool's kinds are entries that take no more than any of those that differ in how they are
-    spread alone (see `loose`)."""
+    spread alone (see `relaxed_kinds`)."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: StageOptions) -> None:
         self.layers = options.layers
         begins = [kinds for kinds, _ in options.unspread]
         self._families = [of + len(of) for _, of in options.unspread]
         of = list(zip(options.stages, options.hops, begins, strict=True))
         self.figures: Floats = np.minimum(
             [
-                np.concatenate([part for stages, _, begin in of for part in _and_some(stages, name, begin)])
+                np.concatenate(
+                    [part for stages, _, begin in of for part in _with_selection(stages, name, begin)]
+                )
                 for name in FIGURES
             ],
-            NEVER_S,
+            INFINITE_S,
         )
-        most = max(len(stages.seats) for stages in options.stages)
-        self.seated: Floats = np.array(
+        most = max(len(stages.node_slots) for stages in options.stages)
+        self.slot_figures: Floats = np.array(
             [
                 np.concatenate(
                     [
-                        _filled(part, most)
+                        _padded(part, most)
                         for stages, _, begin in of
-                        for part in (getattr(stages, name), _least_seat(getattr(stages, name)[begin], most))
+                        for part in (
+                            getattr(stages, name),
+                            _min_over_node_slots(getattr(stages, name)[begin], most),
+                        )
                     ]
                 )
-                for name in SEATED
+                for name in BY_NODE_SLOT
             ]
         )
-        self.least_work_s: Floats = self.figures.sum(axis=0)[:, 1:].min(axis=(1, 2))
-        self.least_around_s: Floats = self.seated.sum(axis=0)[:, :, 1:].min(axis=(1, 2, 3))
+        self.min_work_s: Floats = self.figures.sum(axis=0)[:, 1:].min(axis=(1, 2))
+        self.min_overhead_s: Floats = self.slot_figures.sum(axis=0)[:, :, 1:].min(axis=(1, 2, 3))
         sizes = [len(stages.kinds) + len(begin) for stages, _, begin in of]
         self.first = np.cumsum([0, *sizes[:-1]])
         self.near_s: Floats = np.concatenate(
-            [part for _, hops, begin in of for part in _and_least(hops.near_s, begin)]
+            [part for _, hops, begin in of for part in _with_run_minimum(hops.near_s, begin)]
         )
         self.far_s: Floats = np.concatenate(
-            [part for _, hops, begin in of for part in _and_least(hops.far_s, begin)]
+            [part for _, hops, begin in of for part in _with_run_minimum(hops.far_s, begin)]
         )
-        self.seats: Ints = np.concatenate(
-            [part for _, hops, begin in of for part in (hops.seats, hops.seats[:, begin])], axis=1
+        self.node_slots: Ints = np.concatenate(
+            [part for _, hops, begin in of for part in (hops.node_slots, hops.node_slots[:, begin])], axis=1
         )
 
-    def loose(self, kinds: Sequence[int]) -> tuple[int, ...]:
+    def relaxed_kinds(self, kinds: Sequence[int]) -> tuple[int, ...]:
         """Of kinds by pool those that take no more however they are spread: the same for all that differ in
         nothing else."""
         return tuple(int(of[kind]) for of, kind in zip(self._families, kinds, strict=True))
 
 
-class Suffixes(NamedTuple):
+class SuffixBounds(NamedTuple):
     """Least figures of suffixes, an array of layers each: the loop; seconds from the start of the step until
     the first backward has ended (`ready_s`), and from the start of the last forward until all have reduced
     (`last_s`); seconds from the first forward to the last backward (`drained_s`) and to the end of the
@@ -125,42 +130,42 @@ class Suffixes(NamedTuple):
     alone_s: Floats
 
 
-HOPS = np.array([2.0, 1.0, 1.0, 2.0, 1.0, 0.0])
+HOPS_PER_FIGURE = np.array([2.0, 1.0, 1.0, 2.0, 1.0, 0.0])
 """How often each of these goes over the hop before the suffix."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Level:
+class _SuffixSet:
     """Suffixes with equally many stages: their counts, the pool of each one's first, and by pool that may
     follow the row of the rest among the suffixes with one stage less; -1 where none does. `rows` finds them
     by their counts and pool."""
 
     counts: Ints
     pools: Ints
-    rests: Ints
+    successors: Ints
     rows: dict[tuple[Counts, int], int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """Suffixes of several pipelines, as `_Level` has those of one; and which pipeline each is of, how many
-    layers the suffix has, and its first stage, at least and at most."""
+class _SuffixBatch:
+    """Suffixes of several pipelines, as `_SuffixSet` has those of one; and which pipeline each is of, how
+    many layers the suffix has, and its first stage, at least and at most."""
 
     counts: Ints
     pools: Ints
-    rests: Ints
+    successors: Ints
     pipelines: Ints
     layers: tuple[Ints, Ints]
     own: tuple[Ints, Ints]
 
-    def at(self, places: Any) -> _Rows:
+    def at(self, places: Any) -> _SuffixBatch:
         """Some of them."""
         few, many = self.layers
         least, most = self.own
-        return _Rows(
+        return _SuffixBatch(
             self.counts[places],
             self.pools[places],
-            self.rests[places],
+            self.successors[places],
             self.pipelines[places],
             (few[places], many[places]),
             (least[places], most[places]),
@@ -168,41 +173,41 @@ class _Rows:
 
 
 @lru_cache(maxsize=4096)
-def _levels(counts: Counts) -> tuple[_Level, ...]:
+def _suffix_sets(counts: Counts) -> tuple[_SuffixSet, ...]:
     """Of pipelines with so many stages of each pool: all suffixes by their number of stages from 1, the last
     level being whole pipelines."""
-    found: list[_Level] = []
+    found: list[_SuffixSet] = []
     rows: dict[tuple[Counts, int], int] = {}
     for stages in range(1, sum(counts) + 1):
         before, rows = rows, {}
         every: list[Counts] = []
         pools: list[int] = []
-        rests: list[list[int]] = []
+        successors: list[list[int]] = []
         for some in (one for one in product(*(range(c + 1) for c in counts)) if sum(one) == stages):
             for pool in (pool for pool, count in enumerate(some) if count):
                 left = tuple(count - (place == pool) for place, count in enumerate(some))
                 rows[some, pool] = len(pools)
                 every.append(some)
                 pools.append(pool)
-                rests.append([before.get((left, then), -1) for then in range(len(counts))])
-        found.append(_Level(np.array(every), np.array(pools), np.array(rests), rows))
+                successors.append([before.get((left, then), -1) for then in range(len(counts))])
+        found.append(_SuffixSet(np.array(every), np.array(pools), np.array(successors), rows))
     return tuple(found)
 
 
 @lru_cache(maxsize=4096)
-def _levels_in(order: Order, pools: int) -> tuple[_Level, ...]:
+def _suffix_sets_in_order(order: Order, pools: int) -> tuple[_SuffixSet, ...]:
     """The same of the pipeline whose stages lie on pools in this order: one suffix per level."""
-    found: list[_Level] = []
+    found: list[_SuffixSet] = []
     for stages in range(1, len(order) + 1):
         suffix = order[-stages:]
         counts = tuple(suffix.count(pool) for pool in range(pools))
-        rests = [0 if stages > 1 and then == suffix[1] else -1 for then in range(pools)]
+        successors = [0 if stages > 1 and then == suffix[1] else -1 for then in range(pools)]
         rows = {(counts, suffix[0]): 0}
-        found.append(_Level(np.array([counts]), np.array(suffix[:1]), np.array([rests]), rows))
+        found.append(_SuffixSet(np.array([counts]), np.array(suffix[:1]), np.array([successors]), rows))
     return tuple(found)
 
 
-class Relaxation:
+class SuffixRelaxation:
     """The bounds of all suffixes of some pipelines, each of a `shape` of kinds and counts of stages by pool,
     at a number of microbatches each. Where an `order` is given, only of those whose stages lie on pools in
     it; and where a time is given, only of those that take no more than `within_s`.
@@ -213,13 +218,13 @@ class Relaxation:
 
     def __init__(
         self,
-        entries: Entries,
+        entries: StageTable,
         shapes: Sequence[tuple[tuple[int, ...], Counts]],
         microbatches: Any,
         order: Order | None = None,
-        within_s: float = NEVER_S,
+        within_s: float = INFINITE_S,
     ) -> None:
-        self._entries, self._within_s = entries, min(within_s, NEVER_S) * (1.0 + ROUNDING)
+        self._table, self._within_s = entries, min(within_s, INFINITE_S) * (1.0 + ROUNDING)
         self._m = np.asarray(microbatches, dtype=np.float64)
         self._of = np.array([kinds for kinds, _ in shapes], dtype=np.int64) + entries.first
         self._counts = np.array([counts for _, counts in shapes], dtype=np.int64)
@@ -227,90 +232,96 @@ class Relaxation:
         takes = (self._counts * self._most).sum(axis=1) >= entries.layers
         possible = takes & ((self._counts == 0) | (self._most > 0)).all(axis=1)
         self._lattices = [
-            (_levels(counts) if order is None else _levels_in(order, len(counts))) if can else ()
+            (_suffix_sets(counts) if order is None else _suffix_sets_in_order(order, len(counts)))
+            if can
+            else ()
             for (_, counts), can in zip(shapes, possible.tolist(), strict=True)
         ]
         self._begins: list[dict[int, int]] = []
         self._tables: list[Floats] = []
-        self.runs = 0
+        self.suffix_count = 0
         """Suffixes that were bounded."""
-        self._bounds = np.full(len(shapes), NEVER_S)
+        self._bounds = np.full(len(shapes), INFINITE_S)
         for stages in range(1, max(map(len, self._lattices)) + 1):
-            self._rise(stages)
+            self._extend(stages)
 
     def bounds(self) -> Floats:
         """Lower bounds of the pipelines; infinity where there are none."""
-        return np.where(self._bounds < NEVER_S, self._bounds, np.inf)
+        return np.where(self._bounds < INFINITE_S, self._bounds, np.inf)
 
-    def rest(self, counts: Counts, pool: int) -> Suffixes | None:
+    def completion_bound(self, counts: Counts, pool: int) -> SuffixBounds | None:
         """Of the only pipeline: what may follow a stage on `pool` that begins a suffix with these counts,
         behind the hop to it; None where nothing does."""
         stages = sum(counts)
         if stages == 1:
             return None
-        level = self._lattices[0][stages - 1]
+        suffix_set = self._lattices[0][stages - 1]
         none = np.zeros(1, dtype=np.int64)
-        rests = level.rests[[level.rows[counts, pool]]]
-        rows = _Rows(np.array([counts]), np.array([pool]), rests, none, (none, none), (none, none))
-        return Suffixes(*self._rest(stages, rows, np.arange(self._entries.layers + 1)[None])[:, 0])
+        successors = suffix_set.successors[[suffix_set.rows[counts, pool]]]
+        rows = _SuffixBatch(
+            np.array([counts]), np.array([pool]), successors, none, (none, none), (none, none)
+        )
+        return SuffixBounds(
+            *self._completion_bound(stages, rows, np.arange(self._table.layers + 1)[None])[:, 0]
+        )
 
     def _most_layers(self) -> Ints:
         """By pipeline and pool, with how many layers a stage does all microbatches in time, at most."""
-        work_s, around_s = self._entries.least_work_s[self._of], self._entries.least_around_s[self._of]
-        can = self._m[:, None, None] * work_s + around_s <= self._within_s
-        most: Ints = (can * np.arange(self._entries.layers + 1)).max(axis=-1)
+        work_s, overhead_s = self._table.min_work_s[self._of], self._table.min_overhead_s[self._of]
+        can = self._m[:, None, None] * work_s + overhead_s <= self._within_s
+        most: Ints = (can * np.arange(self._table.layers + 1)).max(axis=-1)
         return most
 
-    def _rise(self, stages: int) -> None:
+    def _extend(self, stages: int) -> None:
         """Suffixes with so many stages, and whole pipelines that have no more."""
-        tall = [place for place, levels in enumerate(self._lattices) if len(levels) > stages]
-        whole = [place for place, levels in enumerate(self._lattices) if len(levels) == stages]
+        tall = [place for place, suffix_sets in enumerate(self._lattices) if len(suffix_sets) > stages]
+        whole = [place for place, suffix_sets in enumerate(self._lattices) if len(suffix_sets) == stages]
         if whole:
             rows = self._rows(stages, whole)
-            for some in self._parts(rows):
-                self._close(stages, rows.at(some))
-            self.runs += len(whole)
+            for some in self._batches(rows):
+                self._finish(stages, rows.at(some))
+            self.suffix_count += len(whole)
         if not tall:
             return
-        rows, layers = self._rows(stages, tall), self._entries.layers
+        rows, layers = self._rows(stages, tall), self._table.layers
         # Behind the last row and the last number of layers nothing is.
-        table = np.full((len(HOPS), len(rows.pools) + 1, layers + 2), NEVER_S)
-        for some in self._parts(rows):
-            at, _, found = self._grown(stages, rows.at(some), 0)
+        table = np.full((len(HOPS_PER_FIGURE), len(rows.pools) + 1, layers + 2), INFINITE_S)
+        for some in self._batches(rows):
+            at, _, found = self._extended(stages, rows.at(some), 0)
             values = np.stack([figure.min(axis=1) for figure in found])
             # What takes longer than the time that is given has none that matters.
             is_late = values[3:].max(axis=0) > self._within_s
-            table[:, some[:, None], at] = np.where(is_late, NEVER_S, values)
-        table[..., -1] = NEVER_S
+            table[:, some[:, None], at] = np.where(is_late, INFINITE_S, values)
+        table[..., -1] = INFINITE_S
         sizes = [len(self._lattices[place][stages - 1].pools) for place in tall]
         self._begins.append(dict(zip(tall, np.cumsum([0, *sizes[:-1]]).tolist(), strict=True)))
         self._tables.append(table)
-        self.runs += len(rows.pools)
+        self.suffix_count += len(rows.pools)
 
-    def _rows(self, stages: int, pipelines: Sequence[int]) -> _Rows:
+    def _rows(self, stages: int, pipelines: Sequence[int]) -> _SuffixBatch:
         """All suffixes of these pipelines with so many stages, rests counted through."""
-        levels = [self._lattices[place][stages - 1] for place in pipelines]
+        suffix_sets = [self._lattices[place][stages - 1] for place in pipelines]
         begins = [self._begins[-1][place] if stages > 1 else 0 for place in pipelines]
-        sizes = [len(level.pools) for level in levels]
-        rests = np.concatenate([level.rests for level in levels])
-        rests = np.where(rests >= 0, rests + np.repeat(begins, sizes)[:, None], -1)
-        counts = np.concatenate([level.counts for level in levels])
-        pools = np.concatenate([level.pools for level in levels])
-        of, layers = np.repeat(pipelines, sizes), self._entries.layers
+        sizes = [len(suffix_set.pools) for suffix_set in suffix_sets]
+        successors = np.concatenate([suffix_set.successors for suffix_set in suffix_sets])
+        successors = np.where(successors >= 0, successors + np.repeat(begins, sizes)[:, None], -1)
+        counts = np.concatenate([suffix_set.counts for suffix_set in suffix_sets])
+        pools = np.concatenate([suffix_set.pools for suffix_set in suffix_sets])
+        of, layers = np.repeat(pipelines, sizes), self._table.layers
         most, before = self._most[of], self._counts[of] - counts
         takes, own = (counts * most).sum(axis=1), most[np.arange(len(of)), pools]
         few = np.maximum(layers - (before * most).sum(axis=1), stages)
         many = np.minimum(takes, layers - before.sum(axis=1))
-        return _Rows(
+        return _SuffixBatch(
             counts,
             pools,
-            rests,
+            successors,
             of,
             (few, many),
             (np.maximum(few - (takes - own), 1), np.minimum(own, many - (stages - 1))),
         )
 
-    def _parts(self, rows: _Rows) -> list[Ints]:
+    def _batches(self, rows: _SuffixBatch) -> list[Ints]:
         """Places of suffixes that are grown at a time, those together that have about as many numbers of
         layers to look at."""
         (few, many), (least, most) = rows.layers, rows.own
@@ -322,52 +333,52 @@ class Relaxation:
             while end > start + 1:
                 some = order[start:end]
                 size = len(some) * int(of_suffix[some].max()) * int(of_own[some].max())
-                if size <= TOGETHER:
+                if size <= MAX_TABLE_ENTRIES:
                     break
-                end = start + max((end - start) * TOGETHER // (2 * size), (end - start) // 2)
+                end = start + max((end - start) * MAX_TABLE_ENTRIES // (2 * size), (end - start) // 2)
             found.append(order[start:end])
             start = end
         return found
 
-    def _rest(self, stages: int, rows: _Rows, layers: Ints) -> Floats:
+    def _completion_bound(self, stages: int, rows: _SuffixBatch, layers: Ints) -> Floats:
         """The least of what may follow first stages, behind the hops, with so many layers, of shape (figures
         of Suffixes, suffixes, ...)."""
-        none = self._entries.layers + 1
+        none = self._table.layers + 1
         at = np.where((layers < 0) | (layers > none), none, layers)
-        values = self._tables[stages - 2][:, rows.rests[:, :, None], at[:, None, :]]
-        values += HOPS[:, None, None, None] * self._hops(rows)[..., None]
-        found: Floats = np.minimum(values.min(axis=2), NEVER_S)
+        values = self._tables[stages - 2][:, rows.successors[:, :, None], at[:, None, :]]
+        values += HOPS_PER_FIGURE[:, None, None, None] * self._hops(rows)[..., None]
+        found: Floats = np.minimum(values.min(axis=2), INFINITE_S)
         return found
 
-    def _hops(self, rows: _Rows) -> Floats:
+    def _hops(self, rows: _SuffixBatch) -> Floats:
         """Seconds from the first stage of each suffix to the next, by the pool of that."""
         every = np.arange(len(rows.pools))
         at = (self._of[rows.pipelines], self._counts[rows.pipelines], rows.counts)
-        far_s = self._entries.far_s[at]
+        far_s = self._table.far_s[at]
         found: Floats = np.maximum(far_s, far_s[every, rows.pools][:, None])
-        found[every, rows.pools] = self._entries.near_s[at][every, rows.pools]
+        found[every, rows.pools] = self._table.near_s[at][every, rows.pools]
         return found
 
-    def _stage(self, rows: _Rows, place: int, first: int, layers: Ints) -> Floats:
+    def _stage(self, rows: _SuffixBatch, place: int, first: int, layers: Ints) -> Floats:
         """Forward, backward, gathering, reduction and end of the step of the first stages of suffixes, with
         so many layers."""
         entries, every = self._of[rows.pipelines, rows.pools], self._counts[rows.pipelines]
         at = np.arange(len(rows.pools)), rows.pools
         is_only = (every[at] == every.sum(axis=1)).astype(np.int64)
-        seats = self._entries.seats[is_only, entries, every[at], rows.counts[at]]
-        n = np.minimum(layers, self._entries.layers)
+        node_slots = self._table.node_slots[is_only, entries, every[at], rows.counts[at]]
+        n = np.minimum(layers, self._table.layers)
         figures = np.concatenate(
             [
-                self._entries.figures[:, entries[:, None], place, first, n],
-                self._entries.seated[:, entries[:, None], seats[:, None], place, first, n],
+                self._table.figures[:, entries[:, None], place, first, n],
+                self._table.slot_figures[:, entries[:, None], node_slots[:, None], place, first, n],
             ]
         )
-        forward_s, back_s, *around_s = figures
-        alone_s = self._m[rows.pipelines, None] * (forward_s + back_s) + sum(around_s)
-        is_out = (alone_s > self._within_s) | (layers > self._entries.layers)
-        return np.where(is_out, NEVER_S, figures)
+        forward_s, back_s, *overhead_s = figures
+        alone_s = self._m[rows.pipelines, None] * (forward_s + back_s) + sum(overhead_s)
+        is_out = (alone_s > self._within_s) | (layers > self._table.layers)
+        return np.where(is_out, INFINITE_S, figures)
 
-    def _grown(self, place: int, rows: _Rows, first: int) -> tuple[Ints, Floats, Suffixes]:
+    def _extended(self, place: int, rows: _SuffixBatch, first: int) -> tuple[Ints, Floats, SuffixBounds]:
         """Suffixes that begin with one more stage: their layers, of shape (suffixes, numbers), the stage's
         own figures by its layers, and those of the suffixes, of shape (suffixes, layers of the stage,
         layers)."""
@@ -376,24 +387,26 @@ class Relaxation:
         layers = few[:, None] + np.arange(long)
         if place == 1:
             f, b, g, r, e = own_figures = self._stage(rows, place, first, layers)[:, :, None]
-            own = stage_s(self._m[rows.pipelines, None, None], f + b, b, f + b, 1)
-            last = Suffixes(f + b, g + f + b, f + b + r, own, own + r, own + g + r + e)
-            return self._told(layers), own_figures, last
+            own = stage_lower_bound_s(self._m[rows.pipelines, None, None], f + b, b, f + b, 1)
+            last = SuffixBounds(f + b, g + f + b, f + b + r, own, own + r, own + g + r + e)
+            return self._clamped(layers), own_figures, last
         n = least[:, None] + np.arange(widest)
         # Entry [., n, l] is the rest of a suffix of l layers whose first stage has n: its l - n.
-        behind = few - least - (widest - 1)
-        rests = _sloped(self._rest(place, rows, behind[:, None] + np.arange(widest + long - 1)), widest)
+        rest_layers = few - least - (widest - 1)
+        successors = _diagonal_view(
+            self._completion_bound(place, rows, rest_layers[:, None] + np.arange(widest + long - 1)), widest
+        )
         f, b, g, r, e = own_figures = self._stage(rows, place, first, n)[..., None]
         m, work = self._m[rows.pipelines, None, None], f + b
-        loops, readies, lasts, drains, reduced, alones = rests
+        loops, readies, lasts, drains, reduced, alones = successors
         loop = work + loops
         ready_s, last_s = np.maximum(g + loop, b + readies), np.maximum(loop + r, f + lasts)
-        own = stage_s(m, work, b, loop, place)
-        ended = ended_s(m, work, b, r, last_s, place)
+        own = stage_lower_bound_s(m, work, b, loop, place)
+        ended = completion_lower_bound_s(m, work, b, r, last_s, place)
         return (
-            self._told(layers),
+            self._clamped(layers),
             own_figures,
-            Suffixes(
+            SuffixBounds(
                 loop,
                 ready_s,
                 last_s,
@@ -403,41 +416,41 @@ class Relaxation:
             ),
         )
 
-    def _told(self, layers: Ints) -> Ints:
+    def _clamped(self, layers: Ints) -> Ints:
         """Numbers of layers, those that are too many as one more than there are."""
-        return np.minimum(layers, self._entries.layers + 1)
+        return np.minimum(layers, self._table.layers + 1)
 
-    def _close(self, stages: int, rows: _Rows) -> None:
+    def _finish(self, stages: int, rows: _SuffixBatch) -> None:
         """Bounds of pipelines all of which have so many stages, over the pools that they begin on."""
-        _, (_, _, g, r, e), found = self._grown(stages, rows, 1)
+        _, (_, _, g, r, e), found = self._extended(stages, rows, 1)
         least = np.maximum(found.drained_s + r, found.reduced_s) + g + e
         least = np.maximum(least, found.alone_s)
         np.minimum.at(self._bounds, rows.pipelines, least.min(axis=(1, 2)))
 
 
-def _and_some(stages: Stages, name: str, kinds: Ints) -> tuple[Floats, Floats]:
+def _with_selection(stages: SiteCosts, name: str, kinds: Ints) -> tuple[Floats, Floats]:
     """A figure of all kinds, and again of these."""
     values: Floats = getattr(stages, name)
     return values, values[kinds]
 
 
-def _and_least(hops_s: Floats, begins: Ints) -> tuple[Floats, Floats]:
+def _with_run_minimum(hops_s: Floats, begins: Ints) -> tuple[Floats, Floats]:
     """Hops of all kinds, and the least of each run of them."""
     return hops_s, np.minimum.reduceat(hops_s, begins)
 
 
-def _least_seat(values: Floats, seats: int) -> Floats:
+def _min_over_node_slots(values: Floats, node_slots: int) -> Floats:
     """The least of any seat, as that of each."""
-    return np.repeat(values.min(axis=1, keepdims=True), seats, axis=1)
+    return np.repeat(values.min(axis=1, keepdims=True), node_slots, axis=1)
 
 
-def _filled(values: Floats, seats: int) -> Floats:
+def _padded(values: Floats, node_slots: int) -> Floats:
     """Finite, and with as many seats; those that there are not take forever."""
-    missing = [(0, seats - values.shape[1]) if axis == 1 else (0, 0) for axis in range(values.ndim)]
-    return np.pad(np.minimum(values, NEVER_S), missing, constant_values=NEVER_S)
+    missing = [(0, node_slots - values.shape[1]) if axis == 1 else (0, 0) for axis in range(values.ndim)]
+    return np.pad(np.minimum(values, INFINITE_S), missing, constant_values=INFINITE_S)
 
 
-def _sloped(values: Floats, rows: int) -> Floats:
+def _diagonal_view(values: Floats, rows: int) -> Floats:
     """A view of `values`, of shape (..., rows + columns - 1), whose entry [..., n, l] is that at l - n from
     the place of the last row's first."""
     columns = values.shape[-1] - rows + 1
@@ -446,22 +459,24 @@ def _sloped(values: Floats, rows: int) -> Floats:
     return as_strided(values[..., rows - 1 :], shape, (*others, -step, step), writeable=False)
 
 
-def stage_s(microbatches: Any, work_s: Any, back_s: Any, loop_s: Any, place: Any) -> Any:
+def stage_lower_bound_s(microbatches: Any, work_s: Any, back_s: Any, loop_s: Any, place: Any) -> Any:
     """Seconds from the first forward of a stage to its last backward, at least: see above."""
     m = microbatches
     loops, beyond = np.ceil(m / place), np.maximum(m - place, 0.0)
-    again_s = np.where(beyond > 0.0, (beyond - 1.0) * work_s, -4.0 * NEVER_S)
-    behind_s = beyond * work_s + (np.minimum(m, place) - 1.0) * back_s
+    steady_s = np.where(beyond > 0.0, (beyond - 1.0) * work_s, -4.0 * INFINITE_S)
+    remaining_s = beyond * work_s + (np.minimum(m, place) - 1.0) * back_s
     least = loops * loop_s + (m - (loops - 1.0) * place - 1.0) * back_s
-    least = np.maximum(least, loop_s + behind_s)
-    least = np.maximum(least, 2.0 * loop_s + again_s)
+    least = np.maximum(least, loop_s + remaining_s)
+    least = np.maximum(least, 2.0 * loop_s + steady_s)
     return np.maximum(least, m * work_s)
 
 
-def ended_s(microbatches: Any, work_s: Any, back_s: Any, reduce_s: Any, last_s: Any, place: Any) -> Any:
+def completion_lower_bound_s(
+    microbatches: Any, work_s: Any, back_s: Any, reduce_s: Any, last_s: Any, place: Any
+) -> Any:
     """Seconds from the end of a stage's first backward until it and all later stages have reduced, at least;
     `last_s` from the start of its last forward until then."""
     beyond = np.maximum(microbatches - place, 0.0)
     own_s = beyond * work_s + (np.minimum(microbatches, place) - 1.0) * back_s + reduce_s
-    again_s = np.where(beyond > 0.0, (beyond - 1.0) * work_s, -4.0 * NEVER_S)
-    return np.maximum(own_s, again_s + last_s)
+    steady_s = np.where(beyond > 0.0, (beyond - 1.0) * work_s, -4.0 * INFINITE_S)
+    return np.maximum(own_s, steady_s + last_s)

@@ -14,35 +14,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.cost import Kinds, StagePrice, hop_s
+from shardwise.cost import StageCosts, StageKinds, hop_s
 from shardwise.ties import first_largest
 
 Floats = NDArray[np.float64]
 
-OF_MEMORY = ("allocated_bytes", "device_bytes")
+MEMORY_FIELDS = ("allocated_bytes", "device_bytes")
 """Of a price: what is told of one part, not of the slower one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PoolPart:
     """One pool's part in stages, by tp (the last axis): their price, what a device may use, and what a hop
     over the outermost tier takes this end, all of the node's devices sending at once."""
 
-    price: StagePrice
+    price: StageCosts
     usable_bytes: float
     hop_s: Floats
 
     @staticmethod
-    def of(kinds: Kinds, price: StagePrice, chosen: Sequence[int], devices: int) -> Part:
+    def of(kinds: StageKinds, price: StageCosts, chosen: Sequence[int], devices: int) -> PoolPart:
         """The `chosen` of these kinds on nodes of so many `devices`."""
         count = len(np.atleast_1d(kinds.tp))
 
         def some(values: Any) -> Any:
             return np.broadcast_to(values, (*np.shape(values)[:-1], count))[..., list(chosen)]
 
-        own = StagePrice(**{one.name: some(getattr(price, one.name)) for one in fields(StagePrice)})
+        own = StageCosts(**{one.name: some(getattr(price, one.name)) for one in fields(StageCosts)})
         hops_s = np.asarray(hop_s(kinds, -1, np.full(count, devices)), dtype=np.float64)
-        return Part(own, kinds.problem.usable_bytes, hops_s[list(chosen)])
+        return PoolPart(own, kinds.problem.usable_bytes, hops_s[list(chosen)])
 
 
 def _is_fuller(one: Any, other: Any) -> Any:
@@ -50,31 +50,33 @@ def _is_fuller(one: Any, other: Any) -> Any:
     return first_largest(np.stack(np.broadcast_arrays(one, other))) == 1
 
 
-def price_of_braids(one: Part, other: Part) -> tuple[StagePrice, Any, Any]:
+def mixed_pool_cost(one: PoolPart, other: PoolPart) -> tuple[StageCosts, Any, Any]:
     """Of every pair of tp, those of `other` first: what the slower part takes; whether both fit; and which
     part (0, 1) has the fuller devices, whose bytes are told."""
     price = {
-        field.name: _paired(np.maximum, getattr(one.price, field.name), getattr(other.price, field.name))
-        for field in fields(StagePrice)
-        if field.name not in OF_MEMORY
+        field.name: _all_pairs(np.maximum, getattr(one.price, field.name), getattr(other.price, field.name))
+        for field in fields(StageCosts)
+        if field.name not in MEMORY_FIELDS
     }
-    fullest = _paired(_is_fuller, *(part.price.device_bytes / part.usable_bytes for part in (one, other)))
-    for name in OF_MEMORY:
+    fullest = _all_pairs(_is_fuller, *(part.price.device_bytes / part.usable_bytes for part in (one, other)))
+    for name in MEMORY_FIELDS:
         mine, theirs = getattr(one.price, name)[..., None], getattr(other.price, name)[..., None, :]
         both = np.broadcast_arrays(mine, theirs)
         mine, theirs = (values.reshape(*values.shape[:-2], -1) for values in both)
         price[name] = np.where(fullest, theirs, mine)
-    fits = _paired(np.logical_and, *(part.price.device_bytes <= part.usable_bytes for part in (one, other)))
-    return StagePrice(**price), fits, 1 * fullest
+    fits = _all_pairs(
+        np.logical_and, *(part.price.device_bytes <= part.usable_bytes for part in (one, other))
+    )
+    return StageCosts(**price), fits, 1 * fullest
 
 
-def hops_of_braids(one: Part, other: Part) -> Floats:
+def mixed_pool_hops(one: PoolPart, other: PoolPart) -> Floats:
     """Seconds of a hop to or from a braid, by pairs of tp: what the slower part needs."""
-    found: Floats = _paired(np.maximum, one.hop_s, other.hop_s)
+    found: Floats = _all_pairs(np.maximum, one.hop_s, other.hop_s)
     return found
 
 
-def _paired(joined: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
+def _all_pairs(joined: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
     """`joined` of every pair of the last axes, the pairs on one last axis."""
     both = joined(np.asarray(one)[..., :, None], np.asarray(other)[..., None, :])
     return both.reshape(*both.shape[:-2], -1)

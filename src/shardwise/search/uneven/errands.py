@@ -9,173 +9,198 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from shardwise.search.clock import Clock
-from shardwise.search.uneven.block import search_of
-from shardwise.search.uneven.laid_out import ALMOST, Best
-from shardwise.search.uneven.options import Pricing
-from shardwise.search.uneven.proving import FOREVER_S, Search
-from shardwise.search.uneven.space import Block, UnevenSpace
+from shardwise.search.clock import SearchClock
+from shardwise.search.uneven.block import subproblem_search
+from shardwise.search.uneven.laid_out import IMPROVEMENT_FACTOR, UnevenIncumbent
+from shardwise.search.uneven.options import StageCostModel
+from shardwise.search.uneven.proving import MAX_STEP_S, SubproblemSearch
+from shardwise.search.uneven.space import UnevenSpace, UnevenSubproblem
 
-NEAR = 1e-6
+BOUND_TOLERANCE = 1e-6
 """How near the bound of a block is to the time of its best plan when only that plan may be left between."""
 
-WORTH = 0.75
+GAP_SHARE = 0.75
 """Of the gap that is allowed: a block whose plans cannot be better by more is not searched."""
 
-MANY = 16
+MANY_PIPELINES = 16
 """Pipelines whose gradients cost about as much as those of more: a ring moves 15 sixteenths of what it would
 move among any number of replicas."""
 
-HOPELESS = 0.8
+SKIP_BOUND_RATIO = 0.8
 """Of the time to beat: where what is soon told of a wide range is less, closer bounds are not tried on it."""
 
 HALVINGS = 12
 """Of the interval in which a block's bound lies, where layouts were given up."""
 
-THOROUGH, BRIEF = 1000, 32
+EXACT_EFFORT, GAP_EFFORT = 1000, 32
 """Layouts of one pipeline that are evaluated, where no gap is allowed, and where one is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errand:
-    """A block to look at closer, all of whose plans take at least `least_s`, where plans that take less than
-    `best_s` are looked for. `wider` is the block that it is a part of, None where it is none."""
+class OpenNode:
+    """A block to look at closer, all of whose plans take at least `lower_bound_s`, where plans that take less
+    than `incumbent_s` are looked for. `parent` is the block that it is a part of, None where it is none."""
 
-    block: Block
-    least_s: float
-    wider: Block | None = None
-    best_s: float = float("inf")
+    subproblem: UnevenSubproblem
+    lower_bound_s: float
+    parent: UnevenSubproblem | None = None
+    incumbent_s: float = float("inf")
 
 
 @dataclass(slots=True)
-class Report:
+class NodeOutcome:
     """What came of it: blocks that are left to look at; what is closed, and the seconds that its plans take
     at least; the best plan, if it is better; layouts that were evaluated, and runs that were bounded."""
 
-    best: Best
-    left: list[Errand] = field(default_factory=list)
-    closed_s: float | None = None
+    best: UnevenIncumbent
+    left: list[OpenNode] = field(default_factory=list)
+    fathomed_bound_s: float | None = None
     evaluated: int = 0
     bounded: int = 0
 
 
-class Errands:
+class NodeProcessor:
     """Does errands for one space; what is known of a block it keeps for those that come after."""
 
-    def __init__(self, space: UnevenSpace, clock: Clock, gap: float) -> None:
+    def __init__(self, space: UnevenSpace, clock: SearchClock, gap: float) -> None:
         self._space, self._clock, self._gap = space, clock, gap
-        self.pricing = Pricing(space)
-        self._effort = THOROUGH if gap == 0.0 else BRIEF
-        self._searches: dict[Block, Search] = {}
+        self.pricing = StageCostModel(space)
+        self._effort = EXACT_EFFORT if gap == 0.0 else GAP_EFFORT
+        self._searches: dict[UnevenSubproblem, SubproblemSearch] = {}
 
-    def done(self, errand: Errand) -> Report:
+    def process(self, node: OpenNode) -> NodeOutcome:
         """Does it."""
-        report = Report(best=Best(plan=None, time_s=errand.best_s))
-        search = self._searches.get(errand.block)
+        outcome = NodeOutcome(best=UnevenIncumbent(plan=None, time_s=node.incumbent_s))
+        search = self._searches.get(node.subproblem)
         if search is None:
-            self._look(errand, report)
-        elif is_wide(errand.block):
-            self._divide(errand, search, report)
+            self._bound_quickly(node, outcome)
+        elif is_wide(node.subproblem):
+            self._branch(node, search, outcome)
         else:
-            self._search(errand, search, report)
-        if report.closed_s is not None:
-            self._searches.pop(errand.block, None)
-        return report
+            self._search_node(node, search, outcome)
+        if outcome.fathomed_bound_s is not None:
+            self._searches.pop(node.subproblem, None)
+        return outcome
 
-    def sketched(self, best_s: float) -> Report:
+    def initial_incumbent(self, incumbent_s: float) -> NodeOutcome:
         """Looks for plans whose pipelines lie on one pool each, which are few: a time to beat. Of many
         pipelines first, which devices that hold the whole model are."""
-        report = Report(best=Best(plan=None, time_s=best_s))
-        blocks = [block for block in self._space.blocks() if not block.is_alike]
-        for least_s, _, block in sorted((self.pricing.soon_s(one), at, one) for at, one in enumerate(blocks)):
-            if not self._is_left(least_s, report) or self._clock.is_over:
+        outcome = NodeOutcome(best=UnevenIncumbent(plan=None, time_s=incumbent_s))
+        subproblems = [subproblem for subproblem in self._space.subproblems() if not subproblem.is_alike]
+        for lower_bound_s, _, subproblem in sorted(
+            (self.pricing.quick_bound_s(one), at, one) for at, one in enumerate(subproblems)
+        ):
+            if not self._is_open(lower_bound_s, outcome) or self._clock.is_over:
                 break
-            whole = self._search_of(block, most_sites=1)
-            for part in reversed(_doublings(block)):
-                if whole.is_refuted(self._beat_s(report)) or whole.are_few(part.most, self._beat_s(report)):
+            whole = self._search_of(subproblem, most_sites=1)
+            for part in reversed(_doubling_ranges(subproblem)):
+                if whole.is_refuted(self._cutoff_s(outcome)) or whole.are_too_few(
+                    part.most, self._cutoff_s(outcome)
+                ):
                     break  # nor are fewer pipelines enough
                 few = self._search_of(part, whole, most_sites=1)
-                self._searched_s(part, few, least_s, report)
-        return report
+                self._improved_bound_s(part, few, lower_bound_s, outcome)
+        return outcome
 
-    def _search_of(self, block: Block, wider: Search | None = None, most_sites: int | None = None) -> Search:
-        options = self.pricing.options(block)
-        return search_of(options, block, self._effort, wider, most_sites, self._clock)
+    def _search_of(
+        self,
+        subproblem: UnevenSubproblem,
+        parent: SubproblemSearch | None = None,
+        most_sites: int | None = None,
+    ) -> SubproblemSearch:
+        options = self.pricing.options(subproblem)
+        return subproblem_search(options, subproblem, self._effort, parent, most_sites, self._clock)
 
-    def _beat_s(self, report: Report) -> float:
+    def _cutoff_s(self, outcome: NodeOutcome) -> float:
         """Plans that take less are looked for."""
-        return report.best.time_s * (ALMOST - WORTH * self._gap)
+        return outcome.best.time_s * (IMPROVEMENT_FACTOR - GAP_SHARE * self._gap)
 
-    def _is_left(self, least_s: float, report: Report) -> bool:
+    def _is_open(self, lower_bound_s: float, outcome: NodeOutcome) -> bool:
         """Whether plans that take no less may be better by more than the gap."""
-        return least_s < report.best.time_s * (ALMOST - self._gap)
+        return lower_bound_s < outcome.best.time_s * (IMPROVEMENT_FACTOR - self._gap)
 
-    def _look(self, errand: Errand, report: Report) -> None:
+    def _bound_quickly(self, node: OpenNode, outcome: NodeOutcome) -> None:
         """Bounds the block soon."""
-        block, beat_s = errand.block, self._beat_s(report)
-        wider = None if errand.wider is None else self._searches[errand.wider]
-        if wider is not None and beat_s > errand.least_s and wider.are_few(block.most, beat_s):
-            report.closed_s = beat_s
+        subproblem, cutoff_s = node.subproblem, self._cutoff_s(outcome)
+        parent = None if node.parent is None else self._searches[node.parent]
+        if (
+            parent is not None
+            and cutoff_s > node.lower_bound_s
+            and parent.are_too_few(subproblem.most, cutoff_s)
+        ):
+            outcome.fathomed_bound_s = cutoff_s
             return
-        options = self.pricing.options(block)
-        least_s = max(errand.least_s, self.pricing.least_s(block, options))
-        if not self._is_left(least_s, report):
-            report.closed_s = least_s
+        options = self.pricing.options(subproblem)
+        lower_bound_s = max(node.lower_bound_s, self.pricing.lower_bound_s(subproblem, options))
+        if not self._is_open(lower_bound_s, outcome):
+            outcome.fathomed_bound_s = lower_bound_s
             return
-        search = self._search_of(block, wider)
-        self._searches[block] = search
-        report.left.append(replace(errand, least_s=search.bound_s(least_s, beat_s)))
+        search = self._search_of(subproblem, parent)
+        self._searches[subproblem] = search
+        outcome.left.append(replace(node, lower_bound_s=search.bound_s(lower_bound_s, cutoff_s)))
 
-    def _divide(self, errand: Errand, search: Search, report: Report) -> None:
+    def _branch(self, node: OpenNode, search: SubproblemSearch, outcome: NodeOutcome) -> None:
         """A wide range, unless bounds forbid all of it; before anything good is found they rarely do."""
-        bounded, beat_s = search.bounded, self._beat_s(report)
-        is_refuted = HOPELESS * beat_s < errand.least_s and search.is_refuted(beat_s)
-        report.bounded += search.bounded - bounded
+        bounded, cutoff_s = search.bounded, self._cutoff_s(outcome)
+        is_refuted = SKIP_BOUND_RATIO * cutoff_s < node.lower_bound_s and search.is_refuted(cutoff_s)
+        outcome.bounded += search.bounded - bounded
         if is_refuted:
-            report.closed_s = beat_s
+            outcome.fathomed_bound_s = cutoff_s
             return
-        parts = _doublings(errand.block)
-        report.left += [Errand(block=part, least_s=errand.least_s, wider=errand.block) for part in parts]
+        parts = _doubling_ranges(node.subproblem)
+        outcome.left += [
+            OpenNode(subproblem=part, lower_bound_s=node.lower_bound_s, parent=node.subproblem)
+            for part in parts
+        ]
 
-    def _search(self, errand: Errand, search: Search, report: Report) -> None:
+    def _search_node(self, node: OpenNode, search: SubproblemSearch, outcome: NodeOutcome) -> None:
         """Looks for plans of the block; what is left of it is halved, or looked at again with more effort."""
-        block = errand.block
-        least_s = self._searched_s(block, search, errand.least_s, report)
-        if not self._is_left(least_s, report):
-            report.closed_s = least_s
+        subproblem = node.subproblem
+        lower_bound_s = self._improved_bound_s(subproblem, search, node.lower_bound_s, outcome)
+        if not self._is_open(lower_bound_s, outcome):
+            outcome.fathomed_bound_s = lower_bound_s
         elif self._clock.is_over:
-            report.left.append(replace(errand, least_s=least_s))
-        elif block.least < block.most:
-            report.left += [Errand(block=part, least_s=least_s, wider=block) for part in block.halves()]
-        elif search.look_further():
-            report.left.append(replace(errand, least_s=least_s))
+            outcome.left.append(replace(node, lower_bound_s=lower_bound_s))
+        elif subproblem.least < subproblem.most:
+            outcome.left += [
+                OpenNode(subproblem=part, lower_bound_s=lower_bound_s, parent=subproblem)
+                for part in subproblem.halves()
+            ]
+        elif search.increase_effort():
+            outcome.left.append(replace(node, lower_bound_s=lower_bound_s))
         else:
-            report.closed_s = least_s
+            outcome.fathomed_bound_s = lower_bound_s
 
-    def _searched_s(self, block: Block, search: Search, least_s: float, report: Report) -> float:
+    def _improved_bound_s(
+        self,
+        subproblem: UnevenSubproblem,
+        search: SubproblemSearch,
+        lower_bound_s: float,
+        outcome: NodeOutcome,
+    ) -> float:
         """Improves the best plan by the block's, while there is time; returns what the block's plans take at
         least, or that they cannot be better than the best so far."""
-        best, gap = report.best, self._gap
+        best, gap = outcome.best, self._gap
         high_s, before, bounded = best.time_s, search.evaluated, search.bounded
         if high_s == float("inf"):
-            high_s = 2.0 * least_s
-            while (found := search.within(high_s)) is None and high_s < FOREVER_S:
+            high_s = 2.0 * lower_bound_s
+            while (found := search.within(high_s)) is None and high_s < MAX_STEP_S:
                 high_s = 2.0 * high_s
         else:
-            high_s = high_s * (ALMOST - WORTH * gap)
+            high_s = high_s * (IMPROVEMENT_FACTOR - GAP_SHARE * gap)
             found = search.within(high_s)
-        low_s = least_s if found is not None else high_s
-        is_one = block.least == block.most
-        precision = max(gap / 10.0 if is_one else gap, NEAR)
+        low_s = lower_bound_s if found is not None else high_s
+        is_one = subproblem.least == subproblem.most
+        precision = max(gap / 10.0 if is_one else gap, BOUND_TOLERANCE)
         if is_one and gap == 0.0 and search.is_exact:
             precision = 0.0
         while found is not None:
-            high_s = max(laid.found.time_s for laid, _ in found)
-            best.improve(self.pricing, block, found)
+            high_s = max(pipeline.found.time_s for pipeline, _ in found)
+            best.improve(self.pricing, subproblem, found)
             if high_s * (1.0 - precision) <= low_s or self._clock.is_over:
                 break
-            is_last = high_s - low_s <= NEAR * high_s
-            middle_s = high_s * ALMOST if is_last else (low_s + high_s) / 2.0
+            is_last = high_s - low_s <= BOUND_TOLERANCE * high_s
+            middle_s = high_s * IMPROVEMENT_FACTOR if is_last else (low_s + high_s) / 2.0
             better = search.within(middle_s)
             if better is not None:
                 found = better
@@ -184,31 +209,31 @@ class Errands:
                 break
             else:
                 low_s = middle_s
-        report.evaluated += search.evaluated - before
-        report.bounded += search.bounded - bounded
-        return _proven_s(search, least_s, low_s) if search.gave_up else low_s
+        outcome.evaluated += search.evaluated - before
+        outcome.bounded += search.bounded - bounded
+        return _proven_s(search, lower_bound_s, low_s) if search.was_truncated else low_s
 
 
-def is_wide(block: Block) -> bool:
+def is_wide(subproblem: UnevenSubproblem) -> bool:
     """Whether the block's least figures are far below those of most of its numbers of pipelines."""
-    return block.least < MANY and block.most >= 2 * block.least
+    return subproblem.least < MANY_PIPELINES and subproblem.most >= 2 * subproblem.least
 
 
-def _doublings(block: Block) -> list[Block]:
+def _doubling_ranges(subproblem: UnevenSubproblem) -> list[UnevenSubproblem]:
     """A wide range of numbers of pipelines in parts none of which is wide."""
-    found, least = [], block.least
-    while least <= block.most:
-        most = block.most if least >= MANY else min(2 * least - 1, block.most)
-        found.append(replace(block, least=least, most=most))
+    found, least = [], subproblem.least
+    while least <= subproblem.most:
+        most = subproblem.most if least >= MANY_PIPELINES else min(2 * least - 1, subproblem.most)
+        found.append(replace(subproblem, least=least, most=most))
         least = most + 1
     return found
 
 
-def _proven_s(search: Search, least_s: float, most_s: float) -> float:
+def _proven_s(search: SubproblemSearch, lower_bound_s: float, most_s: float) -> float:
     """A time within which no plan of the block is possible, as long as can be told, at most `most_s`."""
-    if not search.is_possible(most_s * ALMOST):
+    if not search.is_possible(most_s * IMPROVEMENT_FACTOR):
         return most_s
-    low_s, high_s = least_s, most_s
+    low_s, high_s = lower_bound_s, most_s
     for _ in range(HALVINGS):
         middle_s = (low_s + high_s) / 2.0
         if search.is_possible(middle_s):

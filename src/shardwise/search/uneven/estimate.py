@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.search.uneven.bounds import SEATED, stage_s
-from shardwise.search.uneven.hops import hops_s, seats_of
-from shardwise.search.uneven.options import Options
+from shardwise.search.uneven.bounds import BY_NODE_SLOT, stage_lower_bound_s
+from shardwise.search.uneven.hops import hops_s, node_slots_of
+from shardwise.search.uneven.options import StageOptions
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -32,7 +32,7 @@ STAGE_FIGURES = ("forward_s", "backward_s", "gather_s", "reduce_s", "end_s")
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class LayoutFigures:
     """Of layouts, by layout and stage: seconds of a forward, a backward, gathering, reducing and the end of
     the step; and of the hops behind all stages but the last."""
 
@@ -44,23 +44,23 @@ class Figures:
     hop_s: Floats
 
 
-def figures_of(options: Options, kinds: tuple[int, ...], pools: Ints, layers: Ints) -> Figures:
+def layout_figures(options: StageOptions, kinds: tuple[int, ...], pools: Ints, layers: Ints) -> LayoutFigures:
     """The figures of layouts, `pools` and `layers` by layout and stage; infinite where a stage does not
     fit."""
     stages = pools.shape[1]
     found = {name: np.empty(pools.shape) for name in STAGE_FIGURES}
     places = np.broadcast_to(np.arange(stages, 0, -1), pools.shape)
-    seats = seats_of(options.hops, kinds, pools)
+    node_slots = node_slots_of(options.hops, kinds, pools)
     for pool, kind in enumerate(kinds):
         mine = pools == pool
         at = (places[mine], (places[mine] == stages).astype(np.int64), layers[mine])
         for name, values in found.items():
             of = getattr(options.stages[pool], name)[kind]
-            values[mine] = of[seats[mine], *at] if name in SEATED else of[at]
-    return Figures(**found, hop_s=hops_s(options.hops, kinds, pools))
+            values[mine] = of[node_slots[mine], *at] if name in BY_NODE_SLOT else of[at]
+    return LayoutFigures(**found, hop_s=hops_s(options.hops, kinds, pools))
 
 
-def least_s(figures: Figures, microbatches: int) -> Floats:
+def lower_bound_s(figures: LayoutFigures, microbatches: int) -> Floats:
     """Seconds of a step of each layout, at least; infinity where a stage does not fit."""
     m = microbatches
     fits = np.all(np.isfinite(figures.backward_s), axis=1)
@@ -78,7 +78,7 @@ def least_s(figures: Figures, microbatches: int) -> Floats:
     drained, ended = np.zeros(len(work)), np.zeros(len(work))
     for s in range(stages):
         place, loop = stages - s, loops[:, s]
-        own = stage_s(float(m), work[:, s], back[:, s], loop, place)
+        own = stage_lower_bound_s(float(m), work[:, s], back[:, s], loop, place)
         for k in range(1, place + 1):
             if m > place:
                 run = through[:, s + k - 1] + work[:, s + k - 1] - through[:, s]
@@ -88,8 +88,8 @@ def least_s(figures: Figures, microbatches: int) -> Floats:
                 ended = np.maximum(ended, first[:, s] + between + last[:, s])
         drained = np.maximum(drained, through[:, s] + own)
         ended = np.maximum(ended, begun[:, s] + own + reduce[:, s])
-        behind = max(m - place, 0) * work[:, s] + (min(m, place) - 1) * back[:, s]
-        ended = np.maximum(ended, first[:, s] + behind + reduce[:, s])
+        steady = max(m - place, 0) * work[:, s] + (min(m, place) - 1) * back[:, s]
+        ended = np.maximum(ended, first[:, s] + steady + reduce[:, s])
     ended = np.maximum(ended, figures.gather_s[:, 0] + drained + reduce[:, 0]) + figures.end_s.max(axis=1)
     return np.where(fits, ended, np.inf)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from shardwise.plan import Pipeline, Stage, StagePart, UnevenResult
-from shardwise.search.uneven.lying import Nodes, grouped, ranks_of, stages_by_pool
+from shardwise.search.uneven.lying import NodeLookup, ranks_of, stage_groups, stages_by_pool
 from shardwise.search.uneven.space import UnevenSpace
 
 
@@ -31,9 +31,9 @@ def faults_of(space: UnevenSpace, result: UnevenResult, global_batch_size: int) 
         if len(pipeline.stages) > space.most_stages:
             yield f"pipeline {place} has {len(pipeline.stages)} stages, at most {space.most_stages}"
         for stage in pipeline.stages:
-            faults_of = _faults_of_braid if stage.parts else _faults_of_stage
+            faults_of = _faults_of_mixed_stage if stage.parts else _faults_of_stage
             yield from faults_of(space, result, stage, taken)
-        if len({_kind_of_braid(stage) for stage in pipeline.stages if stage.parts}) > 1:
+        if len({_mixed_stage_kind(stage) for stage in pipeline.stages if stage.parts}) > 1:
             yield f"pipeline {place} has stages on two pools of several kinds"
     yield from faults_of_spread(space, result.layout.pipelines)
     used = space.cluster.devices - len(taken)
@@ -57,7 +57,7 @@ def _faults_of_stage(
     yield from _faults_of_ranks(space, result, stage, stage.tp * stage.dp, taken)
 
 
-def _faults_of_braid(
+def _faults_of_mixed_stage(
     space: UnevenSpace, result: UnevenResult, stage: Stage, taken: set[int]
 ) -> Iterator[str]:
     """What is wrong with a stage on two pools; its ranks are taken."""
@@ -84,7 +84,7 @@ def _faults_of_braid(
         yield from _faults_of_ranks(space, result, part, part.tp, taken)
 
 
-def _kind_of_braid(stage: Stage) -> tuple[tuple[str, int, int], ...]:
+def _mixed_stage_kind(stage: Stage) -> tuple[tuple[str, int, int], ...]:
     """Where its parts lie, their tp and their rows."""
     return tuple((part.device_class, part.tp, part.rows) for part in stage.parts)
 
@@ -121,18 +121,18 @@ def _faults_of_ranks(
 
 def faults_of_spread(space: UnevenSpace, pipelines: Sequence[Pipeline]) -> Iterator[str]:
     """Where stages are spread over nodes that are not full of the same stages of like pipelines."""
-    nodes = Nodes(space)
+    nodes = NodeLookup(space)
     lying: dict[int | None, list[tuple[object, ...]]] = defaultdict(list)
     taken: dict[int | None, int] = defaultdict(int)
     spread: dict[int | None, int] = {}
-    most_of = {pool.name: partial(space.together, place) for place, pool in enumerate(space.pools)}
+    most_of = {pool.name: partial(space.stages_per_node, place) for place, pool in enumerate(space.pools)}
     for place, pipeline in enumerate(pipelines):
-        together = nodes.together_of(pipeline)
+        stages_per_node = nodes.stages_per_node_of(pipeline)
         mine = stages_by_pool(pipeline)
         shape = tuple((stage.device_class, stage.devices) for stage in pipeline.stages)
-        for name, group in grouped(pipeline, together):
+        for name, group in stage_groups(pipeline, stages_per_node):
             first = pipeline.stages[group[0]]
-            node, most = nodes.node(first), dict(together)[name]
+            node, most = nodes.node(first), dict(stages_per_node)[name]
             lying[node].append((shape, group))
             taken[node] += sum(pipeline.stages[index].devices for index in group)
             size = pipeline.stages[mine[name][0]].devices  # as where it is read how they lie together

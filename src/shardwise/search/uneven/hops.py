@@ -16,25 +16,25 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.cost import Kinds, Seat, hop_s
+from shardwise.cost import NodeSlot, StageKinds, hop_s
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Hops:
+class StageHops:
     """Hops of the stages of one pool, of shape (kinds, stages + 1, stages + 1): by how many of them the
     pipeline has, and which it is, counted from the pipeline's end (1). Seconds from that stage to the next of
     the same pool where nothing is between them (`near_s`), and to or from a stage of another pool as far as
     this end needs (`far_s`).
 
-    `seats`, of the same shape behind an axis that tells whether all of the pipeline's stages are on this pool
-    (1), has the seat of each: a place among `seats_of_pool`."""
+    `node_slots`, of the same shape behind an axis that tells whether all of the pipeline's stages are on this
+    pool (1), has the seat of each: a place among `node_slots_of_pool`."""
 
     near_s: Floats
     far_s: Floats
-    seats: Ints
+    node_slots: Ints
 
     def total_s(self) -> Floats:
         """Of shape (kinds, stages + 1): what the hops behind all of the pool's stages but the last take at
@@ -51,7 +51,7 @@ class Hops:
 
 
 @cache
-def groups(stages: int, most: int) -> tuple[int, ...]:
+def group_sizes(stages: int, most: int) -> tuple[int, ...]:
     """Sizes of the groups of so many stages from the pipeline's end on; `most` lie together in a node, a
     power of two."""
     found = []
@@ -61,7 +61,7 @@ def groups(stages: int, most: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def most_together(devices: int, stage: int) -> int:
+def max_stages_per_node(devices: int, stage: int) -> int:
     """Stages of so many devices, a power of two of them, that divide a node of `devices`."""
     most = 1
     while devices % (2 * most * stage) == 0:
@@ -69,64 +69,68 @@ def most_together(devices: int, stage: int) -> int:
     return most
 
 
-def seats_of_pool(devices: int, sizes: Sequence[int], stages: int, is_tied: bool) -> tuple[Seat, ...]:
+def node_slots_of_pool(
+    devices: int, sizes: Sequence[int], stages: int, is_tied: bool
+) -> tuple[NodeSlot, ...]:
     """Where stages of these sizes may lie in nodes of so many `devices`, in pipelines of up to so many
     `stages`: with 1, 2, 4, ... together; and then those whose pipeline has no others, which matters where
     both ends of the model have the same weights (`is_tied`)."""
-    most = min(most_together(devices, min(sizes)), 1 << (stages.bit_length() - 1))
+    most = min(max_stages_per_node(devices, min(sizes)), 1 << (stages.bit_length() - 1))
     powers = [1 << exponent for exponent in range(most.bit_length())]
-    whole = [Seat(together, devices, True) for together in powers[1:] if is_tied]
-    return (*(Seat(together, devices) for together in powers), *whole)
+    whole = [NodeSlot(stages_per_node, devices, True) for stages_per_node in powers[1:] if is_tied]
+    return (*(NodeSlot(stages_per_node, devices) for stages_per_node in powers), *whole)
 
 
 def hops_of_pool(
-    own: Kinds,
-    across: Kinds,
+    own: StageKinds,
+    across: StageKinds,
     sizes: Sequence[int],
     kinds: Sequence[tuple[int, int]],
     devices: int,
     stages: int,
-    seats: Sequence[Seat],
-) -> Hops:
+    node_slots: Sequence[NodeSlot],
+) -> StageHops:
     """Hops of pipelines with up to so many `stages` on a pool of nodes of `devices`, which lie on these
-    `seats`. `own` has the tiers of the pool, `across` those over which it reaches others, both for stages of
-    these `sizes`; of each kind `kinds` has which of the sizes it has, and how many lie together."""
+    `node_slots`. `own` has the tiers of the pool, `across` those over which it reaches others, both for
+    stages of these `sizes`; of each kind `kinds` has which of the sizes it has, and how many lie together."""
     inner = max((i for i, tier in enumerate(own.problem.tiers) if tier.span <= devices), default=-1)
     near_s = np.zeros((len(kinds), stages + 1, stages + 1))
     far_s = np.zeros_like(near_s)
     taken = np.zeros((2, *near_s.shape), dtype=np.int64)
     within = _seconds(own, inner, sizes)
-    powers = {seat.together for seat in seats}
-    all_leave, all_reach = (
+    powers = {node_slot.stages_per_node for node_slot in node_slots}
+    all_leave, all_across = (
         {many: _seconds(one, -1, [devices // many] * len(sizes)) for many in powers} for one in (own, across)
     )
-    for kind, (of, together) in enumerate(kinds):
-        leaves, reaches = (
-            {many: float(values[of]) for many, values in some.items()} for some in (all_leave, all_reach)
+    for kind, (of, stages_per_node) in enumerate(kinds):
+        leaves, crossing = (
+            {many: float(values[of]) for many, values in some.items()} for some in (all_leave, all_across)
         )
         for number in range(1, stages + 1):
-            lain = [(g, many) for g, many in enumerate(groups(number, together)) for _ in range(many)]
-            for stage, (group, many) in enumerate(lain, start=1):
-                far_s[kind, number, stage] = reaches[many]
-                seat, whole = Seat(many, devices), Seat(many, devices, True)
-                is_whole = many == number and whole in seats
-                taken[0, kind, number, stage] = seats.index(seat)
-                taken[1, kind, number, stage] = seats.index(whole if is_whole else seat)
+            placed_stages = [
+                (g, many) for g, many in enumerate(group_sizes(number, stages_per_node)) for _ in range(many)
+            ]
+            for stage, (group, many) in enumerate(placed_stages, start=1):
+                far_s[kind, number, stage] = crossing[many]
+                node_slot, whole = NodeSlot(many, devices), NodeSlot(many, devices, True)
+                is_whole = many == number and whole in node_slots
+                taken[0, kind, number, stage] = node_slots.index(node_slot)
+                taken[1, kind, number, stage] = node_slots.index(whole if is_whole else node_slot)
                 if stage > 1:
-                    next_group, fewer = lain[stage - 2]
+                    next_group, fewer = placed_stages[stage - 2]
                     is_inside = group == next_group
                     near_s[kind, number, stage] = (
                         within[of] if is_inside else max(leaves[many], leaves[fewer])
                     )
-    return Hops(near_s, far_s, taken)
+    return StageHops(near_s, far_s, taken)
 
 
-def _seconds(kinds: Kinds, tier: int, senders: Sequence[int]) -> Floats:
+def _seconds(kinds: StageKinds, tier: int, senders: Sequence[int]) -> Floats:
     """Of a hop over the tier by kind, where so many devices of what the tier joins send at once."""
     return np.asarray(hop_s(kinds, tier, np.array(senders)), dtype=np.float64)
 
 
-def hops_s(hops: Sequence[Hops], kinds: Sequence[int], pools: Ints) -> Floats:
+def hops_s(hops: Sequence[StageHops], kinds: Sequence[int], pools: Ints) -> Floats:
     """Seconds behind all stages but the last of layouts, of shape (layouts, stages - 1); `pools` has the pool
     of each stage."""
     stages = np.arange(pools.shape[1])
@@ -143,7 +147,7 @@ def hops_s(hops: Sequence[Hops], kinds: Sequence[int], pools: Ints) -> Floats:
     return np.where(is_same, near[:, :-1], np.maximum(far[:, :-1], far[:, 1:]))
 
 
-def seats_of(hops: Sequence[Hops], kinds: Sequence[int], pools: Ints) -> Ints:
+def node_slots_of(hops: Sequence[StageHops], kinds: Sequence[int], pools: Ints) -> Ints:
     """The seat of every stage of layouts, of shape (layouts, stages)."""
     found = np.zeros_like(pools)
     for pool, kind in enumerate(kinds):
@@ -151,5 +155,5 @@ def seats_of(hops: Sequence[Hops], kinds: Sequence[int], pools: Ints) -> Ints:
         before = np.cumsum(mine, axis=1)
         number = before[:, -1:] + 0 * before
         is_only = (number == pools.shape[1]).astype(np.int64)
-        found[mine] = hops[pool].seats[is_only[mine], kind, number[mine], (number - before + 1)[mine]]
+        found[mine] = hops[pool].node_slots[is_only[mine], kind, number[mine], (number - before + 1)[mine]]
     return found

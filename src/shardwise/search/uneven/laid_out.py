@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
-from shardwise.search.uneven.grown import Placed
-from shardwise.search.uneven.options import Options, Pricing
+from shardwise.search.uneven.grown import StagePlacement
+from shardwise.search.uneven.options import StageCostModel, StageOptions
 from shardwise.search.uneven.partitions import pipeline_s
-from shardwise.search.uneven.proving import Laid
-from shardwise.search.uneven.shapes import Shape, filling
-from shardwise.search.uneven.space import Block
+from shardwise.search.uneven.proving import EvaluatedPipeline
+from shardwise.search.uneven.shapes import PipelineShape, spread_set_size
+from shardwise.search.uneven.space import UnevenSubproblem
 
-ALMOST = 1.0 - 5e-13
+IMPROVEMENT_FACTOR = 1.0 - 5e-13
 """A plan is better where it takes less than this share of the time: closer than what counts as proven."""
 
 
@@ -23,61 +23,66 @@ class UnevenPipeline:
     seconds of its step."""
 
     kinds: tuple[int, ...]
-    stages: tuple[Placed, ...]
+    stages: tuple[StagePlacement, ...]
     microbatches: int
     time_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnevenPlan:
-    """Pipelines side by side, the slowest of which takes `time_s`; `block` says on which pools, with which
-    micro-batch size, and how many there are."""
+    """Pipelines side by side, the slowest of which takes `time_s`; `subproblem` says on which pools, with
+    which micro-batch size, and how many there are."""
 
-    block: Block
+    subproblem: UnevenSubproblem
     pipelines: tuple[UnevenPipeline, ...]
     time_s: float
 
 
 @dataclass(slots=True)
-class Best:
+class UnevenIncumbent:
     """The best plan so far, and the time to beat, which may be less than its own at first; `laid` are blocks
     of one number of pipelines each in which a plan was laid out that was the best then."""
 
     plan: UnevenPlan | None
     time_s: float
-    laid: set[Block] = field(default_factory=set)
+    improving: set[UnevenSubproblem] = field(default_factory=set)
 
-    def improve(self, pricing: Pricing, block: Block, found: Sequence[tuple[Laid, int]]) -> None:
+    def improve(
+        self,
+        pricing: StageCostModel,
+        subproblem: UnevenSubproblem,
+        found: Sequence[tuple[EvaluatedPipeline, int]],
+    ) -> None:
         """Takes over what was found where it is better at the prices of its own number of pipelines."""
-        pipelines = _counted(found, pricing.options(block))
+        pipelines = _capped(found, pricing.options(subproblem))
         if pipelines is None:
             return
-        own = replace(block, least=len(pipelines), most=len(pipelines))
+        own = replace(subproblem, least=len(pipelines), most=len(pipelines))
         options = pricing.options(own)
         trimmed = _trimmed(options, pipelines, options.microbatches)
         time_s = max(pipeline.time_s for pipeline in trimmed)
-        if time_s < self.time_s * ALMOST:
-            self.laid.add(own)
-            self.plan = UnevenPlan(block=own, pipelines=tuple(trimmed), time_s=time_s)
+        if time_s < self.time_s * IMPROVEMENT_FACTOR:
+            self.improving.add(own)
+            self.plan = UnevenPlan(subproblem=own, pipelines=tuple(trimmed), time_s=time_s)
             self.time_s = time_s
 
 
-_Pipeline = tuple[Shape, tuple[Placed, ...], int]
+_Pipeline = tuple[PipelineShape, tuple[StagePlacement, ...], int]
 """Its shape, its stages and its microbatches."""
 
 
-def _counted(found: Sequence[tuple[Laid, int]], options: Options) -> list[_Pipeline] | None:
+def _capped(found: Sequence[tuple[EvaluatedPipeline, int]], options: StageOptions) -> list[_Pipeline] | None:
     """No more pipelines than there are microbatches, of those whose stages are spread only as many as fill
     their nodes; None where these do not do all."""
-    wanted, pipelines = options.microbatches, list[_Pipeline]()
-    for laid, count in found:
-        alike = filling(options.spread, laid.shape)
-        count = min(count, wanted - len(pipelines)) // alike * alike
-        pipelines += [(laid.shape, laid.found.stages, laid.microbatches)] * count
-    return pipelines if sum(microbatches for _, _, microbatches in pipelines) >= wanted else None
+    required, pipelines = options.microbatches, list[_Pipeline]()
+    for evaluated, count in found:
+        set_size = spread_set_size(options.spread, evaluated.shape)
+        count = min(count, required - len(pipelines)) // set_size * set_size
+        pipelines += [(evaluated.shape, evaluated.found.stages, evaluated.microbatches)] * count
+    return pipelines if sum(microbatches for _, _, microbatches in pipelines) >= required else None
 
 
-def _trimmed(options: Options, pipelines: Sequence[_Pipeline], wanted: int) -> list[UnevenPipeline]:
+def _trimmed(options: StageOptions, pipelines: Sequence[_Pipeline], required: int) -> list[UnevenPipeline]:
     """The pipelines with no more microbatches than wanted: what is too much is taken from the slowest."""
     known: dict[_Pipeline, float] = {}
 
@@ -90,7 +95,7 @@ def _trimmed(options: Options, pipelines: Sequence[_Pipeline], wanted: int) -> l
     heap = [entry for entry in entries if entry[2][2] > 1]
     done = [entry for entry in entries if entry[2][2] == 1]
     heapify(heap)
-    for _ in range(sum(one[2] for one in pipelines) - wanted):
+    for _ in range(sum(one[2] for one in pipelines) - required):
         _, place, (shape, stages, microbatches) = heappop(heap)
         one = (shape, stages, microbatches - 1)
         if one[2] > 1:

@@ -6,23 +6,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.search.uneven.bounds import Counts, Order
-from shardwise.search.uneven.estimate import figures_of, least_s
-from shardwise.search.uneven.grown import Placed
-from shardwise.search.uneven.options import Options
+from shardwise.search.uneven.estimate import layout_figures, lower_bound_s
+from shardwise.search.uneven.grown import StagePlacement
+from shardwise.search.uneven.options import StageOptions
 
 Ints = NDArray[np.int64]
 
-MOVES = 60
+MAX_LOCAL_STEPS = 60
 """Moves of a layout, at most."""
 
 
-def moved(
-    options: Options,
+def local_search(
+    options: StageOptions,
     kinds: tuple[int, ...],
     counts: Counts,
     microbatches: int,
     order: Order | None = None,
-) -> tuple[Placed, ...]:
+) -> tuple[StagePlacement, ...]:
     """A layout with so many stages of each pool that no small move makes faster, as far as `estimate` tells;
     empty where none was found that fits.
 
@@ -31,19 +31,21 @@ def moved(
     another, or swaps two stages.
     """
     best: tuple[float, Ints, Ints] | None = None
-    for pools in _orders(counts) if order is None else [np.array(order, dtype=np.int64)]:
-        layers = _dealt(options, kinds, pools)
+    for pools in _initial_orders(counts) if order is None else [np.array(order, dtype=np.int64)]:
+        layers = _balanced_layers(options, kinds, pools)
         if layers is None:
             continue
-        time_s = float(least_s(figures_of(options, kinds, pools[None], layers[None]), microbatches)[0])
-        for _ in range(MOVES):
+        time_s = float(
+            lower_bound_s(layout_figures(options, kinds, pools[None], layers[None]), microbatches)[0]
+        )
+        for _ in range(MAX_LOCAL_STEPS):
             near_pools, near_layers = _neighbours(pools, layers)
             if order is not None:
                 stays = (near_pools == pools).all(axis=1)
                 near_pools, near_layers = near_pools[stays], near_layers[stays]
             if not len(near_pools):
                 break
-            times = least_s(figures_of(options, kinds, near_pools, near_layers), microbatches)
+            times = lower_bound_s(layout_figures(options, kinds, near_pools, near_layers), microbatches)
             at = int(np.argmin(times))
             if times[at] >= time_s * (1.0 - 1e-9):
                 break
@@ -53,18 +55,18 @@ def moved(
     return () if best is None else tuple(zip(best[1].tolist(), best[2].tolist(), strict=True))
 
 
-def _orders(counts: Counts) -> list[Ints]:
+def _initial_orders(counts: Counts) -> list[Ints]:
     """Pools of stages in the orders to begin with, each once."""
-    behind = np.repeat(np.arange(len(counts)), counts)
-    found = [behind, behind[::-1]]
+    sequential = np.repeat(np.arange(len(counts)), counts)
+    found = [sequential, sequential[::-1]]
     for pool, count in enumerate(counts):
-        others = behind[behind != pool]
+        others = sequential[sequential != pool]
         half = count // 2
         found.append(np.concatenate([np.full(half, pool), others, np.full(count - half, pool)]))
     return [np.array(order) for order in dict.fromkeys(tuple(order.tolist()) for order in found)]
 
 
-def _dealt(options: Options, kinds: tuple[int, ...], pools: Ints) -> Ints | None:
+def _balanced_layers(options: StageOptions, kinds: tuple[int, ...], pools: Ints) -> Ints | None:
     """Layers of stages on these pools: one each, and then always to the stage that is least at work with one
     more; None where they cannot take all."""
     stages = len(pools)

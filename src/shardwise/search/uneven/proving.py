@@ -15,60 +15,60 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.search.clock import Clock
-from shardwise.search.uneven.bounds import Entries, Relaxation
-from shardwise.search.uneven.options import Options
-from shardwise.search.uneven.partitions import Found, best_partition, beyond
-from shardwise.search.uneven.reach import Reach
-from shardwise.search.uneven.shapes import Shape, families_of, shapes_of
+from shardwise.search.clock import SearchClock
+from shardwise.search.uneven.bounds import StageTable, SuffixRelaxation
+from shardwise.search.uneven.options import StageOptions
+from shardwise.search.uneven.partitions import PipelineSolution, best_pipeline, next_above
+from shardwise.search.uneven.reach import CapacityRelaxation
+from shardwise.search.uneven.shapes import PipelineShape, families_of, shapes_of
 
 Ints = NDArray[np.int64]
 
-FOREVER_S = 1e9
+MAX_STEP_S = 1e9
 """No step takes so long."""
 
-AT_ONCE = 128
+BOUNDS_PER_ROUND = 128
 """Pipelines that are bounded closer before shares are told."""
 
-FURTHER, MOST_EFFORT = 8, 2000
+EFFORT_FACTOR, MAX_EFFORT = 8, 2000
 """Times as many partial layouts where too few did not do, and how many are too many for that."""
 
-ROUNDS = 60
+MAX_ROUNDS = 60
 """Times that pipelines are bounded closer for a wide range of their numbers."""
 
-SHARPENINGS = 2
+BISECTIONS = 2
 """Halvings of the time in which a block's bound lies before it is searched."""
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
+class EvaluatedPipeline:
     """One pipeline of a plan: its shape, microbatches and best layout."""
 
-    shape: Shape
+    shape: PipelineShape
     microbatches: int
-    found: Found
+    found: PipelineSolution
 
 
-class Search(ABC):
+class SubproblemSearch(ABC):
     """Answers whether pipelines of a block do all microbatches within a time, sharper each time. Subclasses
-    tell which pipelines are taken together. What holds in a `wider` block, whose figures are no more, holds
+    tell which pipelines are taken together. What holds in a `parent` block, whose figures are no more, holds
     here."""
 
     def __init__(
         self,
-        options: Options,
+        options: StageOptions,
         least: int,
         most: int,
         effort: int,
-        wider: Search | None = None,
+        parent: SubproblemSearch | None = None,
         most_sites: int | None = None,
-        clock: Clock | None = None,
+        clock: SearchClock | None = None,
     ) -> None:
-        self._clock = clock or Clock()
+        self._clock = clock or SearchClock()
         self.options, self.least, self.most = options, least, most
-        self._effort, self._wider = effort, wider
+        self._effort, self._parent = effort, parent
         self.shapes = shapes_of(
-            options.takes,
+            options.stage_devices,
             options.spread,
             options.devices,
             options.units,
@@ -76,22 +76,22 @@ class Search(ABC):
             most_sites or len(options.sites),
         )
         # Of pipelines that come in sets larger than all may be there are none.
-        self._most = np.where(self.shapes.alike <= most, options.microbatches, 0)
-        self.reach = Reach(options, self.shapes.kinds, self.shapes.counts)
+        self._most = np.where(self.shapes.set_size <= most, options.microbatches, 0)
+        self.capacity = CapacityRelaxation(options, self.shapes.kinds, self.shapes.counts)
         self._bounds: dict[int, dict[int, float]] = {}
         self._family_bounds: dict[int, dict[int, float]] = {}
-        self._members: dict[int, Ints] = {}
-        self._known: dict[int, dict[int, Found]] = {}
+        self._family_members: dict[int, Ints] = {}
+        self._known: dict[int, dict[int, PipelineSolution]] = {}
         self._horizon_s = 0.0  # the longest time that was asked for: what takes longer is not told apart
         self.evaluated, self.bounded = 0, 0
         """Layouts that were evaluated; runs of stages whose layouts were bounded together."""
-        self.gave_up = False
+        self.was_truncated = False
         """Whether layouts were left unevaluated, or time was over: then `within` may miss a plan, but not
         `is_possible`."""
 
     @cached_property
-    def _entries(self) -> Entries:
-        return Entries(self.options)
+    def _table(self) -> StageTable:
+        return StageTable(self.options)
 
     @cached_property
     def _families(self) -> Ints:
@@ -107,28 +107,28 @@ class Search(ABC):
     def is_exact(self) -> bool:
         """Whether plans with other numbers of pipelines than from `least` to `most` are told apart."""
 
-    def may_do(self, time_s: float) -> bool:
+    def may_finish(self, time_s: float) -> bool:
         """Whether what is soon told does not forbid a plan within `time_s`: asked first of the pipelines that
         matter if all do what they may at most, at the fewest microbatches with which they matter."""
-        done = self.soon(time_s)
+        done = self.quick_bound(time_s)
         can = np.zeros_like(done)
         while True:
-            places, enough = self.dear(done)
-            open_ = can[places] < enough
+            places, threshold = self.critical(done)
+            open_ = can[places] < threshold
             if not len(places) or not open_.any():
                 break
-            places, enough = places[open_], enough[open_]
-            is_possible = self.reach.can_do(places, enough, time_s)
-            can[places[is_possible]] = enough[is_possible]
-            done[places[~is_possible]] = enough[~is_possible] - 1
-        return len(places) > 0 and len(self.dear(self.proven(time_s))[0]) > 0
+            places, threshold = places[open_], threshold[open_]
+            is_possible = self.capacity.can_do(places, threshold, time_s)
+            can[places[is_possible]] = threshold[is_possible]
+            done[places[~is_possible]] = threshold[~is_possible] - 1
+        return len(places) > 0 and len(self.critical(self.proven(time_s))[0]) > 0
 
-    def are_few(self, pipelines: int, time_s: float) -> bool:
+    def are_too_few(self, pipelines: int, time_s: float) -> bool:
         """Whether so many pipelines cannot do all microbatches within `time_s`, whatever they are."""
-        return pipelines * int(self.soon(time_s).max(initial=0)) < self.options.microbatches
+        return pipelines * int(self.quick_bound(time_s).max(initial=0)) < self.options.microbatches
 
     @abstractmethod
-    def dear(self, done: Ints) -> tuple[Ints, Ints]:
+    def critical(self, done: Ints) -> tuple[Ints, Ints]:
         """The shapes without which all microbatches cannot be done, the dearest first, if each does so many;
         none where they cannot be done anyway. And how many microbatches of each are too few to be so dear,
         and one more."""
@@ -138,32 +138,33 @@ class Search(ABC):
         """Sets of shapes, with counts, that do all microbatches if each shape does so many; None where none
         do."""
 
-    def bound_s(self, least_s: float, most_s: float) -> float:
-        """Seconds that every plan of the block takes at least, between `least_s` and `most_s`, soon told."""
+    def bound_s(self, lower_bound_s: float, most_s: float) -> float:
+        """Seconds that every plan of the block takes at least, between `lower_bound_s` and `most_s`, soon
+        told."""
         if most_s == float("inf"):
-            most_s = least_s
-            while not self.may_do(most_s) and most_s < FOREVER_S:
-                least_s, most_s = most_s, 2.0 * most_s
-        elif not self.may_do(most_s):
+            most_s = lower_bound_s
+            while not self.may_finish(most_s) and most_s < MAX_STEP_S:
+                lower_bound_s, most_s = most_s, 2.0 * most_s
+        elif not self.may_finish(most_s):
             return most_s
-        for _ in range(SHARPENINGS):
-            middle_s = (least_s + most_s) / 2.0
-            if self.may_do(middle_s):
+        for _ in range(BISECTIONS):
+            middle_s = (lower_bound_s + most_s) / 2.0
+            if self.may_finish(middle_s):
                 most_s = middle_s
             else:
-                least_s = middle_s
-        return least_s
+                lower_bound_s = middle_s
+        return lower_bound_s
 
-    def within(self, time_s: float) -> list[tuple[Laid, int]] | None:
+    def within(self, time_s: float) -> list[tuple[EvaluatedPipeline, int]] | None:
         """Pipelines, with counts, that do all microbatches within `time_s`; None where there are none, or
         none was found."""
         self._horizon_s = max(self._horizon_s, time_s)
         while not self._clock.is_over:
-            done = self._hoped(time_s)
-            dearest, enough = self.dear(done)
-            if not len(dearest):
+            done = self._optimistic(time_s)
+            most_critical, threshold = self.critical(done)
+            if not len(most_critical):
                 return None
-            if self._bounded(dearest[:AT_ONCE], enough[:AT_ONCE], done):
+            if self._bound_new(most_critical[:BOUNDS_PER_ROUND], threshold[:BOUNDS_PER_ROUND], done):
                 continue
             sets = self.chosen(done)
             if sets is None:
@@ -171,94 +172,94 @@ class Search(ABC):
             shares = {place: int(done[place]) for place in sets}
             if all([self._is_proven(place, share, time_s) for place, share in shares.items()]):
                 return [
-                    (self._laid(place, share), sets[place] * int(self.shapes.alike[place]))
+                    (self._evaluated_pipeline(place, share), sets[place] * int(self.shapes.set_size[place]))
                     for place, share in shares.items()
                 ]
-        self.gave_up = True
+        self.was_truncated = True
         return None
 
-    def look_further(self) -> bool:
+    def increase_effort(self) -> bool:
         """Takes up again what was given up, with more partial layouts; whether that is worth while."""
-        if not self.gave_up or self._effort >= MOST_EFFORT:
+        if not self.was_truncated or self._effort >= MAX_EFFORT:
             return False
-        self._effort *= FURTHER
+        self._effort *= EFFORT_FACTOR
         for known in self._known.values():
-            for share in [share for share, found in known.items() if found.is_given_up]:
+            for share in [share for share, found in known.items() if found.is_truncated]:
                 del known[share]
-        self.gave_up = False
+        self.was_truncated = False
         return True
 
     def is_refuted(self, time_s: float) -> bool:
         """Whether bounds of pipelines, as close as they are at hand, forbid every plan within `time_s`; some
         rounds of them, while there is time."""
         self._horizon_s = max(self._horizon_s, time_s)
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ROUNDS):
             if self._clock.is_over:
                 return False
             done = self.proven(time_s)
-            dearest, enough = self.dear(done)
-            if not len(dearest):
+            most_critical, threshold = self.critical(done)
+            if not len(most_critical):
                 return True
-            if not self._bounded(dearest[:AT_ONCE], enough[:AT_ONCE], done):
+            if not self._bound_new(most_critical[:BOUNDS_PER_ROUND], threshold[:BOUNDS_PER_ROUND], done):
                 return False
         return False
 
     def is_possible(self, time_s: float) -> bool:
         """Whether nothing that is proven forbids a plan within `time_s`."""
         done = self.proven(time_s)
-        return len(self.dear(done)[0]) > 0 and self.chosen(done) is not None
+        return len(self.critical(done)[0]) > 0 and self.chosen(done) is not None
 
-    def _bounded(self, places: Ints, enough: Ints, done: Ints) -> bool:
+    def _bound_new(self, places: Ints, threshold: Ints, done: Ints) -> bool:
         """Bounds those of the shapes that are not: at the fewest microbatches that matter, which most of them
         cannot do, and then at what they do; whether there were any."""
         m = done[places]
         return (
-            self._bounded_together(places, enough)
-            or self._bounded_apart(places, enough[:, None])
-            or self._bounded_together(places, m)
-            or self._bounded_apart(places, np.stack([m, (m + enough) // 2], axis=1))
+            self._bound_by_family(places, threshold)
+            or self._bound_individually(places, threshold[:, None])
+            or self._bound_by_family(places, m)
+            or self._bound_individually(places, np.stack([m, (m + threshold) // 2], axis=1))
         )
 
-    def _bounded_apart(self, places: Ints, microbatches: Ints) -> bool:
+    def _bound_individually(self, places: Ints, microbatches: Ints) -> bool:
         """Bounds those of the shapes that are not at the first of so many microbatches, at all of them."""
         news = [
             at
             for at, (place, m) in enumerate(zip(places.tolist(), microbatches[:, 0].tolist(), strict=True))
             if m not in self._bounds.get(place, {})
         ]
-        self._bound(places[news].tolist(), microbatches[news])
+        self._bound_shapes(places[news].tolist(), microbatches[news])
         return bool(news)
 
-    def _bounded_together(self, places: Ints, microbatches: Ints) -> bool:
+    def _bound_by_family(self, places: Ints, microbatches: Ints) -> bool:
         """The same of those that differ in how they are spread alone, at the most that is asked of any of
         them: what no way to spread them does needs no closer look."""
-        wanted: dict[int, tuple[int, int]] = {}
+        requested: dict[int, tuple[int, int]] = {}
         for place, m in zip(places.tolist(), microbatches.tolist(), strict=True):
             family = int(self._families[place])
             if family >= 0 and m not in self._bounds.get(place, {}):
-                wanted[family] = max(wanted.get(family, (0, 0)), (m, place))
+                requested[family] = max(requested.get(family, (0, 0)), (m, place))
         news = {
             family: (m, place)
-            for family, (m, place) in wanted.items()
+            for family, (m, place) in requested.items()
             if m not in self._family_bounds.get(family, {})
         }
         if news:
             shapes = [self.shapes.at(place) for _, place in news.values()]
-            loose = [(self._entries.loose(shape.kinds), shape.counts) for shape in shapes]
+            relaxed_kinds = [(self._table.relaxed_kinds(shape.kinds), shape.counts) for shape in shapes]
             most = np.array([[m] for m, _ in news.values()])
-            for family, bounds in zip(news, self._bounds_of(loose, most), strict=True):
-                self._members.setdefault(family, np.flatnonzero(self._families == family))
-                _raise(self._family_bounds.setdefault(family, {}), bounds)
+            for family, bounds in zip(news, self._bounds_of(relaxed_kinds, most), strict=True):
+                self._family_members.setdefault(family, np.flatnonzero(self._families == family))
+                _tighten(self._family_bounds.setdefault(family, {}), bounds)
         return bool(news)
 
-    def _hoped(self, time_s: float) -> Ints:
+    def _optimistic(self, time_s: float) -> Ints:
         """The most that each shape does in time as far as is known; where its layouts were given up, as if
         the best of them were the best."""
         found = np.minimum(self.proven(time_s), self.share)
         for place, known in self._known.items():
             most = int(found[place])
             while most > 0 and (one := known.get(most)) is not None:
-                if one.time_s <= time_s or not one.is_given_up:
+                if one.time_s <= time_s or not one.is_truncated:
                     break
                 most = min(most - 1, int(most * time_s / one.time_s))  # 0 where nothing was evaluated
             found[place] = most
@@ -266,19 +267,23 @@ class Search(ABC):
 
     def proven(self, time_s: float) -> Ints:
         """No shape does more than this in time."""
-        time_s = min(time_s, FOREVER_S)
-        return self._refuted(self.reach.microbatches(time_s, self._most_of(time_s)).copy(), time_s)
+        time_s = min(time_s, MAX_STEP_S)
+        return self._without_refuted(
+            self.capacity.microbatches(time_s, self._parent_limit(time_s)).copy(), time_s
+        )
 
-    def soon(self, time_s: float) -> Ints:
+    def quick_bound(self, time_s: float) -> Ints:
         """Nor more than this, which is told sooner."""
-        time_s = min(time_s, FOREVER_S)
-        return self._refuted(self.reach.soon(time_s, self._most_of(time_s)), time_s)
+        time_s = min(time_s, MAX_STEP_S)
+        return self._without_refuted(self.capacity.quick_bound(time_s, self._parent_limit(time_s)), time_s)
 
-    def _most_of(self, time_s: float) -> Ints:
+    def _parent_limit(self, time_s: float) -> Ints:
         """Nor than this, by what is known of the wider block."""
-        return self._most if self._wider is None else np.minimum(self._wider.soon(time_s), self._most)
+        return (
+            self._most if self._parent is None else np.minimum(self._parent.quick_bound(time_s), self._most)
+        )
 
-    def _refuted(self, found: Ints, time_s: float) -> Ints:
+    def _without_refuted(self, found: Ints, time_s: float) -> Ints:
         """Without what bounds of pipelines and of families refute."""
         for place, bounds in self._bounds.items():
             refuted = min((m for m, bound_s in bounds.items() if bound_s > time_s), default=None)
@@ -287,7 +292,7 @@ class Search(ABC):
         for family, bounds in self._family_bounds.items():
             refuted = min((m for m, bound_s in bounds.items() if bound_s > time_s), default=None)
             if refuted is not None:
-                mine = self._members[family]
+                mine = self._family_members[family]
                 found[mine] = np.minimum(found[mine], refuted - 1)
         return found
 
@@ -299,12 +304,12 @@ class Search(ABC):
             return True
         shape, bounds = self.shapes.at(place), self._bounds.setdefault(place, {})
         if microbatches not in bounds:
-            self._bound([place], np.array([[microbatches]]))
+            self._bound_shapes([place], np.array([[microbatches]]))
             if bounds[microbatches] > time_s:
                 return False
-        found = best_partition(
+        found = best_pipeline(
             self.options,
-            self._entries,
+            self._table,
             shape.kinds,
             shape.counts,
             microbatches,
@@ -315,37 +320,37 @@ class Search(ABC):
         known[microbatches] = found
         bounds[microbatches] = max(bounds[microbatches], found.bound_s)
         self.evaluated += found.evaluated
-        self.gave_up |= found.is_given_up
+        self.was_truncated |= found.is_truncated
         return found.time_s <= time_s
 
-    def _bound(self, places: list[int], microbatches: Ints) -> None:
+    def _bound_shapes(self, places: list[int], microbatches: Ints) -> None:
         """Bounds shapes at so many microbatches each, a row for each of them."""
         if not places:
             return
         shapes = [self.shapes.at(place) for place in places]
         every = self._bounds_of([(shape.kinds, shape.counts) for shape in shapes], microbatches)
         for place, found in zip(places, every, strict=True):
-            _raise(self._bounds.setdefault(place, {}), found)
+            _tighten(self._bounds.setdefault(place, {}), found)
 
     def _bounds_of(
         self, shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], microbatches: Ints
     ) -> list[dict[int, float]]:
         """Of pipelines of such kinds and counts, at so many microbatches each; as far as times matter."""
-        wanted = [shape for shape in shapes for _ in range(microbatches.shape[1])]
-        relaxation = Relaxation(self._entries, wanted, microbatches.ravel(), None, self._horizon_s)
-        self.bounded += relaxation.runs
-        bounds = np.minimum(relaxation.bounds(), beyond(self._horizon_s)).reshape(microbatches.shape)
+        requested = [shape for shape in shapes for _ in range(microbatches.shape[1])]
+        relaxation = SuffixRelaxation(self._table, requested, microbatches.ravel(), None, self._horizon_s)
+        self.bounded += relaxation.suffix_count
+        bounds = np.minimum(relaxation.bounds(), next_above(self._horizon_s)).reshape(microbatches.shape)
         return [
             dict(zip(ms, found, strict=True))
             for ms, found in zip(microbatches.tolist(), bounds.tolist(), strict=True)
         ]
 
-    def _laid(self, place: int, microbatches: int) -> Laid:
+    def _evaluated_pipeline(self, place: int, microbatches: int) -> EvaluatedPipeline:
         found = self._known[place][microbatches]
-        return Laid(self.shapes.at(place), microbatches, found)
+        return EvaluatedPipeline(self.shapes.at(place), microbatches, found)
 
 
-def _raise(bounds: dict[int, float], more: dict[int, float]) -> None:
+def _tighten(bounds: dict[int, float], more: dict[int, float]) -> None:
     """Takes over bounds by microbatches where they are higher."""
     for m, bound_s in more.items():
         bounds[m] = max(bounds.get(m, 0.0), bound_s)

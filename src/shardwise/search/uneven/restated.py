@@ -10,20 +10,22 @@ from shardwise.cost import find_recipe
 from shardwise.model import model_flop_per_token
 from shardwise.plan import PeakMemory, Stage, StagePart, UnevenResult
 from shardwise.search.explain import band_of
-from shardwise.search.uneven.again import PricedAgain, priced_by
-from shardwise.search.uneven.stage_record import RecordPrices, StageFigures
+from shardwise.search.uneven.again import RecordPrediction, predict_with
+from shardwise.search.uneven.stage_record import RecordCostModel, StageFigures
 from shardwise.strategy import Job, Profile
 from shardwise.ties import first_largest
 
 
-def restated(prices: RecordPrices, result: UnevenResult, global_batch_size: int) -> UnevenResult | None:
-    """The plan as `priced_again` prices it, for a batch of so many sequences; None where it is none, or does
-    not fit."""
+def predicted_result(
+    prices: RecordCostModel, result: UnevenResult, global_batch_size: int
+) -> UnevenResult | None:
+    """The plan as `predict_record` prices it, for a batch of so many sequences; None where it is none, or
+    does not fit."""
     model, cluster, job = prices.model, prices.cluster, prices.job
-    again = priced_by(prices, result, global_batch_size)
-    if again.faults or again.device_bytes > again.usable_bytes:
+    prediction = predict_with(prices, result, global_batch_size)
+    if prediction.faults or prediction.device_bytes > prediction.usable_bytes:
         return None
-    step_s = max(again.pipeline_s)
+    step_s = max(prediction.pipeline_s)
     tokens_per_s = global_batch_size * job.seq_len / step_s
     peak_flop_per_s = _peak_flop_per_s(cluster, job, result)
     mfu, mfu_full_attention = (
@@ -31,17 +33,17 @@ def restated(prices: RecordPrices, result: UnevenResult, global_batch_size: int)
         for is_causal in (True, False)
     )
     low, high = widest_band(cluster, job.profile, result.pools)
-    tightest, peak = _peak(again, result)
+    tightest, peak = _peak(prediction, result)
     return replace(
         result,
-        pipeline_s=again.pipeline_s,
+        pipeline_s=prediction.pipeline_s,
         step_time_s=step_s,
         band_s=(low * step_s, high * step_s),
         tokens_per_s_per_device=tokens_per_s / cluster.devices,
         mfu=mfu,
         mfu_full_attention=mfu_full_attention,
         peak_memory=peak,
-        breakdown=_breakdown(again, result),
+        breakdown=_breakdown(prediction, result),
         tightest_rank=tightest,
     )
 
@@ -73,10 +75,10 @@ def _stages(result: UnevenResult) -> Iterator[Stage]:
     return (stage for pipeline in result.layout.pipelines for stage in pipeline.stages)
 
 
-def _peak(again: PricedAgain, result: UnevenResult) -> tuple[int, PeakMemory]:
+def _peak(prediction: RecordPrediction, result: UnevenResult) -> tuple[int, PeakMemory]:
     """The first rank of the stage, or the part of one, whose devices are fullest, and what they hold."""
     found: list[tuple[int, PeakMemory]] = []
-    figures = (one for pipeline in again.stages for one in pipeline)
+    figures = (one for pipeline in prediction.stages for one in pipeline)
     for stage, one in zip(_stages(result), figures, strict=True):
         peak = PeakMemory(
             allocated=one.allocated_bytes,
@@ -95,14 +97,14 @@ def tightest_of(peaks: Sequence[tuple[int, PeakMemory]]) -> tuple[int, PeakMemor
     return in_order[int(first_largest([peak.device / peak.capacity for _, peak in in_order]))]
 
 
-def _breakdown(again: PricedAgain, result: UnevenResult) -> dict[str, float]:
+def _breakdown(prediction: RecordPrediction, result: UnevenResult) -> dict[str, float]:
     """Of the slowest pipeline: its busiest stage at work, waiting, and the end of the step."""
-    place = int(first_largest(again.pipeline_s))
-    stages: tuple[StageFigures, ...] = again.stages[place]
+    place = int(first_largest(prediction.pipeline_s))
+    stages: tuple[StageFigures, ...] = prediction.stages[place]
     busy_s = result.microbatches[place] * max(one.forward_s + one.backward_s for one in stages)
     end_s = max(one.end_s for one in stages)
     return {
         "busiest_stage": busy_s,
-        "pipeline_and_gradients": again.pipeline_s[place] - busy_s - end_s,
+        "pipeline_and_gradients": prediction.pipeline_s[place] - busy_s - end_s,
         "end_of_step": end_s,
     }

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
-MOST_LAYERED = 200_000
+MAX_EXACT_DP = 200_000
 """States times items times pipelines, up to which pipelines are counted exactly."""
 
-SIXTEENTHS = 16
+MULTIPLIER_GRID = 16
 
-PRICES = 12
+MULTIPLIER_STEPS = 12
 """Prices of a pipeline that are tried where they are not."""
 
 
@@ -59,7 +59,7 @@ class Items:
         }
 
 
-def undominated(items: Items) -> Ints:
+def non_dominated(items: Items) -> Ints:
     """Places of the items that matter: of those with equal devices and pipelines the one that does most,
     unless one does as much on no more devices with as many pipelines."""
     does = np.flatnonzero(items.microbatches > 0)
@@ -71,17 +71,17 @@ def undominated(items: Items) -> Ints:
     sorted_ = np.stack(columns, axis=1)[order]
     is_first = np.concatenate([[True], (sorted_[1:] != sorted_[:-1]).any(axis=1)])
     best = does[order[is_first]]
-    kept = []
+    remaining = []
     for pipelines in np.unique(items.pipelines[best]):
         mine = best[items.pipelines[best] == pipelines]
         done = items.microbatches[mine]
-        kept.append(mine[done > _done_on_less(items.devices[mine], done)])
-    every = np.concatenate(kept)
+        remaining.append(mine[done > _best_on_fewer_devices(items.devices[mine], done)])
+    every = np.concatenate(remaining)
     devices = items.devices[every]
     return every[np.lexsort((items.pipelines[every], *devices.T[::-1], devices.sum(axis=1)))]
 
 
-def _done_on_less(taken: Ints, does: Ints) -> Ints:
+def _best_on_fewer_devices(taken: Ints, does: Ints) -> Ints:
     """For each item the most that any does on fewer devices of some pool and no more of the others; `taken`
     has a row of devices for each."""
     most = np.zeros(taken.max(axis=0) + 2, dtype=np.int64)
@@ -94,15 +94,15 @@ def _done_on_less(taken: Ints, does: Ints) -> Ints:
     return found
 
 
-class Market:
+class KnapsackDual:
     """Items that are held against what they take: with prices on devices at which no item does more than it
     costs, all devices together are worth what they can do at most; some prices are tried, and the lowest
     worth is told. `taken` has a row of devices for each item."""
 
     def __init__(self, devices: tuple[int, ...], taken: Ints) -> None:
         there = np.array(devices, dtype=np.float64)
-        self._taken, self._prices = taken, _prices(len(devices)) / there
-        self._all = self._prices @ there
+        self._taken, self._multipliers = taken, _multipliers(len(devices)) / there
+        self._cost_of_all = self._multipliers @ there
         # Of items that take the same the one that does most tells.
         self._order = np.lexsort(taken.T[::-1])
         ordered = taken[self._order]
@@ -111,63 +111,68 @@ class Market:
         self._begins = np.flatnonzero(is_first)
         self._differing = ordered[self._begins]
 
-    def dear(self, microbatches: Ints, wanted: float) -> tuple[Ints, NDArray[np.float64]]:
-        """Places of the items, the dearest first, that do more for their devices than what is `wanted` of all
-        devices does for those, and the microbatches beyond which each does; none where no set of items can do
-        so many, even in parts. `microbatches` has an entry for each item."""
+    def critical(self, microbatches: Ints, required: float) -> tuple[Ints, NDArray[np.float64]]:
+        """Places of the items, the dearest first, that do more for their devices than what is `required` of
+        all devices does for those, and the microbatches beyond which each does; none where no set of items
+        can do so many, even in parts. `microbatches` has an entry for each item."""
         if not len(microbatches):
             return microbatches, np.empty(0)
         most = np.maximum.reduceat(microbatches[self._order], self._begins)
         # What each costs at every price is not kept: of four pools these are many.
-        worth = (most[:, None] / (self._differing @ self._prices.T)).max(axis=0) * self._all
-        at = int(np.argmin(worth))
-        costs, pace = self._taken @ self._prices[at], wanted / float(self._all[at])
+        gain = (most[:, None] / (self._differing @ self._multipliers.T)).max(axis=0) * self._cost_of_all
+        at = int(np.argmin(gain))
+        costs, required_ratio = self._taken @ self._multipliers[at], required / float(self._cost_of_all[at])
         ratios = microbatches / costs
-        over = np.flatnonzero(ratios >= pace)
+        over = np.flatnonzero(ratios >= required_ratio)
         found: Ints = over[np.argsort(-ratios[over], kind="stable")]
-        return found, pace * costs[found]
+        return found, required_ratio * costs[found]
 
 
 @cache
-def _prices(pools: int) -> NDArray[np.float64]:
+def _multipliers(pools: int) -> NDArray[np.float64]:
     """Shares of the pools in the price of all devices, in sixteenths."""
-    grid = [parts for parts in product(range(SIXTEENTHS + 1), repeat=pools) if sum(parts) == SIXTEENTHS]
+    grid = [
+        parts for parts in product(range(MULTIPLIER_GRID + 1), repeat=pools) if sum(parts) == MULTIPLIER_GRID
+    ]
     # No device is for nothing: an item may take only those.
     found: NDArray[np.float64] = np.array(grid, dtype=np.float64) + 1e-3
     return found
 
 
-def is_counted(devices: tuple[int, ...], items: int, most: int) -> bool:
+def is_exact_dp(devices: tuple[int, ...], items: int, most: int) -> bool:
     """Whether `best_set` counts the pipelines exactly."""
-    return int(np.prod([count + 1 for count in devices])) * max(items, 1) * most <= MOST_LAYERED
+    return int(np.prod([count + 1 for count in devices])) * max(items, 1) * most <= MAX_EXACT_DP
 
 
 def best_set(
-    devices: tuple[int, ...], items: Items, least: int, most: int, wanted: int
+    devices: tuple[int, ...], items: Items, least: int, most: int, required: int
 ) -> Counter[int] | None:
-    """Places of items, with counts, that do `wanted` microbatches on the devices in `least` to `most`
+    """Places of items, with counts, that do `required` microbatches on the devices in `least` to `most`
     pipelines; None where no set can.
 
-    Where it is not `is_counted`, the set may have other numbers of pipelines; None still means that none can.
-    """
-    kept = items.at(undominated(items))
-    if not kept or most * max(item.microbatches / item.pipelines for item in kept.values()) < wanted:
+    Where it is not `is_exact_dp`, the set may have other numbers of pipelines; None still means that none
+    can."""
+    remaining = items.at(non_dominated(items))
+    if (
+        not remaining
+        or most * max(item.microbatches / item.pipelines for item in remaining.values()) < required
+    ):
         return None
-    if is_counted(devices, len(kept), most):
-        return _counted(devices, kept, least, most, wanted)
-    return _priced(devices, kept, (least, most), wanted)
+    if is_exact_dp(devices, len(remaining), most):
+        return _exact_knapsack(devices, remaining, least, most, required)
+    return _lagrangian_knapsack(devices, remaining, (least, most), required)
 
 
-def _counted(
-    devices: tuple[int, ...], items: Mapping[int, Item], least: int, most: int, wanted: int
+def _exact_knapsack(
+    devices: tuple[int, ...], items: Mapping[int, Item], least: int, most: int, required: int
 ) -> Counter[int] | None:
     """Layer by layer: the most that exactly j pipelines do."""
     states = tuple(count + 1 for count in devices)
-    shifts = {place: _shift(devices, item.devices) for place, item in items.items()}
+    shifts = {place: _state_shift(devices, item.devices) for place, item in items.items()}
     layers = [np.zeros(states, dtype=np.int64)]
     choices = [np.full(states, -1, dtype=np.int64)]
     for pipelines in range(1, most + 1):
-        done = np.full(states, NOTHING, dtype=np.int64)
+        done = np.full(states, UNREACHABLE, dtype=np.int64)
         choice = np.full(states, -1, dtype=np.int64)
         for place, item in items.items():
             shift = shifts[place]
@@ -180,15 +185,15 @@ def _counted(
             np.copyto(choice[into], place, where=better)
         layers.append(done)
         choices.append(choice)
-        if pipelines >= least and done.max() >= wanted:
-            return _traced(layers, choices, items)
+        if pipelines >= least and done.max() >= required:
+            return _backtrack(layers, choices, items)
     return None
 
 
-NOTHING = -(1 << 40)
+UNREACHABLE = -(1 << 40)
 
 
-def _traced(layers: list[Ints], choices: list[Ints], items: Mapping[int, Item]) -> Counter[int]:
+def _backtrack(layers: list[Ints], choices: list[Ints], items: Mapping[int, Item]) -> Counter[int]:
     pipelines = len(layers) - 1
     state = tuple(int(x) for x in np.unravel_index(int(layers[-1].argmax()), layers[-1].shape))
     found: Counter[int] = Counter()
@@ -200,38 +205,38 @@ def _traced(layers: list[Ints], choices: list[Ints], items: Mapping[int, Item]) 
     return found
 
 
-def _priced(
-    devices: tuple[int, ...], items: Mapping[int, Item], range_: tuple[int, int], wanted: int
+def _lagrangian_knapsack(
+    devices: tuple[int, ...], items: Mapping[int, Item], range_: tuple[int, int], required: int
 ) -> Counter[int] | None:
     """Any number of each item, with a price on every pipeline, or a reward: what the set does less what its
     pipelines cost, and the price of `most` pipelines back (or the reward of `least`), is no less than the
     pipelines of the range do at best, whatever the price is."""
     least, most = range_
     top = max(item.microbatches / item.pipelines for item in items.values())
-    low, high, price = -top - 1.0, top, 0.0
+    low, high, multiplier = -top - 1.0, top, 0.0
     found: Counter[int] | None = None
-    for _ in range(PRICES):
-        value, chosen = _unbounded(devices, items, price)
-        if value + price * (most if price > 0.0 else least) < wanted - 1e-9:
+    for _ in range(MULTIPLIER_STEPS):
+        value, chosen = _unbounded_knapsack(devices, items, multiplier)
+        if value + multiplier * (most if multiplier > 0.0 else least) < required - 1e-9:
             return None
         does = sum(items[place].microbatches * count for place, count in chosen.items())
         number = sum(items[place].pipelines * count for place, count in chosen.items())
-        if does >= wanted:
+        if does >= required:
             found = chosen if found is None or least <= number <= most else found
             if least <= number <= most:
                 return found
         if number > most:
-            low = price
+            low = multiplier
         elif number < least:
-            high = price
+            high = multiplier
         else:
             return found  # the right number does not do enough, and the bound does not forbid it
-        price = (low + high) / 2.0
-    return found if found is not None else _unbounded(devices, items, 0.0)[1]
+        multiplier = (low + high) / 2.0
+    return found if found is not None else _unbounded_knapsack(devices, items, 0.0)[1]
 
 
-def _unbounded(
-    devices: tuple[int, ...], items: Mapping[int, Item], price: float
+def _unbounded_knapsack(
+    devices: tuple[int, ...], items: Mapping[int, Item], multiplier: float
 ) -> tuple[float, Counter[int]]:
     """The most that any set does less the price of its pipelines, and such a set: of each item once, twice,
     four times ... , one after another."""
@@ -240,13 +245,13 @@ def _unbounded(
     last = np.full(states, -1, dtype=np.int64)
     times = np.zeros(states, dtype=np.int64)
     for place, item in items.items():
-        worth = item.microbatches - price * item.pipelines
-        if _shift(devices, item.devices) is None or done[item.devices] >= worth:
+        gain = item.microbatches - multiplier * item.pipelines
+        if _state_shift(devices, item.devices) is None or done[item.devices] >= gain:
             continue  # smaller items do as much on the same devices
         count = 1
-        while (shift := _shift(devices, tuple(count * taken for taken in item.devices))) is not None:
+        while (shift := _state_shift(devices, tuple(count * taken for taken in item.devices))) is not None:
             into, out = shift
-            more = done[out] + count * worth
+            more = done[out] + count * gain
             better = more > done[into]
             if better.any():
                 np.copyto(done[into], more, where=better)
@@ -263,7 +268,7 @@ def _unbounded(
 
 
 @lru_cache(maxsize=1 << 16)
-def _shift(
+def _state_shift(
     devices: tuple[int, ...], taken: tuple[int, ...]
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
     """Where states lie after so many devices are taken, and before; None where there are not so many."""

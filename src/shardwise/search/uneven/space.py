@@ -14,10 +14,10 @@ from itertools import combinations
 from math import isqrt
 from typing import NamedTuple
 
-from shardwise.cluster import Cluster, Pool, Tier, cluster_of_pools, pools_of, tier_seen_by
+from shardwise.cluster import Cluster, Pool, Tier, cluster_of_pools, pools_of, tier_of_pool
 from shardwise.cost import Problem, bind, limits_of
 from shardwise.model import Model
-from shardwise.search.uneven.hops import most_together
+from shardwise.search.uneven.hops import max_stages_per_node
 from shardwise.strategy import Job
 
 Degrees = tuple[int, int]
@@ -27,34 +27,35 @@ Site = tuple[int, ...]
 """A pool or a pair of pools, by place."""
 
 
-class Kind(NamedTuple):
-    """A kind of stage on one pool, of whose pipeline up to so many lie `together` in a node (see `hops`).
-    Where more would fit, stages are *spread*: each group has nodes of its own, full of its replicas."""
+class StageKind(NamedTuple):
+    """A kind of stage on one pool, of whose pipeline up to so many lie `stages_per_node` in a node (see
+    `hops`). Where more would fit, stages are *spread*: each group has nodes of its own, full of its
+    replicas."""
 
     tp: int
     dp: int
-    together: int
+    stages_per_node: int
 
 
-class Spread(NamedTuple):
-    """How stages are spread over nodes: up to so many of a pipeline lie `together`, where a node has room for
-    `filling`."""
+class StageSpread(NamedTuple):
+    """How stages are spread over nodes: up to so many of a pipeline lie `stages_per_node`, where a node has
+    room for `node_capacity`."""
 
-    together: int
-    filling: int
+    stages_per_node: int
+    node_capacity: int
 
-    def is_other(self, stages: int) -> bool:
+    def has_effect(self, stages: int) -> bool:
         """Whether so many stages of a pipeline lie otherwise than if they were not spread."""
-        return 2 * self.together <= stages
+        return 2 * self.stages_per_node <= stages
 
-    def alike(self, stages: int) -> int:
+    def set_size(self, stages: int) -> int:
         """Alike pipelines with so many stages on the pool that fill nodes with each of their groups: as many
         as with the smallest."""
-        return self.filling // min(self.together, stages & -stages)
+        return self.node_capacity // min(self.stages_per_node, stages & -stages)
 
 
 @dataclass(frozen=True, slots=True)
-class Braid:
+class MixedPoolKind:
     """A kind of stage that lies on two pools at once: on each of them `tp` devices of one node, which have
     all of its layers and do `rows` of every microbatch."""
 
@@ -62,25 +63,25 @@ class Braid:
     rows: tuple[int, int]
 
 
-def devices_of(kind: Kind | Braid) -> tuple[int, ...]:
+def devices_by_pool(kind: StageKind | MixedPoolKind) -> tuple[int, ...]:
     """What a stage of the kind takes of each pool of its site."""
-    return kind.tp if isinstance(kind, Braid) else (kind.tp * kind.dp,)
+    return kind.tp if isinstance(kind, MixedPoolKind) else (kind.tp * kind.dp,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class UnevenLimits:
     """How far the space reaches: stages of a pipeline, replicas that share the rows of a stage's microbatch,
-    and rows of a microbatch that a braid splits, at most. On pools of more than `loose_nodes` nodes alike
-    pipelines fill whole nodes."""
+    and rows of a microbatch that a braid splits, at most. On pools of more than `whole_node_threshold` nodes
+    alike pipelines fill whole nodes."""
 
     stages: int = 8
-    rows: int = 1
-    braid: int = 1
-    loose_nodes: int = 4
+    stage_dp: int = 1
+    mixed_stage_rows: int = 1
+    whole_node_threshold: int = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class UnevenSubproblem:
     """Plans on these `pools` (places in the cluster's), with microbatches of `micro_batch_size` sequences, in
     `least` to `most` pipelines; where `is_alike`, these have the same stages, and their shares differ by no
     more than one microbatch."""
@@ -96,7 +97,7 @@ class Block:
         """Numbers of pipelines in its range."""
         return self.most - self.least + 1
 
-    def halves(self) -> tuple[Block, Block]:
+    def halves(self) -> tuple[UnevenSubproblem, UnevenSubproblem]:
         """The block in two, by its number of pipelines: as many times as many in either."""
         middle = isqrt(self.least * self.most)
         return replace(self, most=middle), replace(self, least=middle + 1)
@@ -105,9 +106,9 @@ class Block:
 class UnevenSpace:
     """The space of one model on one mixed cluster; nothing is priced yet."""
 
-    def __init__(self, model: Model, cluster: Cluster, job: Job, limits: Limits | None = None) -> None:
+    def __init__(self, model: Model, cluster: Cluster, job: Job, limits: UnevenLimits | None = None) -> None:
         self.model, self.cluster, self.job = model, cluster, job
-        self.limits = limits or Limits()
+        self.limits = limits or UnevenLimits()
         self.pools: tuple[Pool, ...] = pools_of(cluster)
 
     @property
@@ -128,25 +129,25 @@ class UnevenSpace:
         batch = self.job.global_batch_size
         return tuple(size for size in range(1, batch + 1) if batch % size == 0)
 
-    def kinds(self, pool: int, micro_batch_size: int) -> tuple[Kind, ...]:
+    def kinds(self, pool: int, micro_batch_size: int) -> tuple[StageKind, ...]:
         """Those of the stages on the pool; of each tp and dp those with most stages together first."""
         return tuple(
-            Kind(tp, dp, together)
+            StageKind(tp, dp, stages_per_node)
             for tp, dp in self.degrees(pool, micro_batch_size)
-            for together in _powers(self.together(pool, tp * dp))[::-1]
+            for stages_per_node in _powers_of_two(self.stages_per_node(pool, tp * dp))[::-1]
         )
 
-    def together(self, pool: int, stage: int) -> int:
+    def stages_per_node(self, pool: int, stage: int) -> int:
         """Stages of a pipeline, of so many devices each, that lie together in a node of the pool, at most."""
-        most = most_together(self.pools[pool].node.devices, stage)
-        return min(most, _powers(self.most_stages)[-1])
+        most = max_stages_per_node(self.pools[pool].node.devices, stage)
+        return min(most, _powers_of_two(self.most_stages)[-1])
 
-    def spread(self, pool: int, kind: Kind) -> Spread | None:
+    def spread(self, pool: int, kind: StageKind) -> StageSpread | None:
         """How stages of the kind are spread; None where as many as a node holds lie together."""
         stage = kind.tp * kind.dp
-        if kind.together == self.together(pool, stage):
+        if kind.stages_per_node == self.stages_per_node(pool, stage):
             return None
-        return Spread(kind.together, self.pools[pool].node.devices // stage)
+        return StageSpread(kind.stages_per_node, self.pools[pool].node.devices // stage)
 
     def degrees(self, pool: int, micro_batch_size: int) -> tuple[Degrees, ...]:
         """Of the stages that fit inside a node of the pool and that the model allows.
@@ -159,7 +160,9 @@ class UnevenSpace:
         found: list[Degrees] = []
         size = 1
         while devices % size == 0:
-            for dp in (d for d in _powers(size) if d <= self.limits.rows and micro_batch_size % d == 0):
+            for dp in (
+                d for d in _powers_of_two(size) if d <= self.limits.stage_dp and micro_batch_size % d == 0
+            ):
                 tp = size // dp
                 splits_kv = limits.kv_heads % tp == 0 or tp % limits.kv_heads == 0
                 splits = (limits.heads, limits.ffn_splits, limits.seq_len)
@@ -168,39 +171,39 @@ class UnevenSpace:
             size *= 2
         return tuple(found)
 
-    def pairs(self, block: Block) -> tuple[Site, ...]:
+    def pairs(self, subproblem: UnevenSubproblem) -> tuple[Site, ...]:
         """The pairs of pools on which the block has braids; alike pipelines have none."""
-        if block.is_alike or not 2 <= block.micro_batch_size <= self.limits.braid:
+        if subproblem.is_alike or not 2 <= subproblem.micro_batch_size <= self.limits.mixed_stage_rows:
             return ()
-        return tuple(combinations(block.pools, 2))
+        return tuple(combinations(subproblem.pools, 2))
 
-    def braids(self, pair: Site, micro_batch_size: int) -> tuple[Braid, ...]:
+    def mixed_pool_stages(self, pair: Site, micro_batch_size: int) -> tuple[MixedPoolKind, ...]:
         """Every braid of the two pools: a row or more for each, and any tp that a stage of its own has."""
         one, other = ([tp for tp, _ in self.degrees(pool, 1)] for pool in pair)
         return tuple(
-            Braid((a, b), (rows, micro_batch_size - rows))
+            MixedPoolKind((a, b), (rows, micro_batch_size - rows))
             for rows in range(1, micro_batch_size)
             for a in one
             for b in other
         )
 
-    def blocks(self) -> list[Block]:
+    def subproblems(self) -> list[UnevenSubproblem]:
         """All plans of the space, in disjoint blocks but that plans on fewer pools are in those of more too,
         where their links cost no less."""
         found = []
         for union in self.unions():
             for size in self.micro_batch_sizes:
-                block = self.widest(union, size)
-                found.append(block)
-                if len(union) > 1 and block.most > 1:
-                    found.append(replace(block, least=2, is_alike=True))
+                subproblem = self.widest(union, size)
+                found.append(subproblem)
+                if len(union) > 1 and subproblem.most > 1:
+                    found.append(replace(subproblem, least=2, is_alike=True))
         return found
 
-    def widest(self, union: tuple[int, ...], micro_batch_size: int) -> Block:
+    def widest(self, union: tuple[int, ...], micro_batch_size: int) -> UnevenSubproblem:
         """All plans on these pools with one micro-batch size."""
         devices = sum(self.pools[pool].devices for pool in union)
         most = min(devices, self.job.global_batch_size // micro_batch_size)
-        return Block(pools=union, micro_batch_size=micro_batch_size, least=1, most=most)
+        return UnevenSubproblem(pools=union, micro_batch_size=micro_batch_size, least=1, most=most)
 
     def problem(self, pool: int, union: tuple[int, ...], is_alike: bool) -> Problem:
         """The cost model's view of a pool that works together with the others of a union: its own devices and
@@ -212,12 +215,14 @@ class UnevenSpace:
         whole = cluster_of_pools(self.cluster, [self.pools[place] for place in union])
         inside = own.tiers if is_alike else _inside(own)
         return bind(
-            self.model, replace(own, tiers=(*inside, tier_seen_by(self.pools[pool], whole))), self.job
+            self.model, replace(own, tiers=(*inside, tier_of_pool(self.pools[pool], whole))), self.job
         )
 
     def unit(self, pool: int) -> int:
         """Devices of the pool that a set of alike pipelines fills beside others: a node's on a large pool."""
-        return self.pools[pool].node.devices if self.pools[pool].nodes > self.limits.loose_nodes else 1
+        return (
+            self.pools[pool].node.devices if self.pools[pool].nodes > self.limits.whole_node_threshold else 1
+        )
 
 
 def _inside(own: Cluster) -> tuple[Tier, ...]:
@@ -226,6 +231,6 @@ def _inside(own: Cluster) -> tuple[Tier, ...]:
     return tuple(tier for tier in own.tiers if tier.span <= devices and not tier.is_network)
 
 
-def _powers(most: int) -> list[int]:
+def _powers_of_two(most: int) -> list[int]:
     """1, 2, 4, ... up to `most`."""
     return [1 << exponent for exponent in range(most.bit_length()) if 1 << exponent <= most]

@@ -9,11 +9,20 @@ from itertools import pairwise
 import numpy as np
 
 from shardwise.cluster import Cluster
-from shardwise.cost import Kinds, Problem, Seat, StagePrice, StageShape, hop_s, kinds_of, stage_price
+from shardwise.cost import (
+    NodeSlot,
+    Problem,
+    StageCosts,
+    StageKinds,
+    StageShape,
+    hop_s,
+    stage_costs,
+    stage_kinds_of,
+)
 from shardwise.model import Model
 from shardwise.plan import Pipeline, Stage, UnevenResult
-from shardwise.search.uneven.lying import End, Nodes, Together, ends_of
-from shardwise.search.uneven.space import Limits, UnevenSpace
+from shardwise.search.uneven.lying import HopEndpoint, NodeLookup, StagesPerNode, hop_endpoints
+from shardwise.search.uneven.space import UnevenLimits, UnevenSpace
 from shardwise.strategy import RECOMPUTES, Job
 from shardwise.ties import first_largest
 
@@ -37,68 +46,68 @@ class StageFigures:
     fullest_part: int = 0
 
 
-class RecordPrices:
+class RecordCostModel:
     """Prices for one model, cluster and job, whatever its batch is. Stages are told without their ranks."""
 
     def __init__(self, model: Model, cluster: Cluster, job: Job) -> None:
         self.model, self.cluster, self.job = model, cluster, job
         self._space = UnevenSpace(model, cluster, job)
         self._names = [pool.name for pool in self._space.pools]
-        self.nodes = Nodes(self._space)
-        self._kinds: dict[tuple[object, ...], Kinds] = {}
+        self.nodes = NodeLookup(self._space)
+        self._kinds: dict[tuple[object, ...], StageKinds] = {}
         self._figures: dict[tuple[object, ...], StageFigures] = {}
         self._hops: dict[tuple[object, ...], list[float]] = {}
 
     def space(self, rows: int) -> UnevenSpace:
         """Plans with up to so many replicas in a stage."""
-        return UnevenSpace(self.model, self.cluster, self.job, Limits(rows=rows))
+        return UnevenSpace(self.model, self.cluster, self.job, UnevenLimits(stage_dp=rows))
 
     def union(self, result: UnevenResult) -> tuple[int, ...]:
         """The pools that the plan is priced as one of."""
         return tuple(sorted(self._names.index(name) for name in result.pools))
 
     def figures(
-        self, result: UnevenResult, pipeline: Pipeline, ways: Sequence[str], together: Together
+        self, result: UnevenResult, pipeline: Pipeline, ways: Sequence[str], stages_per_node: StagesPerNode
     ) -> list[StageFigures]:
         """The stages of a pipeline, each by itself, on two pools what its slower part takes; `ways` says what
-        they recompute, `together` how many lie in a node (`together_of`)."""
+        they recompute, `stages_per_node` how many lie in a node (`stages_per_node_of`)."""
         union, pipelines = self.union(result), len(result.layout.pipelines)
-        stages, ends = len(ways), ends_of(self._space, pipeline, together)
+        stages, endpoints = len(ways), hop_endpoints(self._space, pipeline, stages_per_node)
         found = []
         for index, (stage, way) in enumerate(zip(pipeline.stages, ways, strict=True)):
-            place, seat = (stages - index, stages), self._seat(ends, index)
-            key = union, pipelines, result.is_alike, result.micro_batch_size, stage, way, place, seat
+            place, node_slot = (stages - index, stages), self._node_slot(endpoints, index)
+            key = union, pipelines, result.is_alike, result.micro_batch_size, stage, way, place, node_slot
             if key not in self._figures:
-                self._figures[key] = self._priced(result, stage, way, place, seat)
+                self._figures[key] = self._stage_figures(result, stage, way, place, node_slot)
             found.append(self._figures[key])
         return found
 
-    def _seat(self, ends: Sequence[tuple[End, ...]], index: int) -> Seat:
+    def _node_slot(self, endpoints: Sequence[tuple[HopEndpoint, ...]], index: int) -> NodeSlot:
         """Of a stage among those of its pipeline; parts of one on two pools are by themselves."""
-        mine = ends[index][0]
+        mine = endpoints[index][0]
         if not mine.is_whole:
-            return Seat()
-        has_others = any(one != mine for some in ends for one in some)
+            return NodeSlot()
+        has_others = any(one != mine for some in endpoints for one in some)
         devices = self._space.pools[mine.pool].node.devices
-        return Seat(mine.together, devices, is_whole=len(ends) > 1 and not has_others)
+        return NodeSlot(mine.stages_per_node, devices, is_whole=len(endpoints) > 1 and not has_others)
 
-    def hops(self, result: UnevenResult, pipeline: Pipeline, together: Together) -> list[float]:
+    def hops(self, result: UnevenResult, pipeline: Pipeline, stages_per_node: StagesPerNode) -> list[float]:
         """Seconds from each stage to the next: inside their node, or what the slowest end needs to leave it,
         all groups of its node sending at once."""
-        key = self.union(result), result.micro_batch_size, pipeline, together
+        key = self.union(result), result.micro_batch_size, pipeline, stages_per_node
         if key not in self._hops:
             self._hops[key] = self._hops_of(*key)
         return self._hops[key]
 
-    def _priced(
-        self, result: UnevenResult, stage: Stage, way: str, place: tuple[int, int], seat: Seat
+    def _stage_figures(
+        self, result: UnevenResult, stage: Stage, way: str, place: tuple[int, int], node_slot: NodeSlot
     ) -> StageFigures:
         union = self.union(result)
         from_end, stages = place
         replicas = len(result.layout.pipelines) * (len(stage.parts) or 1)
         shape = StageShape(
             layers=np.array([[sum(stage.layers)]]),
-            held=np.array([[from_end]]),
+            in_flight=np.array([[from_end]]),
             is_first=np.array([[1.0 * (from_end == stages)]]),
             is_last=np.array([[1.0 * (from_end == 1)]]),
             replicas=(replicas,),
@@ -107,7 +116,9 @@ class RecordPrices:
         found = []
         for pool, kind, rows in _kinds(self._names, stage, result.micro_batch_size):
             kinds = self._kinds_of(pool, union, result.is_alike, kind, rows)
-            found.append(_figures_of(stage_price(kinds, shape, seat), RECOMPUTES.index(way), kinds.problem))
+            found.append(
+                _figures_of(stage_costs(kinds, shape, node_slot), RECOMPUTES.index(way), kinds.problem)
+            )
         part = int(first_largest([one.device_bytes / one.usable_bytes for one in found]))
         return replace(
             found[part],
@@ -121,18 +132,18 @@ class RecordPrices:
 
     def _kinds_of(
         self, pool: int, union: tuple[int, ...], is_alike: bool, kind: tuple[int, int], rows: int
-    ) -> Kinds:
+    ) -> StageKinds:
         key = pool, union, is_alike, kind, rows
         if key not in self._kinds:
-            self._kinds[key] = kinds_of(self._space.problem(pool, union, is_alike), [kind], rows)
+            self._kinds[key] = stage_kinds_of(self._space.problem(pool, union, is_alike), [kind], rows)
         return self._kinds[key]
 
     def _hops_of(
-        self, union: tuple[int, ...], size: int, pipeline: Pipeline, together: Together
+        self, union: tuple[int, ...], size: int, pipeline: Pipeline, stages_per_node: StagesPerNode
     ) -> list[float]:
-        ends = ends_of(self._space, pipeline, together)
+        endpoints = hop_endpoints(self._space, pipeline, stages_per_node)
         hops = []
-        for index, (mine, theirs) in enumerate(pairwise(ends)):
+        for index, (mine, theirs) in enumerate(pairwise(endpoints)):
             is_near = mine[0].is_whole and theirs[0].is_whole and mine[0].pool == theirs[0].pool
             is_inside = is_near and mine[0].group == theirs[0].group
             found = []
@@ -140,7 +151,7 @@ class RecordPrices:
                 for end, (pool, kind, rows) in zip(some, _kinds(self._names, stage, size), strict=True):
                     kinds = self._kinds_of(pool, (pool,) if is_near else union, False, kind, rows)
                     tiers, devices = kinds.problem.tiers, self._space.pools[pool].node.devices
-                    tier, senders = len(tiers) - 1, devices // end.together
+                    tier, senders = len(tiers) - 1, devices // end.stages_per_node
                     if is_inside:
                         inside = (i for i, inner in enumerate(tiers) if inner.span <= devices)
                         tier = max(inside, default=len(tiers) - 1)
@@ -157,7 +168,7 @@ def _kinds(names: Sequence[str], stage: Stage, size: int) -> list[tuple[int, tup
     return [(names.index(stage.device_class), (stage.tp, stage.dp), size)]
 
 
-def _figures_of(price: StagePrice, way: int, problem: Problem) -> StageFigures:
+def _figures_of(price: StageCosts, way: int, problem: Problem) -> StageFigures:
     return StageFigures(
         forward_s=float(price.forward_s[0, 0]),
         backward_s=float(price.backward_s[way, 0, 0, 0]),

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite
 from typing import TypeVar
 
-from shardwise.app.cli.answer import question_words
+from shardwise.app.cli.answer import question_arguments
 from shardwise.app.cli.card import next_lines
-from shardwise.app.cli.frontier.document import Found, frontier_document, point_document
+from shardwise.app.cli.frontier.document import FrontierAnswer, frontier_document, point_document
 from shardwise.app.cli.frontier.graphs import is_graph, load_graph_request, refuse_bare_graph
 from shardwise.app.cli.frontier.picture import plot_of
 from shardwise.app.cli.frontier.saved import check_folder, save
@@ -27,23 +27,23 @@ from shardwise.app.cli.frontier.tables import (
     reference_lines,
 )
 from shardwise.app.cli.output import Line, Output, progress, row
-from shardwise.app.cli.proof import PRICED_OTHERWISE
+from shardwise.app.cli.proof import NOT_AS_GIVEN
 from shardwise.app.cli.request import (
     JobOptions,
     Request,
+    check_output_path,
     choice,
     count,
     fraction,
     load_request,
     workers,
-    writable,
 )
 from shardwise.app.cli.spaces import require_candidates, space_choice
 from shardwise.app.cli.words import counted, percent
 from shardwise.app.plot import check_plot_file, write_plot
 from shardwise.cluster import Cluster, pools_of
 from shardwise.errors import ConfigError, Infeasible
-from shardwise.inputs import shown
+from shardwise.inputs import short_repr
 from shardwise.plan import Value
 from shardwise.search import (
     MODES,
@@ -89,7 +89,7 @@ class FrontierOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class FrontierQuery:
     """The same, read; the limit is infinite and `sizes` None where nothing was given."""
 
     mode: str
@@ -99,21 +99,21 @@ class Asked:
     epsilon: float
 
 
-def frontier(options: JobOptions, wanted: FrontierOptions) -> Output:
+def frontier(options: JobOptions, frontier_options: FrontierOptions) -> Output:
     """The answer of `frontier` for a transformer or an operator graph. Infeasible where nothing fits, with
     the smallest point where it is the limit that is too low."""
-    asked = read_asked(wanted)
+    query = read_query(frontier_options)
     if is_graph(options.model):
-        return _graph_frontier(options, asked, wanted)
-    fixed = fixed_fields(wanted)
-    space = space_choice(wanted.space)
-    processes = workers(wanted.workers)
+        return _graph_frontier(options, query, frontier_options)
+    fixed = fixed_fields(frontier_options)
+    space = space_choice(frontier_options.space)
+    processes = workers(frontier_options.workers)
     inputs = (options.model, options.cluster, *([space.file] if space.file else []))
-    if wanted.save is not None:
-        check_folder(wanted.save)
-    if wanted.plot is not None:
-        check_plot_file(wanted.plot, key="--plot")
-        writable("--plot", wanted.plot, inputs=inputs)
+    if frontier_options.save is not None:
+        check_folder(frontier_options.save)
+    if frontier_options.plot is not None:
+        check_plot_file(frontier_options.plot, key="--plot")
+        check_output_path("--plot", frontier_options.plot, inputs=inputs)
     refuse_bare_graph(options.model)
     request = load_request(options)
     question = Question(
@@ -124,15 +124,21 @@ def frontier(options: JobOptions, wanted: FrontierOptions) -> Output:
         fixed=fixed,
         axes=space.axes,
         workers=processes,
-        use_all=wanted.uses_all,
-        fixed_by={} if wanted.stages is None else {"pp": _pp_options(wanted)},
+        use_all=frontier_options.uses_all,
+        fixed_by={} if frontier_options.stages is None else {"pp": _pp_options(frontier_options)},
     )
-    if uses_any_part(asked.mode, asked.sizes):
-        _require_candidates(space, fixed, request, uses_all=wanted.uses_all)
-    if "cost" in asked.objectives:
+    if uses_any_part(query.mode, query.sizes):
+        _require_candidates(space, fixed, request, uses_all=frontier_options.uses_all)
+    if "cost" in query.objectives:
         require_prices(request.cluster)
     subject = StrategySubject(request, question)
-    return answered(subject, asked, wanted, inputs=inputs, next_commands=_next_commands(options, wanted))
+    return answered(
+        subject,
+        query,
+        frontier_options,
+        inputs=inputs,
+        next_commands=_next_commands(options, frontier_options),
+    )
 
 
 def _require_candidates(
@@ -149,89 +155,94 @@ def _require_candidates(
         raise refusal
 
 
-def _graph_frontier(options: JobOptions, asked: Asked, wanted: FrontierOptions) -> Output:
+def _graph_frontier(options: JobOptions, query: FrontierQuery, frontier_options: FrontierOptions) -> Output:
     """The answer for an operator graph. Options that change nothing for a graph are read all the same."""
-    workers(wanted.workers)
-    for option, given, plain in (("--space", wanted.space, "default"), ("--fix", wanted.fix, "")):
-        if given != plain:
+    workers(frontier_options.workers)
+    for option, given, default in (
+        ("--space", frontier_options.space, "default"),
+        ("--fix", frontier_options.fix, ""),
+    ):
+        if given != default:
             raise ConfigError(
                 "is about strategies, and a graph has a layout for each operator", key=option,
-                found=shown(given), allowed="a transformer, or the option left out",
+                found=short_repr(given), allowed="a transformer, or the option left out",
             )  # fmt: skip
-    if wanted.save is not None:
-        check_folder(wanted.save)
-    if wanted.plot is not None:
-        check_plot_file(wanted.plot, key="--plot")
-        writable("--plot", wanted.plot, inputs=(options.model, options.cluster))
-    request = load_graph_request(options, wanted.meshes)
-    if "cost" in asked.objectives:
+    if frontier_options.save is not None:
+        check_folder(frontier_options.save)
+    if frontier_options.plot is not None:
+        check_plot_file(frontier_options.plot, key="--plot")
+        check_output_path("--plot", frontier_options.plot, inputs=(options.model, options.cluster))
+    request = load_graph_request(options, frontier_options.meshes)
+    if "cost" in query.objectives:
         require_prices(request.cluster)
-    subject = graph_subject(request, wanted.stages, wanted.microbatches, uses_all=wanted.uses_all)
-    return answered(subject, asked, wanted, inputs=(options.model, options.cluster))
+    subject = graph_subject(
+        request, frontier_options.stages, frontier_options.microbatches, uses_all=frontier_options.uses_all
+    )
+    return answered(subject, query, frontier_options, inputs=(options.model, options.cluster))
 
 
-def fixed_fields(wanted: FrontierOptions) -> dict[str, int | str | bool]:
+def fixed_fields(frontier_options: FrontierOptions) -> dict[str, int | str | bool]:
     """The fields of a strategy that are held to one value: those of `--fix`, and `pp` by `--stages`."""
-    if wanted.microbatches is not None:
+    if frontier_options.microbatches is not None:
         raise ConfigError(
             "is about graphs: a strategy has its micro_batch_size", key="--microbatches",
-            found=shown(wanted.microbatches), allowed="--fix micro_batch_size=N",
+            found=short_repr(frontier_options.microbatches), allowed="--fix micro_batch_size=N",
         )  # fmt: skip
-    if wanted.meshes != "tiers":
+    if frontier_options.meshes != "tiers":
         raise ConfigError(
             "is about graphs: a strategy has its degrees and axis_order", key="--meshes",
-            found=shown(wanted.meshes), allowed="--fix tp=N,axis_order=...",
+            found=short_repr(frontier_options.meshes), allowed="--fix tp=N,axis_order=...",
         )  # fmt: skip
-    fixed = parse_fields(wanted.fix, key="--fix")
-    if wanted.stages is not None:
-        stages = count("--stages", wanted.stages)
+    fixed = parse_fields(frontier_options.fix, key="--fix")
+    if frontier_options.stages is not None:
+        stages = count("--stages", frontier_options.stages)
         if fixed.setdefault("pp", stages) != stages:
             raise ConfigError("is not the pp of --fix", key="--stages", found=str(stages))
     return fixed
 
 
-def _pp_options(wanted: FrontierOptions) -> str:
+def _pp_options(frontier_options: FrontierOptions) -> str:
     """The options that fix the number of stages."""
-    return "--stages and --fix pp" if "pp" in parse_fields(wanted.fix, key="--fix") else "--stages"
+    return "--stages and --fix pp" if "pp" in parse_fields(frontier_options.fix, key="--fix") else "--stages"
 
 
-def _next_commands(options: JobOptions, wanted: FrontierOptions) -> tuple[str, ...]:
+def _next_commands(options: JobOptions, frontier_options: FrontierOptions) -> tuple[str, ...]:
     """The same question with a picture, and with its plans, where they were not asked for."""
     given = (
-        ("--mode", wanted.mode, "time"),
-        ("--memory-limit", wanted.memory_limit, None),
-        ("--devices", wanted.devices, None),
-        ("--stages", wanted.stages, None),
-        ("--objectives", wanted.objectives, "time,memory"),
-        ("--space", wanted.space, "default"),
-        ("--fix", wanted.fix, ""),
+        ("--mode", frontier_options.mode, "time"),
+        ("--memory-limit", frontier_options.memory_limit, None),
+        ("--devices", frontier_options.devices, None),
+        ("--stages", frontier_options.stages, None),
+        ("--objectives", frontier_options.objectives, "time,memory"),
+        ("--space", frontier_options.space, "default"),
+        ("--fix", frontier_options.fix, ""),
     )
-    words = ["shardwise frontier", *question_words(options)]
-    for name, value, plain in given:
-        if value is not None and value != plain:
+    words = ["shardwise frontier", *question_arguments(options)]
+    for name, value, default in given:
+        if value is not None and value != default:
             words += [name, shlex.quote(value)]
-    words += ["--use-all"] if wanted.uses_all else []
-    more = ((wanted.plot, "--plot frontier.html"), (wanted.save, "--save frontier"))
+    words += ["--use-all"] if frontier_options.uses_all else []
+    more = ((frontier_options.plot, "--plot frontier.html"), (frontier_options.save, "--save frontier"))
     return tuple(" ".join((*words, option)) for value, option in more if value is None)
 
 
-def read_asked(wanted: FrontierOptions) -> Asked:
+def read_query(frontier_options: FrontierOptions) -> FrontierQuery:
     """The options read. ConfigError with the option of the first fault."""
-    mode = choice("--mode", wanted.mode, MODES)
-    objectives = tuple(wanted.objectives.split(","))
+    mode = choice("--mode", frontier_options.mode, MODES)
+    objectives = tuple(frontier_options.objectives.split(","))
     if tuple(sorted(objectives, key="time memory cost".find)) not in OBJECTIVES:
         raise ConfigError(
             "is not one of the choices",
             key="--objectives",
-            found=shown(wanted.objectives),
+            found=short_repr(frontier_options.objectives),
             allowed=" or ".join(",".join(names) for names in OBJECTIVES),
         )
-    return Asked(
+    return FrontierQuery(
         mode=mode,
-        limit_bytes=_limit_bytes(wanted.memory_limit),
-        sizes=None if wanted.devices is None else _sizes(wanted.devices),
+        limit_bytes=_limit_bytes(frontier_options.memory_limit),
+        sizes=None if frontier_options.devices is None else _sizes(frontier_options.devices),
         objectives=objectives,
-        epsilon=fraction("--epsilon", wanted.epsilon, default=0.001, low=0.0, high=1.0),
+        epsilon=fraction("--epsilon", frontier_options.epsilon, default=0.001, low=0.0, high=1.0),
     )
 
 
@@ -246,7 +257,7 @@ def _limit_bytes(text: str | None) -> float:
         ) from None
     if nbytes <= 0.0:
         raise ConfigError(
-            "is no memory", key="--memory-limit", found=shown(text), allowed="more than 0, such as 40GiB"
+            "is no memory", key="--memory-limit", found=short_repr(text), allowed="more than 0, such as 40GiB"
         )
     return nbytes
 
@@ -255,11 +266,11 @@ def _sizes(text: str) -> tuple[int, ...]:
     """Device counts in ascending order; whether the cluster has such parts is asked later."""
     if re.fullmatch(r"[0-9]+(,[0-9]+)*", text) is None:
         raise ConfigError(
-            "is no list of device counts", key="--devices", found=shown(text), allowed="1,2,4,8"
+            "is no list of device counts", key="--devices", found=short_repr(text), allowed="1,2,4,8"
         )
     sizes = [count("--devices", part) for part in text.split(",")]
     if len(set(sizes)) < len(sizes):
-        raise ConfigError("names a device count twice", key="--devices", found=shown(text))
+        raise ConfigError("names a device count twice", key="--devices", found=short_repr(text))
     return tuple(sorted(sizes))
 
 
@@ -276,8 +287,8 @@ def require_prices(cluster: Cluster) -> None:
 
 def answered(
     subject: Subject[LayoutT],
-    asked: Asked,
-    wanted: FrontierOptions,
+    query: FrontierQuery,
+    frontier_options: FrontierOptions,
     *,
     inputs: Sequence[str],
     next_commands: Sequence[str] = (),
@@ -286,39 +297,41 @@ def answered(
     with progress() as show:
         curves = curves_for(
             subject.curves,
-            mode=asked.mode,
-            sizes=asked.sizes,
-            limit_bytes=asked.limit_bytes,
-            epsilon=asked.epsilon,
+            mode=query.mode,
+            sizes=query.sizes,
+            limit_bytes=query.limit_bytes,
+            epsilon=query.epsilon,
             progress=show,
         )
-    weighs_cost, any_part = "cost" in asked.objectives, uses_any_part(asked.mode, asked.sizes)
+    weighs_cost, any_part = "cost" in query.objectives, uses_any_part(query.mode, query.sizes)
     every = points_of(curves, weighs_cost=False)
     if not every:
         raise _nothing_fits(subject, curves[-1])
     points = points_of(curves, weighs_cost=weighs_cost, any_part=any_part)
     # Of all points: on the fewest devices each may cost more than one on others, and still be the pick.
-    pick = chosen(every, mode=asked.mode, limit_bytes=asked.limit_bytes)
+    pick = chosen(every, mode=query.mode, limit_bytes=query.limit_bytes)
     nearest = smallest(points)
-    if nearest.memory_bytes > asked.limit_bytes:
-        raise _above_limit(subject, nearest, asked.limit_bytes)
-    found = Found(
-        mode=asked.mode,
-        objectives=asked.objectives,
-        limit_bytes=asked.limit_bytes,
-        epsilon=asked.epsilon,
+    if nearest.memory_bytes > query.limit_bytes:
+        raise _above_limit(subject, nearest, query.limit_bytes)
+    found = FrontierAnswer(
+        mode=query.mode,
+        objectives=query.objectives,
+        limit_bytes=query.limit_bytes,
+        epsilon=query.epsilon,
         curves=curves,
         points=points,
         pick=pick,
         references=subject.curves.references((points[-1] if pick is None else pick).part),
     )
-    talk = [] if wanted.save is None else save(wanted.save, subject, found, inputs=inputs)
-    if wanted.plot is not None:
-        write_plot(wanted.plot, plot_of(subject, found))
-        talk.append(f"wrote {wanted.plot}")
-    if wanted.is_json:
-        return Output(document=frontier_document(subject, found), talk=talk)
-    return Output(lines=[*_lines(subject, found), *next_lines(next_commands)], talk=talk)
+    notes = (
+        [] if frontier_options.save is None else save(frontier_options.save, subject, found, inputs=inputs)
+    )
+    if frontier_options.plot is not None:
+        write_plot(frontier_options.plot, plot_of(subject, found))
+        notes.append(f"wrote {frontier_options.plot}")
+    if frontier_options.is_json:
+        return Output(document=frontier_document(subject, found), notes=notes)
+    return Output(lines=[*_lines(subject, found), *next_lines(next_commands)], notes=notes)
 
 
 def _nothing_fits(subject: Subject[LayoutT], curve: Curve[LayoutT]) -> Infeasible:
@@ -343,7 +356,7 @@ def _above_limit(subject: Subject[LayoutT], nearest: Point[LayoutT], limit_bytes
     )
 
 
-def _lines(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[Line]:
+def _lines(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterator[Line]:
     yield from subject.heading()
     counts = [curve for curve in found.curves if curve.points]
     where = _where(counts)
@@ -351,7 +364,7 @@ def _lines(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[Line]:
         "frontier", (f"{len(found.points):,} points", "value"), (f" of {_listed(found)} on {where}", "")
     )
     proven = _proven(max(curve.epsilon for curve in counts), found.epsilon)
-    yield row("", (PRICED_OTHERWISE if subject.priced_as else proven, "dim"))
+    yield row("", (NOT_AS_GIVEN if subject.priced_as else proven, "dim"))
     yield from _unsearched(subject, found)
     if found.pick is not None:
         yield from pick_lines(subject, found.pick, _why(found))
@@ -364,7 +377,7 @@ def _lines(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[Line]:
     yield from subject.proof(found.curves)
 
 
-def _unsearched(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[Line]:
+def _unsearched(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterator[Line]:
     """Which parts of a cluster of several pools were not searched, where all may be faster."""
     pools = len(pools_of(subject.curves.cluster))
     if pools > 1 and [curve.part for curve in found.curves] == [subject.curves.cluster]:
@@ -387,17 +400,21 @@ def _proven(proven: float, allowed: float) -> str:
     """How far points may be from exact ones, by what is proven of the worst curve."""
     if proven == 0.0:
         return f"exact; --epsilon would allow {percent(allowed, 2)}"
-    told = f"none beaten in all by more than {percent(proven, 2)}"
+    proven_text = f"none beaten in all by more than {percent(proven, 2)}"
     if proven > allowed:
-        return f"{told}; not proven to --epsilon {percent(allowed, 2)}"
-    return f"{told} (--epsilon)" if proven == allowed else f"{told} (--epsilon {percent(allowed, 2)})"
+        return f"{proven_text}; not proven to --epsilon {percent(allowed, 2)}"
+    return (
+        f"{proven_text} (--epsilon)"
+        if proven == allowed
+        else f"{proven_text} (--epsilon {percent(allowed, 2)})"
+    )
 
 
-def _listed(found: Found[LayoutT]) -> str:
+def _listed(found: FrontierAnswer[LayoutT]) -> str:
     return ", ".join(found.objectives[:-1]) + f" and {found.objectives[-1]}"
 
 
-def _why(found: Found[LayoutT]) -> str:
+def _why(found: FrontierAnswer[LayoutT]) -> str:
     within = f" within {format_bytes(found.limit_bytes)}" if isfinite(found.limit_bytes) else ""
     return {"time": f"the fastest{within}", "devices": f"the fewest devices{within}, the fastest there"}[
         found.mode

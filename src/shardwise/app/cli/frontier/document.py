@@ -16,7 +16,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found(Generic[LayoutT]):
+class FrontierAnswer(Generic[LayoutT]):
     """What was asked of a frontier, and its answer; `limit_bytes` is infinite where none was given.
     `references` are what is customary on the devices of the pick, or of the last curve with points."""
 
@@ -29,7 +29,7 @@ class Found(Generic[LayoutT]):
     pick: Point[LayoutT] | None
     references: Sequence[Reference[LayoutT]]
 
-    def kept(self, curve: Curve[LayoutT]) -> int:
+    def retained(self, curve: Curve[LayoutT]) -> int:
         """How many points of a curve are on the whole frontier: all, where parts are not compared."""
         return sum(point.part == curve.part for point in self.points)
 
@@ -51,7 +51,7 @@ def point_document(subject: Subject[LayoutT], point: Point[LayoutT]) -> dict[str
     }
 
 
-def frontier_document(subject: Subject[LayoutT], found: Found[LayoutT]) -> dict[str, object]:
+def frontier_document(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> dict[str, object]:
     """The whole answer."""
     return {
         "schema": "shardwise.frontier",
@@ -75,14 +75,14 @@ def frontier_document(subject: Subject[LayoutT], found: Found[LayoutT]) -> dict[
     }
 
 
-def _profile(curve: Curve[LayoutT], found: Found[LayoutT]) -> Mapping[str, object]:
+def _profile(curve: Curve[LayoutT], found: FrontierAnswer[LayoutT]) -> Mapping[str, object]:
     """What a device count is known by, without layouts; null where there is no such point."""
     fastest = chosen(curve.points, mode="time", limit_bytes=found.limit_bytes)
     return {
         "devices": curve.devices,
         "part": curve.part.name,
         "points": len(curve.points),
-        "kept": found.kept(curve),
+        "kept": found.retained(curve),
         "epsilon": curve.epsilon,
         "fastest": _figures(fastest),
         "knee": _figures(curve.knee),

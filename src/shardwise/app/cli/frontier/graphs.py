@@ -11,10 +11,10 @@ from math import isclose
 from typing import Any
 
 from shardwise.app.cli import words
-from shardwise.app.cli.frontier.whole import along_axes, whole_layout
-from shardwise.app.cli.graph_checking import price_of
+from shardwise.app.cli.frontier.whole import along_axes, full_layout_lines
+from shardwise.app.cli.graph_checking import estimate_of
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
-from shardwise.app.cli.proof import PRICED_OTHERWISE, priced_as_lines
+from shardwise.app.cli.proof import NOT_AS_GIVEN, priced_as_lines
 from shardwise.app.cli.request import (
     DTYPES,
     OPTIMIZERS,
@@ -41,7 +41,7 @@ from shardwise.graph import (
     parameter_count,
     scaled,
 )  # fmt: skip
-from shardwise.inputs import printable, read_mapping, shown
+from shardwise.inputs import printable, read_mapping, short_repr
 from shardwise.model import catalogue_names
 from shardwise.plan import GraphJob, GraphPlan
 from shardwise.search import Curve, GraphCurve, GraphCurves, MeshChoice, Point, best_dtype
@@ -49,7 +49,7 @@ from shardwise.units import format_count, format_seconds
 
 GraphPoint = Point[GraphLayout]
 
-PRICES_AGREE = 1e-9
+ESTIMATE_TOLERANCE = 1e-9
 """How far the price of a point and that of its layout, by other code, may be apart."""
 
 
@@ -99,7 +99,9 @@ def load_graph_request(options: JobOptions, meshes: str) -> GraphRequest:
     graph = _scaled(load_graph(options.model), batch, seq_len)
     cluster, calibration = measured_cluster(options)
     training = Training(dtype=dtype or best_dtype(cluster), optimizer=optimizer)
-    software = None if calibration is None else measured_software(calibration.waiting_profile, cluster)
+    software = (
+        None if calibration is None else measured_software(calibration.profile_without_data_overlap, cluster)
+    )
     if software is not None:
         training = replace(training, profile=software)
     return GraphRequest(
@@ -115,7 +117,7 @@ def _scaled(graph: OpGraph, batch: int, seq_len: int | None) -> OpGraph:
     """`graph` at the batch and sequence length of the options."""
     if seq_len is not None and graph.seq_len is None:
         raise ConfigError(
-            f"cannot be: graph {shown(graph.name)} has no sequence", key="--seq-len", found=str(seq_len),
+            f"cannot be: graph {short_repr(graph.name)} has no sequence", key="--seq-len", found=str(seq_len),
             allowed="the option left out",
         )  # fmt: skip
     try:
@@ -199,22 +201,24 @@ class GraphSubject:
         }
 
     def title(self, point: GraphPoint) -> str:
-        again = sum(block.mode == "recomputed" for block in point.layout.blocks)
-        told = f"{again} of {len(point.layout.blocks)} recomputed" if again else "nothing recomputed"
-        return told if self._curves.meshes.text == "tiers" else f"{mesh_name(point)}, {told}"
+        recomputed = sum(block.mode == "recomputed" for block in point.layout.blocks)
+        described = (
+            f"{recomputed} of {len(point.layout.blocks)} recomputed" if recomputed else "nothing recomputed"
+        )
+        return described if self._curves.meshes.text == "tiers" else f"{mesh_name(point)}, {described}"
 
     def details(self, point: GraphPoint) -> Sequence[str]:
-        is_told = self._curves.meshes.text != "tiers"  # in the title
-        return self.blocks(point) if is_told else [f"mesh {mesh_name(point)}", *self.blocks(point)]
+        is_in_title = self._curves.meshes.text != "tiers"  # in the title
+        return self.blocks(point) if is_in_title else [f"mesh {mesh_name(point)}", *self.blocks(point)]
 
     def blocks(self, point: GraphPoint) -> Sequence[str]:
         """How each block is laid, runs of like ones in one line."""
-        told = [f"{block.name}: {_block_text(block)}" for block in point.layout.blocks]
-        runs = [(text, len(list(alike))) for text, alike in groupby(told)]
+        described = [f"{block.name}: {_block_text(block)}" for block in point.layout.blocks]
+        runs = [(text, len(list(same))) for text, same in groupby(described)]
         return [f"{many} x {text}" if many > 1 else text for text, many in runs]
 
-    def whole(self, point: GraphPoint) -> Sequence[str]:
-        return whole_layout(point.layout)
+    def layout_lines(self, point: GraphPoint) -> Sequence[str]:
+        return full_layout_lines(point.layout)
 
     def difference(self, point: GraphPoint, other: GraphPoint) -> str:
         if point.layout.ranks != other.layout.ranks:
@@ -222,9 +226,9 @@ class GraphSubject:
         pairs = list(zip(point.layout.blocks, other.layout.blocks, strict=True))
         rules = sum(a.rules != b.rules for a, b in pairs)
         stored = sum(a.stored != b.stored for a, b in pairs)
-        told = ((rules, "divided"), (stored, "stored"))
+        described = ((rules, "divided"), (stored, "stored"))
         return (
-            ", ".join(f"{words.counted(many, 'block')} {what} otherwise" for many, what in told if many)
+            ", ".join(f"{words.counted(many, 'block')} {what} otherwise" for many, what in described if many)
             or "as chosen"
         )
 
@@ -236,7 +240,7 @@ class GraphSubject:
         return {"operators": self._request.graph.operators, "layouts_per_operator": counts}
 
     def certificate(self, curves: Sequence[Curve[GraphLayout]]) -> Mapping[str, object]:
-        own = [_own(curve) for curve in curves]
+        own = [_graph_curve(curve) for curve in curves]
         efforts = [effort for curve in own for effort in curve.efforts]
         return {
             "space": "layouts",
@@ -255,9 +259,9 @@ class GraphSubject:
         """Which meshes were searched, and how others are."""
         choice = self._curves.meshes.text
         what = {"tiers": "the mesh of the tiers", "all": "all meshes"}.get(choice, "these meshes alone")
-        told = list(dict.fromkeys(", ".join(mesh.name for mesh in curve.meshes) for curve in curves))
-        told = [f"on {what}{self.mesh_text}: {told[0]}", *told[1:]]
-        for line in words.wrapped(told, "; ", WIDTH - LABEL):
+        described = list(dict.fromkeys(", ".join(mesh.name for mesh in curve.meshes) for curve in curves))
+        described = [f"on {what}{self.mesh_text}: {described[0]}", *described[1:]]
+        for line in words.wrapped(described, "; ", WIDTH - LABEL):
             yield row("", (line, ""))
         if choice == "tiers":
             yield row("", ("--meshes all covers the others too, and takes longer", "dim"))
@@ -270,20 +274,20 @@ class GraphSubject:
             for node in block.operators:
                 counts = of_kind.setdefault(node.kind, Counter())
                 counts[curve.layouts_per_operator[node.name]] += block.repeat
-        told = [
+        described = [
             f"{kind} " + ", ".join(f"{counts[many]} x {many:,}" for many in sorted(counts, reverse=True))
             for kind, counts in of_kind.items()
         ]
-        told[0] = f"on {words.counted(curve.devices, 'device')}: {told[0]}"
-        for place, line in enumerate(words.wrapped(told, " · ", WIDTH - LABEL)):
+        described[0] = f"on {words.counted(curve.devices, 'device')}: {described[0]}"
+        for place, line in enumerate(words.wrapped(described, " · ", WIDTH - LABEL)):
             yield row("" if place else "layouts", (line, ""))
 
     def proof(self, curves: Sequence[Curve[GraphLayout]]) -> Iterator[Line]:
-        own = [_own(curve) for curve in curves]
+        own = [_graph_curve(curve) for curve in curves]
         worst = max(curve.epsilon for curve in own)
         yield ()
-        told = "exact" if worst == 0.0 else f"within {words.percent(worst, 2)}"
-        verdict = (f"not proven: {PRICED_OTHERWISE};", "warn") if self.priced_as else (told, "good")
+        described = "exact" if worst == 0.0 else f"within {words.percent(worst, 2)}"
+        verdict = (f"not proven: {NOT_AS_GIVEN};", "warn") if self.priced_as else (described, "good")
         yield row("proof", verdict, (" of all layouts, of each operator as many as below", ""))
         yield from priced_as_lines(self.priced_as)
         yield from self._layouts(own[-1])
@@ -294,16 +298,16 @@ class GraphSubject:
             yield row("", (line, "dim"))
 
     def plan(self, curve: Curve[GraphLayout], place: int) -> GraphPlan:
-        own, point, request = _own(curve), curve.points[place], self._request
+        own, point, request = _graph_curve(curve), curve.points[place], self._request
         cluster = curve.part
         mesh = mesh_of(cluster, point.layout.ranks)
-        price = price_of(request.graph, cluster, request.training, mesh, point.layout)
-        for unit, found, priced in (
-            ("s", point.time_s, price.time_s),
-            ("B", point.memory_bytes, price.memory_bytes),
+        estimate = estimate_of(request.graph, cluster, request.training, mesh, point.layout)
+        for unit, found, estimated in (
+            ("s", point.time_s, estimate.time_s),
+            ("B", point.memory_bytes, estimate.memory_bytes),
         ):
-            if not isclose(priced, found, rel_tol=PRICES_AGREE):
-                raise InternalError(f"a point of {found!r} {unit} has a layout of {priced!r} {unit}")
+            if not isclose(estimated, found, rel_tol=ESTIMATE_TOLERANCE):
+                raise InternalError(f"a point of {found!r} {unit} has a layout of {estimated!r} {unit}")
         return GraphPlan(
             graph=request.graph,
             cluster=cluster,
@@ -315,11 +319,11 @@ class GraphSubject:
             ),
             mesh=mesh,
             layout=point.layout,
-            step_time_s=price.time_s,
-            device_bytes=price.memory_bytes,
-            at_once_bytes=price.at_once_bytes,
-            seconds=price.seconds,
-            nbytes=price.nbytes,
+            step_time_s=estimate.time_s,
+            device_bytes=estimate.memory_bytes,
+            at_once_bytes=estimate.at_once_bytes,
+            seconds=estimate.seconds,
+            nbytes=estimate.nbytes,
             epsilon=own.epsilon,
             idle=self._curves.idle_of(cluster),
         )
@@ -342,11 +346,11 @@ def _block_text(block: BlockLayout) -> str:
     """How most operators of a block are divided, along each axis."""
     rules = Counter(tuple(rule.name for rule in rules) for rules in block.rules.values())
     (most, _), *_ = rules.most_common(1)
-    kept = "" if block.mode == "kept" else "recomputed, "
-    return f"{kept}{along_axes(most)}"
+    prefix = "" if block.mode == "kept" else "recomputed, "
+    return f"{prefix}{along_axes(most)}"
 
 
-def _own(curve: Curve[GraphLayout]) -> GraphCurve:
+def _graph_curve(curve: Curve[GraphLayout]) -> GraphCurve:
     if not isinstance(curve, GraphCurve):
         raise InternalError("the curve of a graph is of layouts")
     return curve

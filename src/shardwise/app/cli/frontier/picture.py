@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from math import isfinite
 from typing import TypeVar
 
-from shardwise.app.cli.frontier.document import Found
+from shardwise.app.cli.frontier.document import FrontierAnswer
 from shardwise.app.cli.frontier.subject import Subject
 from shardwise.app.cli.frontier.tables import figures, part_text
-from shardwise.app.cli.proof import PRICED_OTHERWISE
-from shardwise.app.plot import Dot, Line, Mark, Plot
+from shardwise.app.cli.proof import NOT_AS_GIVEN
+from shardwise.app.plot import Dot, Mark, Plot, PlotLine
 from shardwise.search import Point, smallest
 
 LayoutT = TypeVar("LayoutT")
 
 
-def plot_of(subject: Subject[LayoutT], found: Found[LayoutT]) -> Plot:
+def plot_of(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Plot:
     """A line for each part with points; the limit; and as marks the pick, and on its devices (or the
     last with points) both ends and what is customary."""
 
@@ -26,23 +26,23 @@ def plot_of(subject: Subject[LayoutT], found: Found[LayoutT]) -> Plot:
             time_s=point.time_s,
             memory_bytes=point.memory_bytes,
             lines=lines,
-            more=tuple(subject.whole(point)),
+            more=tuple(subject.layout_lines(point)),
         )
 
     lines = []
     for curve in found.curves:
         if not curve.points:
             continue
-        bend = curve.knee
+        knee_point = curve.knee
         lines.append(
-            Line(
+            PlotLine(
                 name=part_text(found, curve.part),
                 dots=tuple(map(dot, curve.points)),
-                knee=None if bend is None else curve.points.index(bend),
+                knee=None if knee_point is None else curve.points.index(knee_point),
             )
         )
     title, facts = subject.caption()
-    facts = (*facts, PRICED_OTHERWISE) if subject.priced_as else facts
+    facts = (*facts, NOT_AS_GIVEN) if subject.priced_as else facts
     count = sum(len(line.dots) for line in lines)
     return Plot(
         title=title,
@@ -53,7 +53,7 @@ def plot_of(subject: Subject[LayoutT], found: Found[LayoutT]) -> Plot:
     )
 
 
-def _marked(found: Found[LayoutT]) -> Iterator[tuple[str, Point[LayoutT]]]:
+def _marked(found: FrontierAnswer[LayoutT]) -> Iterator[tuple[str, Point[LayoutT]]]:
     """Points with names."""
     if found.pick is not None:
         yield "chosen", found.pick

@@ -7,9 +7,9 @@ import os
 from collections.abc import Sequence
 from typing import TypeVar
 
-from shardwise.app.cli.frontier.document import Found, frontier_document
+from shardwise.app.cli.frontier.document import FrontierAnswer, frontier_document
 from shardwise.app.cli.frontier.subject import Subject
-from shardwise.app.cli.request import writable
+from shardwise.app.cli.request import check_output_path
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
 from shardwise.plan import GraphPlan, write_file, write_graph_plan, write_plan
@@ -34,7 +34,7 @@ def check_folder(folder: str) -> None:
 
 
 def save(
-    folder: str, subject: Subject[LayoutT], found: Found[LayoutT], *, inputs: Sequence[str]
+    folder: str, subject: Subject[LayoutT], found: FrontierAnswer[LayoutT], *, inputs: Sequence[str]
 ) -> list[str]:
     """Writes a plan for each point that a plan file holds, then the answer with their names; each file is
     written whole or not at all, the index last. Returns what there is to say."""
@@ -54,15 +54,15 @@ def save(
             names.append(None)
             continue
         path = os.path.join(folder, name)
-        writable("--save", path, inputs=inputs)
+        check_output_path("--save", path, inputs=inputs)
         if isinstance(plan, GraphPlan):
             write_graph_plan(path, plan)
         else:
             write_plan(path, plan)
         names.append(name)
     index = os.path.join(folder, INDEX)
-    writable("--save", index, inputs=inputs)
+    check_output_path("--save", index, inputs=inputs)
     document = frontier_document(subject, found)
     write_file(index, (json.dumps({**document, "plans": names}, indent=2) + "\n").encode("ascii"))
-    held = sum(name is not None for name in names)
-    return [f"wrote {held} plans of {len(names)} points and {INDEX} in {folder}"]
+    plans_written = sum(name is not None for name in names)
+    return [f"wrote {plans_written} plans of {len(names)} points and {INDEX} in {folder}"]

@@ -10,7 +10,7 @@ from shardwise.app.cli.output import LABEL, WIDTH, Line, row
 from shardwise.app.cli.request import count
 from shardwise.errors import ConfigError, InternalError
 from shardwise.graph import GraphLayout, StagedLayout, loss_weight, staged_record
-from shardwise.inputs import shown
+from shardwise.inputs import short_repr
 from shardwise.search import Curve, StagedCurve, StagedCurves
 
 
@@ -20,7 +20,7 @@ def microbatches_of(text: str | None) -> tuple[int, ...] | None:
         return None
     counts = [count("--microbatches", part) for part in text.split(",")]
     if len(set(counts)) < len(counts):
-        raise ConfigError("names a number twice", key="--microbatches", found=shown(text))
+        raise ConfigError("names a number twice", key="--microbatches", found=short_repr(text))
     return tuple(sorted(counts))
 
 
@@ -28,13 +28,13 @@ def graph_subject(
     request: GraphRequest, stages: str | None, microbatches: str | None, *, uses_all: bool
 ) -> GraphSubject:
     """A graph as a whole, or in as many stages as an option says."""
-    pieces = 1 if stages is None else count("--stages", stages)
+    stage_count = 1 if stages is None else count("--stages", stages)
     counts = microbatches_of(microbatches)
-    if pieces > 1:
-        return StagedSubject(request, pieces, counts, uses_all=uses_all)
+    if stage_count > 1:
+        return StagedSubject(request, stage_count, counts, uses_all=uses_all)
     if microbatches is not None:
         raise ConfigError(
-            "are of a graph in stages", key="--microbatches", found=shown(microbatches),
+            "are of a graph in stages", key="--microbatches", found=short_repr(microbatches),
             allowed="--stages 2 or more",
         )  # fmt: skip
     return GraphSubject(request, uses_all=uses_all)
@@ -70,24 +70,24 @@ class StagedSubject(GraphSubject):
         if not isinstance(layout, StagedLayout):  # what is customary
             return "no stages"
         counts = "+".join(str(len(stage.blocks)) for stage in layout.stages)
-        again = sum(block.mode == "recomputed" for block in layout.blocks)
-        return words.shortened(f"{counts}, {again} recomputed" if again else f"{counts} blocks", 25)
+        recomputed = sum(block.mode == "recomputed" for block in layout.blocks)
+        return words.shortened(f"{counts}, {recomputed} recomputed" if recomputed else f"{counts} blocks", 25)
 
     def details(self, point: GraphPoint) -> Sequence[str]:
         layout = point.layout
         if not isinstance(layout, StagedLayout):
             return [f"mesh {mesh_name(point)}", *self.blocks(point)]
-        again = sum(block.mode == "recomputed" for block in layout.blocks)
+        recomputed = sum(block.mode == "recomputed" for block in layout.blocks)
         return [
             f"{layout.microbatches:,} micro-batches by {layout.schedule}",
-            f"{again} of {len(layout.blocks)} blocks recomputed",
+            f"{recomputed} of {len(layout.blocks)} blocks recomputed",
             f"mesh {mesh_name(point)} for each stage",
             *self.blocks(point),
         ]
 
     def difference(self, point: GraphPoint, other: GraphPoint) -> str:
-        here, there = _staged(point), _staged(other)
-        cut = [] if here.cuts == there.cuts else ["cut otherwise"]
+        first, second = _staged(point), _staged(other)
+        cut = [] if first.cuts == second.cuts else ["cut otherwise"]
         return ", ".join([*cut, super().difference(point, other)])
 
     def layout(self, point: GraphPoint) -> Mapping[str, object]:
@@ -96,7 +96,7 @@ class StagedSubject(GraphSubject):
         return {"mesh": list(point.layout.ranks), **staged_record(point.layout)}
 
     def certificate(self, curves: Sequence[Curve[GraphLayout]]) -> Mapping[str, object]:
-        own = [_own(curve) for curve in curves]
+        own = [_staged_curve(curve) for curve in curves]
         return {
             **super().certificate(curves),
             "space": "stages",
@@ -108,16 +108,18 @@ class StagedSubject(GraphSubject):
 
     def proof(self, curves: Sequence[Curve[GraphLayout]]) -> Iterator[Line]:
         yield from super().proof(curves)
-        own = [_own(curve) for curve in curves]
-        ways, tried = sum(curve.partitions for curve in own), sum(curve.evaluated for curve in own)
+        own = [_staged_curve(curve) for curve in curves]
+        partition_count, tried = sum(curve.partitions for curve in own), sum(curve.evaluated for curve in own)
         many = ", ".join(map(str, self._staged.microbatches))
         yield row(
-            "stages", (f"{ways:,} ways to cut", "value"), (f", {tried:,} evaluated, the rest bounded", "")
+            "stages",
+            (f"{partition_count:,} ways to cut", "value"),
+            (f", {tried:,} evaluated, the rest bounded", ""),
         )
         yield row("", (f"micro-batches: {many} (--microbatches)", "dim"))
         if refusal := self._refusal():
-            told = f"train does not run them: it {refusal}".split()
-            for line in words.wrapped(told, " ", WIDTH - LABEL):
+            described = f"train does not run them: it {refusal}".split()
+            for line in words.wrapped(described, " ", WIDTH - LABEL):
                 yield row("", (line, "dim"))
 
     def _refusal(self) -> str | None:
@@ -136,7 +138,7 @@ def _staged(point: GraphPoint) -> StagedLayout:
     return point.layout
 
 
-def _own(curve: Curve[GraphLayout]) -> StagedCurve:
+def _staged_curve(curve: Curve[GraphLayout]) -> StagedCurve:
     if not isinstance(curve, StagedCurve):
         raise InternalError("the curve of stages is of a graph")
     return curve

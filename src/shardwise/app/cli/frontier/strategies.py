@@ -9,7 +9,7 @@ from dataclasses import asdict
 from shardwise.app.cli import card, documents, words
 from shardwise.app.cli.answer import schedule_of
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
-from shardwise.app.cli.proof import PRICED_OTHERWISE, priced_as_lines
+from shardwise.app.cli.proof import NOT_AS_GIVEN, priced_as_lines
 from shardwise.app.cli.request import Request
 from shardwise.errors import InternalError
 from shardwise.plan import Plan, plan_of
@@ -50,7 +50,7 @@ class StrategySubject:
     def details(self, point: Point[Strategy]) -> Sequence[str]:
         return words.detail_texts(point.layout, self._request.job, self._request.model.layers)
 
-    def whole(self, point: Point[Strategy]) -> Sequence[str]:
+    def layout_lines(self, point: Point[Strategy]) -> Sequence[str]:
         return ()
 
     def difference(self, point: Point[Strategy], other: Point[Strategy]) -> str:
@@ -63,38 +63,38 @@ class StrategySubject:
         return {"operators": None, "layouts_per_operator": None}
 
     def certificate(self, curves: Sequence[Curve[Strategy]]) -> Mapping[str, object]:
-        asked = self._question
-        own = [_own(curve) for curve in curves]
+        question = self._question
+        own = [_strategy_curve(curve) for curve in curves]
         rejected: Counter[str] = Counter()
         for curve in own:
             rejected.update(curve.outcome.ledger.rejected)
         return {
-            "space": asked.space,
-            "fixed": dict(asked.fixed),
-            "axes": {name: list(values) for name, values in asked.axes.items()},
+            "space": question.space,
+            "fixed": dict(question.fixed),
+            "axes": {name: list(values) for name, values in question.axes.items()},
             "enumerated": sum(curve.outcome.enumerated for curve in own),
             "unexplored": sum(curve.outcome.unexplored for curve in own),
             "rejected": dict(rejected),
-            "cut_by_bound": sum(curve.outcome.ledger.cut for curve in own),
+            "cut_by_bound": sum(curve.outcome.ledger.pruned for curve in own),
             "simulated": sum(curve.outcome.ledger.simulated for curve in own),
             "search_s": sum(curve.search_s for curve in own),
             "search_cpu_s": sum(curve.search_cpu_s for curve in own),
         }
 
     def proof(self, curves: Sequence[Curve[Strategy]]) -> Iterator[Line]:
-        own = [_own(curve) for curve in curves]
+        own = [_strategy_curve(curve) for curve in curves]
         total = sum(curve.outcome.enumerated for curve in own)
         rejected = sum(sum(curve.outcome.ledger.rejected.values()) for curve in own)
-        cut = sum(curve.outcome.ledger.cut for curve in own)
+        pruned = sum(curve.outcome.ledger.pruned for curve in own)
         simulated = sum(curve.outcome.ledger.simulated for curve in own)
         yield ()
         yield row(
             "proof",
-            (f"not proven: {PRICED_OTHERWISE};", "warn") if self.priced_as else ("exact", "good"),
+            (f"not proven: {NOT_AS_GIVEN};", "warn") if self.priced_as else ("exact", "good"),
             (f" among {total:,} candidates of the space '{self._question.space}'", ""),
         )
         yield from priced_as_lines(self.priced_as)
-        counts = (f"{rejected:,} rejected", f"{cut:,} cut by points no worse", f"{simulated:,} evaluated")
+        counts = (f"{rejected:,} rejected", f"{pruned:,} cut by points no worse", f"{simulated:,} evaluated")
         for line in words.wrapped(counts, " · ", WIDTH - LABEL):
             yield row("", (line, ""))
         if not self._request.cluster.is_uniform:
@@ -107,7 +107,7 @@ class StrategySubject:
 
     def plan(self, curve: Curve[Strategy], place: int) -> Plan:
         """The fastest plan where only the point's memory may be used."""
-        question, answer = answer_at(_own(curve), place)
+        question, answer = answer_at(_strategy_curve(curve), place)
         return plan_of(
             answer,
             model=question.model,
@@ -117,7 +117,7 @@ class StrategySubject:
         )
 
 
-def _own(curve: Curve[Strategy]) -> StrategyCurve:
+def _strategy_curve(curve: Curve[Strategy]) -> StrategyCurve:
     if not isinstance(curve, StrategyCurve):
         raise InternalError("the curve of a transformer is of strategies")
     return curve

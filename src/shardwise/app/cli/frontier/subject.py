@@ -45,7 +45,7 @@ class Subject(Protocol[LayoutT]):
         """All else about a layout, a few words each."""
         ...
 
-    def whole(self, point: Point[LayoutT]) -> Sequence[str]:
+    def layout_lines(self, point: Point[LayoutT]) -> Sequence[str]:
         """A layout operator by operator, a line each; nothing where `details` say it all."""
         ...
 

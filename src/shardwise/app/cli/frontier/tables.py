@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from shardwise.app.cli import words
-from shardwise.app.cli.frontier.document import Found
+from shardwise.app.cli.frontier.document import FrontierAnswer
 from shardwise.app.cli.frontier.subject import Subject
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
-from shardwise.app.cli.proof import all_devices_line, chosen_places, idle_line
+from shardwise.app.cli.proof import all_devices_line, idle_line, spaced_indices
 from shardwise.cluster import Cluster, pools_of
 from shardwise.search import Curve, Point, Reference, chosen, smallest
 
@@ -35,13 +35,13 @@ def figures(point: Point[LayoutT]) -> tuple[str, ...]:
     )
 
 
-def part_text(found: Found[LayoutT], part: Cluster) -> str:
+def part_text(found: FrontierAnswer[LayoutT], part: Cluster) -> str:
     """The devices of a part, and their pools where the parts that were searched have others too."""
     counted = words.counted(part.devices, "device")
     return f"{counted}, {' + '.join(_pools(part))}" if _has_pools(found) else counted
 
 
-def _has_pools(found: Found[LayoutT]) -> bool:
+def _has_pools(found: FrontierAnswer[LayoutT]) -> bool:
     """Whether the parts that were searched have several pools."""
     return len({pool for curve in found.curves for pool in _pools(curve.part)}) > 1
 
@@ -50,7 +50,7 @@ def _pools(part: Cluster) -> list[str]:
     return [pool.name for pool in pools_of(part)]
 
 
-def frontier_idle_lines(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[Line]:
+def frontier_idle_lines(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterator[Line]:
     """What the pick leaves idle of a cluster of several pools, and the least time of all devices."""
     pick, cluster = found.pick, subject.curves.cluster
     if pick is None or pick.devices == cluster.devices or len(_pools(cluster)) == 1:
@@ -71,11 +71,13 @@ def pick_lines(subject: Subject[LayoutT], pick: Point[LayoutT], why: str) -> Ite
         yield row("", (line, "value"))
 
 
-def curve_table(subject: Subject[LayoutT], found: Found[LayoutT], curve: Curve[LayoutT]) -> Iterator[Line]:
+def curve_table(
+    subject: Subject[LayoutT], found: FrontierAnswer[LayoutT], curve: Curve[LayoutT]
+) -> Iterator[Line]:
     """Time against memory on one part: some points, evenly chosen, with both ends, pick and knee."""
-    points, bend, pick = curve.points, curve.knee, found.pick
-    wanted = {points.index(point) for point in (pick, bend) if point is not None and point in points}
-    places = sorted({*chosen_places(len(points), POINTS), *wanted})
+    points, knee_point, pick = curve.points, curve.knee, found.pick
+    required = {points.index(point) for point in (pick, knee_point) if point is not None and point in points}
+    places = sorted({*spaced_indices(len(points), POINTS), *required})
     most_bytes = max(point.memory_bytes for point in points)
     shown = f"{len(places)} of {len(points):,}" if len(places) < len(points) else f"{len(points):,}"
     head = f" on {part_text(found, curve.part)}"
@@ -94,7 +96,7 @@ def curve_table(subject: Subject[LayoutT], found: Found[LayoutT], curve: Curve[L
         )
         marks = [
             name
-            for name, marked in (("chosen", pick), ("knee", bend))
+            for name, marked in (("chosen", pick), ("knee", knee_point))
             if marked is not None and point == marked
         ]
         mark = "".join(f"{name} " for name in marks)
@@ -121,7 +123,7 @@ def reference_lines(subject: Subject[LayoutT], references: Sequence[Reference[La
         yield ((fixed, ""), (words.shortened(note, WIDTH - len(fixed)), "dim"))
 
 
-def profile_table(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[Line]:
+def profile_table(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterator[Line]:
     """For each part its fastest point within the limit, its knee and its smallest point: time,
     memory, device-seconds and cost; and how many of its points cost leaves, where it is weighed."""
     yield ()
@@ -148,7 +150,7 @@ def profile_table(subject: Subject[LayoutT], found: Found[LayoutT]) -> Iterator[
             notes = [" + ".join(_pools(curve.part))] if several and index == 0 else []
             notes += ["above the limit"] if point.memory_bytes > found.limit_bytes else []
             if index == 0 and ("cost" in found.objectives or several):
-                notes.append(f"{found.kept(curve)} of {len(curve.points)} points")
+                notes.append(f"{found.retained(curve)} of {len(curve.points)} points")
             text = " · ".join((*notes, subject.title(point), *subject.details(point)))
             yield ((fixed, ""), (words.shortened(text, WIDTH - len(fixed)), "dim"))
 
@@ -157,10 +159,10 @@ def _profile_rows(curve: Curve[LayoutT], limit_bytes: float) -> Iterator[tuple[s
     """The points that a curve is known by; each once."""
     if not curve.points:
         return
-    fastest, bend = chosen(curve.points, mode="time", limit_bytes=limit_bytes), curve.knee
+    fastest, knee_point = chosen(curve.points, mode="time", limit_bytes=limit_bytes), curve.knee
     if fastest is not None:
         yield "fastest", fastest
-    if bend is not None and bend.memory_bytes <= limit_bytes and bend != fastest:
-        yield "knee", bend
+    if knee_point is not None and knee_point.memory_bytes <= limit_bytes and knee_point != fastest:
+        yield "knee", knee_point
     if smallest(curve.points) != fastest:
         yield "smallest", smallest(curve.points)
