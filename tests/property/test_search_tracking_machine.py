@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -425,6 +427,21 @@ def test_a_final_join_beyond_its_tolerance_is_noticed(monkeypatch: pytest.Monkey
         matches(pareto_search([chain], epsilon=0.05).points, by_labels(chain, walk.merged)[0], 0.05)
         for chain in chains
     )
+
+
+def test_compiled_functions_older_than_a_module_are_discarded(tmp_path: Path) -> None:
+    """Also where the module of the function itself did not change; what is newer than all modules stays."""
+    cache = tmp_path / "__pycache__"
+    cache.mkdir()
+    for name, time_s in (("a.py", 100), ("b.py", 300)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time_s, time_s))
+    for name, time_s in (("a.f-1.nbi", 200), ("a.f-1.1.nbc", 200), ("b.g-1.nbi", 400), ("a.pyc", 200)):
+        (cache / name).touch()
+        os.utime(cache / name, (time_s, time_s))
+    compiled.discard_stale_caches(tmp_path)
+    assert sorted(path.name for path in cache.iterdir()) == ["a.pyc", "b.g-1.nbi"]
+    compiled.discard_stale_caches(tmp_path / "nowhere")  # a folder without modules has no caches
 
 
 def test_without_a_cache_folder_functions_are_compiled_all_the_same(

@@ -7,6 +7,8 @@ this file, or where the user's caches are.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numba
@@ -28,6 +30,20 @@ TOO_MANY = -1
 
 _FEW = 1024
 """Rows that there is room for at first."""
+
+
+def discard_stale_caches(folder: Path) -> None:
+    """Remove compiled functions of `folder` that are older than one of its modules: numba compares a function
+    with its own file alone, not with those of the functions and types that it uses."""
+    newest_s = max((path.stat().st_mtime for path in folder.glob("*.py")), default=0.0)
+    for pattern in ("*.nbi", "*.nbc"):
+        for path in folder.glob(f"__pycache__/{pattern}"):
+            with suppress(OSError):  # another process was faster, or the folder cannot be written to
+                if path.stat().st_mtime < newest_s:
+                    path.unlink()
+
+
+discard_stale_caches(Path(__file__).parent)
 
 
 def numba_compiled(function: Function) -> Function:
