@@ -1,8 +1,7 @@
 """What each means of the search is worth: the same question with one of them switched off at a time.
 
-`python -m benchmarks.ablation` prints the table of docs/how-it-chooses.md for a small question, with `large`
-for Llama-3.1-70B on 64 devices.
-"""
+`python -m benchmarks.ablation` prints the table of docs/concepts/exact-search.md for a small question, with
+`large` for Llama-3.1-70B on 64 devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/frontier.md tells of Llama 3.1 8B on 1 to 64 devices.
+"""What docs/concepts/frontier.md tells of Llama 3.1 8B on 1 to 64 devices.
 
 `python -m benchmarks.frontier_page [FILE.svg]` prints its table and counts, and draws its picture.
 """

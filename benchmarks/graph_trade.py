@@ -2,7 +2,7 @@
 
 `python -m benchmarks.graph_trade FILE.json [NAME ...]` tracks the graphs' frontiers (all that are not in
 FILE yet, or those named anew) at a quarter of, at once and at four times the customary bandwidth, keeps them
-in FILE and prints the tables of docs/frontier.md; `--draw PICTURE.svg` draws what FILE holds.
+in FILE and prints the tables of docs/concepts/frontier.md; `--draw PICTURE.svg` draws what FILE holds.
 """
 
 from __future__ import annotations

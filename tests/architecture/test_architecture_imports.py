@@ -41,7 +41,9 @@ def test_every_package_has_a_layer_and_is_documented() -> None:
     packages = {module.package for module in MODULES} - set(TOP)
     assert packages <= {*LAYERS, *BASE}
     rows = re.findall(
-        r"^\| (\d|base) \| (.*?) \|(.*)\|$", (ROOT / "docs/packages.md").read_text(), re.MULTILINE
+        r"^\| (\d|base) \| (.*?) \|(.*)\|$",
+        (ROOT / "docs/contributing/packages.md").read_text(),
+        re.MULTILINE,
     )
     documented = {
         name.removesuffix(".py").split("/")[0]: layer

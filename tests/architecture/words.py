@@ -1,4 +1,4 @@
-"""Words that no identifier of the sources has: docs/glossary.md says what is used for the thing."""
+"""Words that no identifier of the sources has: docs/reference/glossary.md says what is used for the thing."""
 
 from __future__ import annotations
 

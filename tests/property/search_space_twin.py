@@ -1,4 +1,5 @@
-"""docs/space.md and the rules of legality again: plain Python, one strategy at a time, nothing skipped."""
+"""docs/reference/space.md and the rules of legality again: plain Python, one strategy at a time, nothing
+skipped."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def degrees(devices: int, *, core: bool) -> tuple[Mapping[str, int], ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class SpaceTwin:
-    """The rows of docs/space.md, each as a list of choices given what was chosen before."""
+    """The rows of docs/reference/space.md, each as a list of choices given what was chosen before."""
 
     core: bool
     devices: int
@@ -205,7 +206,8 @@ class SpaceTwin:
 
 
 def keeps(strategy: Any, fixed: Mapping[str, object]) -> bool:
-    """Whether a candidate has the fixed values; aliases as the last paragraph of docs/space.md says."""
+    """Whether a candidate has the fixed values; aliases as the last paragraph of docs/reference/space.md
+    says."""
     plain = {name: value for name, value in fixed.items() if hasattr(strategy, name)}
     if any(getattr(strategy, name) != value for name, value in plain.items()):
         return False

@@ -1,6 +1,6 @@
 """`check` accepts every plan that `plan` and `frontier` save.
 
-PLANS=1000 in the environment asks for so many, in one process (docs/testing.md).
+PLANS=1000 in the environment asks for so many, in one process (docs/contributing/testing.md).
 """
 
 from __future__ import annotations

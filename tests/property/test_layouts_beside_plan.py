@@ -40,7 +40,7 @@ def test_llama_takes_what_plan_says(stored: str, zero_stage: int, is_recomputed:
     strategy = complete(fields, devices=64, layers=32, experts=None, global_batch_size=256)
     job = Job(seq_len=2048, global_batch_size=256, dtype="bf16")
     result = evaluate(load_model("llama-3.1-8b"), cluster, job, strategy)
-    # docs/tracking.md tells the differences by name.
+    # docs/concepts/pareto-search.md tells the differences by name.
     assert price.time_s == pytest.approx(result.step_time_s, rel=0.03)
     logits_bytes = 4 * 2048 * 128256 * 4.0
     head_bytes = 4096 * 128256 * (2 * 2.0 + 4.0)

@@ -202,7 +202,7 @@ def plain(solution: Solution) -> Choices:
 
 
 def measure_of(chain: Chain, choices: Choices) -> tuple[float, float]:
-    """Seconds and bytes by the definition of the columns (docs/tracking.md)."""
+    """Seconds and bytes by the definition of the columns (docs/concepts/pareto-search.md)."""
     parts = [segment for segment in chain for _ in range(segment.repeat)]
     columns = [
         costs_of(segment.modes[mode][1], chosen)

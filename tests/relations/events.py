@@ -162,9 +162,8 @@ def loss_of_any_equal_node(question: Question, shardwise: Commands) -> None:
 def a_node_lost_and_back(question: Question, shardwise: Commands) -> None:
     """A node that went and came back holds nothing, but the step is no longer.
 
-    It has to be filled again, so that the decision is a patch (docs/change.md); over a year that weighs no
-    more than its seconds.
-    """
+    It has to be filled again, so that the decision is a patch (docs/concepts/replanning.md); over a year that
+    weighs no more than its seconds."""
     plan = _is_answered(question, shardwise)
     if plan is not None:
         after = shardwise.answer(_replan(question, "lost n0; joined n0", "365d"))

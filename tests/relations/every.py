@@ -21,7 +21,7 @@ KNOWN_FAILURES: Mapping[str, str] = {
     "unchanged_strategy_on_mixed_pools": "plan takes the worst of each figure, replan the worst sum of each "
     "stage, and the exposed reduction of the fastest pool with the work of the slowest",
     "loss_equals_plan_on_remaining_nodes": "shapes are searched for in 48 parts of the space "
-    "(docs/change.md)",
+    "(docs/concepts/replanning.md)",
     "loss_of_any_equal_node": "after a loss, shapes are searched for in 48 parts of the space",
 }
 """Relations that do not hold, and why: the tests leave them out, the runner asks them."""

@@ -53,7 +53,7 @@ def not_slower_than_a_part_listed(question: Question, shardwise: Commands) -> No
 
 @relation(is_plan)
 def parts_beat_those_before(question: Question, shardwise: Commands) -> None:
-    """A part has a time where it beats the parts before it, else null (docs/formats.md)."""
+    """A part has a time where it beats the parts before it, else null (docs/reference/formats.md)."""
     answer = shardwise.answer(question.words(allow_idle=""))
     best_s = float("inf")
     for part in answer.document.get("parts", ()):

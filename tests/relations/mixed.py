@@ -52,7 +52,7 @@ def not_slower_than_a_part(question: Question, shardwise: Commands) -> None:
     """Than some of the nodes of each entry.
 
     Of given tiers a part has not all, so that they are left out. The frontier of a graph is on all devices,
-    or on whole pools, unless `--devices` says otherwise (docs/formats.md).
+    or on whole pools, unless `--devices` says otherwise (docs/reference/formats.md).
     """
     rng = question.rng("a part")
     for _ in range(2):

@@ -159,9 +159,8 @@ def links_in_another_order(question: Question, shardwise: Commands) -> None:
     """Nodes of two racks one rack after the other, or in turn.
 
     Links are priced as two tiers by a ring over the devices in their order, so that the order of nodes
-    changes the price (docs/formats.md); until links are priced as they are, such an answer is not called
-    proven.
-    """
+    changes the price (docs/reference/formats.md); until links are priced as they are, such an answer is not
+    called proven."""
     run, count = question.cluster.nodes[0], question.cluster.node_count
 
     def racks(rack_of_node: list[int]) -> tuple[Word, ...]:
@@ -212,7 +211,7 @@ def explicit_defaults(question: Question, shardwise: Commands) -> None:
 
 @relation(is_plan)
 def explicit_model_defaults(question: Question, shardwise: Commands) -> None:
-    """The keys of a model in plain dimensions, at their defaults (docs/formats.md)."""
+    """The keys of a model in plain dimensions, at their defaults (docs/reference/formats.md)."""
     assert isinstance(question.model, File)
     own = question.model.document
     defaults = {

@@ -105,7 +105,7 @@ LOGITS, TARGETS = torch.arange(24.0, dtype=torch.float64).view(4, 6).sin(), torc
 
 @pytest.mark.parametrize(("rule", "dim"), [("split b", 0), ("split v", 1)])
 def test_rows_without_a_target_have_no_loss(team: WorkerPool, rule: str, dim: int) -> None:
-    """They count in the mean (docs/graph-plans.md): the sum over the others, of four rows."""
+    """They count in the mean (docs/concepts/graph-plans.md): the sum over the others, of four rows."""
     rows = LOGITS.clone().requires_grad_()
     expected = functional.cross_entropy(rows, TARGETS, reduction="sum") / 4
     expected.backward()

@@ -46,7 +46,7 @@ EXTRA = {
     ("all_reduce", 4): "the loss that is reported",
     ("broadcast", 8): "the same, from the last stage",
 }
-"""Not charged but for its latency (docs/tracking.md)."""
+"""Not charged but for its latency (docs/concepts/pareto-search.md)."""
 
 
 def steps_of(report: Report, plans: list[GraphPlan], broken: str | None = None) -> list[Times]:

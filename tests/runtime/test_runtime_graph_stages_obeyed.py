@@ -138,7 +138,7 @@ def test_messages_by_hand(team: WorkerPool) -> None:
 
 
 def test_nothing_goes_back_where_nothing_before_is_trained(team: WorkerPool) -> None:
-    """Four messages there and none back, which the planner charges (docs/tracking.md)."""
+    """Four messages there and none back, which the planner charges (docs/concepts/pareto-search.md)."""
     graph = without_first_weights(CHAIN)
     plan = staged_by_rules(graph, (1,), (1,), MICROBATCHES, whole)
     there, back = team.run(2, steps_of, [plan], False)

@@ -1,4 +1,5 @@
-"""docs/elsewhere.md: its table has every field, its spaces are searched, its program says what plans have."""
+"""docs/how-to/other-software.md: its table has every field, its spaces are searched, its program says what
+plans have."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from shardwise.search.space_file import read_space
 from shardwise.strategy import Job, Strategy
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "elsewhere.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "other-software.md").read_text()
 SPACES = sorted((ROOT / "examples" / "spaces").glob("*.yaml"))
 LAYERS = 7
 

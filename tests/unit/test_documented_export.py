@@ -1,4 +1,4 @@
-"""docs/export.md: its flags are those of its plan, its families those that are exported."""
+"""docs/how-to/megatron-lm.md: its flags are those of its plan, its families those that are exported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwise.strategy import Job, complete, parse_fields
 from shardwise.targets import EXPORTS, FAMILIES, exported
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "export.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "megatron-lm.md").read_text()
 
 
 def test_its_flags_are_those_of_its_plan() -> None:

@@ -1,4 +1,4 @@
-"""docs/formats.md on what users write: its examples are read, and its tables have every key."""
+"""docs/reference/formats.md on what users write: its examples are read, and its tables have every key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwise.cluster import file, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.model import dimensions, load_model
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "formats.md").read_text()
 
 VALUES = {
     "name": "mine", "gated": "true", "bias": "false", "qkv_bias": "true", "norm": "rmsnorm",

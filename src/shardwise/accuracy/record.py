@@ -97,7 +97,7 @@ def factors(spread: Spread) -> tuple[float, float]:
 
 
 def fit_document(found: FitResult) -> dict[str, object]:
-    """The file of a fit (docs/formats.md)."""
+    """The file of a fit (docs/reference/formats.md)."""
     fit = found.fit
     errors = fit.linear.log_s - np.log([run.measured_s for run in fit.runs])
     names = sources_of(fit.runs)

@@ -28,8 +28,8 @@ LEVELS: Final = ("complete", "near", "all")
 class Row:
     """One measured run as its source states it; None (or an empty text) is what the source does not say.
 
-    Columns and their meaning: docs/formats.md, "Measured rows". `line` is the row's line in the file.
-    """
+    Columns and their meaning: docs/reference/formats.md, "Measured rows". `line` is the row's line in the
+    file."""
 
     line: int
     id: str

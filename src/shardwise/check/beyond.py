@@ -1,4 +1,5 @@
-"""What a target cannot say: the limits of its capability file (docs/formats.md), read by code of its own."""
+"""What a target cannot say: the limits of its capability file (docs/reference/formats.md), read by code of
+its own."""
 
 from __future__ import annotations
 

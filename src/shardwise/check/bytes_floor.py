@@ -1,4 +1,5 @@
-"""The least bytes of the tightest rank of every candidate of a cell (docs/cost-model.md, section 14).
+"""The least bytes of the tightest rank of every candidate of a cell (docs/concepts/cost-model.md, section
+14).
 
 What a rank holds grows with its layers and falls with the layers recomputed and with the degrees of sharding;
 so the fewest layers, the most recomputed, and for what is open the largest degrees, hold the least.

@@ -1,4 +1,5 @@
-"""Seconds of collectives on tiers (docs/cost-model.md, section 5). `nbytes` is always the whole tensor."""
+"""Seconds of collectives on tiers (docs/concepts/cost-model.md, section 5). `nbytes` is always the whole
+tensor."""
 
 from __future__ import annotations
 

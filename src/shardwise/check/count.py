@@ -1,4 +1,5 @@
-"""The size of a declared space, counted from docs/space.md alone by sums of products, never row by row."""
+"""The size of a declared space, counted from docs/reference/space.md alone by sums of products, never row by
+row."""
 
 from __future__ import annotations
 
@@ -80,10 +81,9 @@ def count_space(
     """Exact number of candidates of `space` (`core` or `default`) on exactly `devices` devices.
 
     `experts` is None for a dense model. `fixed` keeps the candidates that have these values of strategy
-    fields or of the aliases `zero_stage`, `dp_replicate`, `dp_shard`, as docs/space.md defines them; `axes`
-    keeps those whose fields have one of some values. Raises ConfigError for an unknown space, an unknown
-    field, or a size below 1.
-    """
+    fields or of the aliases `zero_stage`, `dp_replicate`, `dp_shard`, as docs/reference/space.md defines
+    them; `axes` keeps those whose fields have one of some values. Raises ConfigError for an unknown space, an
+    unknown field, or a size below 1."""
     axes = {} if axes is None else axes
     _require_known(space, fixed, axes)
     for name, size in {
@@ -122,7 +122,8 @@ def _require_known(space: str, fixed: Mapping[str, object], axes: Mapping[str, o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceDefinition:
-    """The rows of the table in docs/space.md, each as a method from the degrees it depends on to its choices.
+    """The rows of the table in docs/reference/space.md, each as a method from the degrees it depends on to
+    its choices.
 
     Given (tp, cp, pp, dp) the rows are independent of each other, except 7, 8 and 9, which `pipelines` takes
     together; so the number of candidates with these degrees is the product of the rows' numbers. Candidates

@@ -1,4 +1,4 @@
-"""How long the actions of each stage take (docs/cost-model.md, sections 10 and 12)."""
+"""How long the actions of each stage take (docs/concepts/cost-model.md, sections 10 and 12)."""
 
 from __future__ import annotations
 

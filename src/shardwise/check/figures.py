@@ -1,4 +1,4 @@
-"""The figures of a problem that every price is made of (docs/cost-model.md, sections 1 and 2)."""
+"""The figures of a problem that every price is made of (docs/concepts/cost-model.md, sections 1 and 2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ranks talk to each other, and over which tiers (docs/cost-model.md, section 4)."""
+"""Which ranks talk to each other, and over which tiers (docs/concepts/cost-model.md, section 4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One block (a layer, the embedding, the head): seconds and bytes of a rank (docs/cost-model.md, 8)."""
+"""One block (a layer, the embedding, the head): seconds and bytes of a rank (docs/concepts/cost-model.md,
+8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which devices and layers each stage of a pipeline has (docs/cost-model.md, sections 4, 9 and 15)."""
+"""Which devices and layers each stage of a pipeline has (docs/concepts/cost-model.md, sections 4, 9 and
+15)."""
 
 from __future__ import annotations
 

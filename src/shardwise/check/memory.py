@@ -1,4 +1,4 @@
-"""Bytes of a rank, part by part (docs/cost-model.md, section 14)."""
+"""Bytes of a rank, part by part (docs/concepts/cost-model.md, section 14)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Widths, rows, and the seconds of one operator (docs/cost-model.md, sections 6 and 7)."""
+"""Widths, rows, and the seconds of one operator (docs/concepts/cost-model.md, sections 6 and 7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From strategies to step times and bytes: the sections of docs/cost-model.md, one after another."""
+"""From strategies to step times and bytes: the sections of docs/concepts/cost-model.md, one after another."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """How many candidates of a space break each rule first, counted by sums of products, never row by row.
 
-The rules come in four sets that share no field but pp and dp (docs/cost-model.md, section 3): how attention
-is split, how experts are split, how batch and layers are split, and the schedule. What passes one set meets
-the next; all fields that no rule reads only multiply. The limits of a target come before the schedule.
-"""
+The rules come in four sets that share no field but pp and dp (docs/concepts/cost-model.md, section 3): how
+attention is split, how experts are split, how batch and layers are split, and the schedule. What passes one
+set meets the next; all fields that no rule reads only multiply. The limits of a target come before the
+schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that a plan says of its best strategy, found again (docs/cost-model.md, section 15)."""
+"""Everything that a plan says of its best strategy, found again (docs/concepts/cost-model.md, section 15)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which strategies are legal (docs/cost-model.md, section 3): each rule says where it is broken.
+"""Which strategies are legal (docs/concepts/cost-model.md, section 3): each rule says where it is broken.
 
 The rules read degrees as numbers or columns; `grid` has the fields of a strategy.
 """

@@ -1,4 +1,5 @@
-"""The seven schedules written out again as words (docs/cost-model.md, section 13), and their tables."""
+"""The seven schedules written out again as words (docs/concepts/cost-model.md, section 13), and their
+tables."""
 
 from __future__ import annotations
 

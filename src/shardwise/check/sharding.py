@@ -1,4 +1,5 @@
-"""Sharded weights: who gathers and reduces what, each microbatch and each step (docs/cost-model.md, 11)."""
+"""Sharded weights: who gathers and reduces what, each microbatch and each step (docs/concepts/cost-model.md,
+11)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Boxes of splits: how many candidates lie between some first and last stages and recomputed layers.
 
-Rows 8 and 9 of docs/space.md as a table over (first, last), so that a box of it is counted by prefix sums.
-"""
+Rows 8 and 9 of docs/reference/space.md as a table over (first, last), so that a box of it is counted by
+prefix sums."""
 
 from __future__ import annotations
 

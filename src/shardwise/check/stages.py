@@ -1,4 +1,5 @@
-"""Which layers lie on which stage, and what a stage or a rank has of them (docs/cost-model.md, section 9)."""
+"""Which layers lie on which stage, and what a stage or a rank has of them (docs/concepts/cost-model.md,
+section 9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The end of a step, after the last action: norm, tied weights, optimizer (docs/cost-model.md, 13)."""
+"""The end of a step, after the last action: norm, tied weights, optimizer (docs/concepts/cost-model.md,
+13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""When the last action of a table ends (docs/cost-model.md, section 13): the longest path, walked once.
+"""When the last action of a table ends (docs/concepts/cost-model.md, section 13): the longest path, walked
+once.
 
 The same walk serves plain numbers and columns of them: it adds and takes the later of two, nothing else.
 """

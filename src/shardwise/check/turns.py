@@ -1,8 +1,7 @@
 """Where a schedule turns round: what a rank does before its first backward and after its last forward.
 
-Read from the table of the schedule itself (docs/cost-model.md, section 13). From 4 pp microbatches on, both
-ends of a row stay as they are; only the middle grows.
-"""
+Read from the table of the schedule itself (docs/concepts/cost-model.md, section 13). From 4 pp microbatches
+on, both ends of a row stay as they are; only the middle grows."""
 
 from __future__ import annotations
 

@@ -108,7 +108,8 @@ def plan_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
 
 
 def hash_of(document: Mapping[str, object]) -> str:
-    """The digest of the content: JSON with sorted keys, without effort and provenance (docs/formats.md)."""
+    """The digest of the content: JSON with sorted keys, without effort and provenance
+    (docs/reference/formats.md)."""
     body = {key: value for key, value in document.items() if key != "hash"}
     certificate = body.get("certificate")
     if isinstance(certificate, Mapping):

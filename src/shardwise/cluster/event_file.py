@@ -1,4 +1,5 @@
-"""Event traces as JSON lines: a head, then one event a line, in the order of time (docs/formats.md)."""
+"""Event traces as JSON lines: a head, then one event a line, in the order of time
+(docs/reference/formats.md)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Clusters from a YAML or JSON file: classes, nodes, and tiers or links. Strict; docs/formats.md has the
-keys."""
+"""Clusters from a YAML or JSON file: classes, nodes, and tiers or links. Strict; docs/reference/formats.md
+has the keys."""
 
 from __future__ import annotations
 

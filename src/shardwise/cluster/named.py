@@ -8,7 +8,7 @@ _FOLDER = Path(__file__).with_name("data") / "clusters"
 
 
 def cluster_names() -> tuple[str, ...]:
-    """The names of all shipped clusters (docs/mixed.md)."""
+    """The names of all shipped clusters (docs/concepts/mixed-clusters.md)."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
 
 

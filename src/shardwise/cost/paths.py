@@ -1,7 +1,7 @@
 """Paths through the schedules of a block: what everything in it takes at least.
 
 Every term is the length of a path through the schedule's graph of actions, or a mean of such lengths, so it
-can never exceed the evaluated time. (docs/bounds.md)
+can never exceed the evaluated time. (docs/concepts/lower-bounds.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operator graphs from YAML or JSON. Strict; docs/formats.md has the keys."""
+"""Operator graphs from YAML or JSON. Strict; docs/reference/formats.md has the keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Records as plain values: the one shape that the plan file and the JSON answers share (docs/formats.md)."""
+"""Records as plain values: the one shape that the plan file and the JSON answers share
+(docs/reference/formats.md)."""
 
 from __future__ import annotations
 

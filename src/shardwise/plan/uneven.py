@@ -51,10 +51,9 @@ class UnevenAnswer:
     """The best uneven plan, its certificate, and what it is compared with.
 
     The candidates of the certificate are triples of pools, micro-batch size and number of pipelines: none of
-    the plans of any takes less than the lower bound (docs/mixed.md). `parts`, `unexplored_parts` and `idle`
-    are as in `Answer`; `all_devices_step_time_s` is that of a uniform strategy where devices are idle.
-    `is_interrupted`: the user ended the search early.
-    """
+    the plans of any takes less than the lower bound (docs/concepts/mixed-clusters.md). `parts`,
+    `unexplored_parts` and `idle` are as in `Answer`; `all_devices_step_time_s` is that of a uniform strategy
+    where devices are idle. `is_interrupted`: the user ended the search early."""
 
     best: UnevenResult
     certificate: Certificate

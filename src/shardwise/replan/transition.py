@@ -24,7 +24,7 @@ class Costs:
     """What changes cost beside the bytes, in seconds: `regroup_s` where processes stay and groups of ranks
     are made anew, `restart_s` where they start again, and the work between two checkpoints.
 
-    None of the defaults is measured: they are assumptions (docs/change.md)."""
+    None of the defaults is measured: they are assumptions (docs/concepts/replanning.md)."""
 
     regroup_s: float = 10.0
     restart_s: float = 60.0

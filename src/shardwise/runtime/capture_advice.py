@@ -60,4 +60,4 @@ _FAMILIES: Sequence[tuple[tuple[str, ...], str]] = (
 ADVICE: Mapping[str, str] = {name: advice for names, advice in _FAMILIES for name in names}
 """By the name of the operator without `aten.` and its overload."""
 
-OTHERWISE = "it written with operators that graphs have, such as einsum (docs/operators.md)"
+OTHERWISE = "it written with operators that graphs have, such as einsum (docs/reference/operators.md)"

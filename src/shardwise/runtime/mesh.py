@@ -49,7 +49,7 @@ def device_mesh(strategy: Strategy, device_type: str) -> DeviceMesh:
     """The mesh with `AXES`; every rank must call this at the same point, for it makes process groups.
 
     The dp * cp ranks of a stage are taken in the order of `axis_order`; `optim_shard` neighbours form a shard
-    group, as the cost model places them (docs/cost-model.md, section 11).
+    group, as the cost model places them (docs/concepts/cost-model.md, section 11).
     """
     grid = rank_grid(strategy)
     order = strategy.axis_order.split("-")
@@ -64,7 +64,7 @@ def expert_mesh(strategy: Strategy, device_type: str) -> DeviceMesh:
     """The mesh with `EXPERT_AXES`; every rank must call this at the same point.
 
     The ranks of a stage in their own order: etp fastest, then ep, then the ranks that hold the same weights,
-    of which neighbours divide optimizer states (docs/cost-model.md, section 4).
+    of which neighbours divide optimizer states (docs/concepts/cost-model.md, section 4).
     """
     ranks = rank_grid(strategy).flatten(1).sort(dim=1).values
     same = expert_ranks(strategy)

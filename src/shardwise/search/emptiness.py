@@ -76,7 +76,8 @@ def _values(question: Question, field: str) -> Iterable[Value]:
 
 
 def _demand(question: Question, names: frozenset[str]) -> str:
-    """What the space (docs/space.md) demands of fields like these; the first that concerns one of them."""
+    """What the space (docs/reference/space.md) demands of fields like these; the first that concerns one of
+    them."""
     model, cluster, batch = question.model, question.cluster, question.job.global_batch_size
     experts = (
         "experts: etp * ep divides tp * cp * dp"

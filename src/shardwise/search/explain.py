@@ -75,7 +75,8 @@ def result_of(problem: Problem, strategy: Strategy, step_time_s: float | None = 
 
 
 def _utilisation(problem: Problem, tokens_per_s_per_device: float, *, is_causal: bool) -> float:
-    """Model arithmetic per second over the dense peak of the matmul dtype (docs/formats.md: MFU)."""
+    """Model arithmetic per second over the dense peak of the matmul dtype (docs/reference/formats.md:
+    MFU)."""
     flop = model_flop_per_token(problem.model, problem.job.seq_len, causal_half=is_causal)
     peak = problem.device.peak_flop_per_s[problem.recipe.matmul]
     return flop * tokens_per_s_per_device / peak

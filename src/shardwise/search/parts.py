@@ -1,4 +1,4 @@
-"""Which part of the cluster to use: the one on which the objective is best (docs/space.md)."""
+"""Which part of the cluster to use: the one on which the objective is best (docs/reference/space.md)."""
 
 from __future__ import annotations
 

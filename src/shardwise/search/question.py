@@ -23,7 +23,7 @@ class Question:
 
     `fixed` restricts fields (or the aliases zero_stage, dp_replicate, dp_shard) to one value, `axes` fields
     to some values. `objective` is one of OBJECTIVES; `memory`, `use_all` and `exhaustive` use all devices
-    (docs/space.md). `top` runners-up are wanted, and with `frontier` time against memory too. With
+    (docs/reference/space.md). `top` runners-up are wanted, and with `frontier` time against memory too. With
     `exhaustive`, everything legal that fits is evaluated. `workers` processes search; `budget_s` ends the
     search early, with the best so far. Up to `stage_dp` replicas, a power of two, share the rows of a
     microbatch inside a stage of an uneven plan; a stage that lies on two pools splits microbatches of up to

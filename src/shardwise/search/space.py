@@ -55,7 +55,7 @@ def divisors(n: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Space:
-    """A named space (docs/space.md) for so many devices.
+    """A named space (docs/reference/space.md) for so many devices.
 
     `fixed` holds fields to one value and may use the aliases of sharding degrees; `axes` keeps of a field's
     values only some. What is beyond one of `limits` (of a target, for the model) is listed as a shape and

@@ -45,8 +45,8 @@ class Calibration:
 
 
 def read_calibration(path: str) -> Calibration:
-    """The calibration in the file at `path`; docs/formats.md has its keys. ConfigError where it is not
-    one."""
+    """The calibration in the file at `path`; docs/reference/formats.md has its keys. ConfigError where it is
+    not one."""
     fields = Fields(read_mapping(path), file=path)
     if (schema := fields.any("schema", default=None)) != CALIBRATION_SCHEMA:
         raise fields.error(

@@ -13,8 +13,8 @@ IS_V = np.array([name in ("zb_v", "dualpipe_v") for name in SCHEDULES])
 
 
 def even_ends(layers: Any, stages: Any) -> tuple[Any, Any]:
-    """First and last stage of the even split (docs/space.md): as even as can be, the ends first to take
-    less."""
+    """First and last stage of the even split (docs/reference/space.md): as even as can be, the ends first to
+    take less."""
     base = layers // stages
     rest = layers - base * stages
     first = np.where(stages == 1, layers, base)

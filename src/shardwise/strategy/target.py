@@ -318,7 +318,7 @@ def target_of(name: str) -> Target:
 
 
 def target_from_record(record: Mapping[str, Any]) -> Target:
-    """The target that a capability file says (docs/formats.md)."""
+    """The target that a capability file says (docs/reference/formats.md)."""
     known = ("devices", "dtypes", "optimizers", "families")
     return Target(
         name=record["target"],

@@ -27,7 +27,7 @@ from shardwise.plan import (
 from shardwise.search import Question, plan_mixed_cluster
 from shardwise.search.question import default_job
 
-SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
+SCHEMAS = Path(__file__).parents[3] / "docs" / "reference" / "schemas"
 CLUSTER = "1x2xRTX4090+2x1xA100-40G"
 ABOUT = (
     "gpt2-xl", "--cluster", CLUSTER, "--inter-node", "200Gb/s", "--seq-len", "4096",

@@ -14,7 +14,7 @@ from shardwise.plan import document_hash, plan_document, read_plan
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Run
 
-SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "check.json"
+SCHEMA = Path(__file__).parents[3] / "docs" / "reference" / "schemas" / "check.json"
 QUESTION = ("gpt2", "--cluster", "1x4xA100-80G", "--seq-len", "1024", "--global-batch-size", "12")
 
 

@@ -30,7 +30,7 @@ QUESTION = ("llama-3.1-8b", "--cluster", "2x8xA100-80G", "--seq-len", "4096", "-
 def validated(text: str, name: str) -> Any:
     """The JSON document in `text`, held against its published schema."""
     document = json.loads(text)
-    schema = json.loads((ROOT / "docs" / "schemas" / f"{name}.json").read_text())
+    schema = json.loads((ROOT / "docs" / "reference" / "schemas" / f"{name}.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.Draft202012Validator(schema).validate(document)
     return document

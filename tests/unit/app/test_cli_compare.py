@@ -16,7 +16,7 @@ from tests.unit.app.conftest import Run
 from shardwise.plan import write_plan, write_uneven_plan
 from shardwise.sim import COMMUNICATION, Span, read_trace, write_trace
 
-SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "comparison.json"
+SCHEMA = Path(__file__).parents[3] / "docs" / "reference" / "schemas" / "comparison.json"
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from shardwise.plan import read_plan
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Run
 
-SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
+SCHEMAS = Path(__file__).parents[3] / "docs" / "reference" / "schemas"
 QUESTION = ("gpt2", "--cluster", "1x4xA100-80G", "--seq-len", "1024", "--global-batch-size", "12")
 CORE = (*QUESTION, "--space", "core")
 

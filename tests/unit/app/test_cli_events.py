@@ -10,7 +10,7 @@ import jsonschema
 
 from shardwise.cluster import load_events
 
-SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "events-answer.json"
+SCHEMA = Path(__file__).parents[3] / "docs" / "reference" / "schemas" / "events-answer.json"
 GENERATE = ("events", "generate", "preemption", "--cluster", "4x8xA100-80G", "--length", "48h", "--seed", "7")
 
 

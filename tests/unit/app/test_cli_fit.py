@@ -20,7 +20,7 @@ from shardwise.numbers import numbers_of
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Ran, Run
 
-SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "fit.json"
+SCHEMA = Path(__file__).parents[3] / "docs" / "reference" / "schemas" / "fit.json"
 
 RUNS = [
     {"id": f"mine-{number:03}", "step_time_s": f"{3.0 + 0.01 * number}"} for number in range(LEAST_RUNS - 8)

@@ -21,7 +21,7 @@ from shardwise.units import parse_quantity
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Ran, Run
 
-SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
+SCHEMAS = Path(__file__).parents[3] / "docs" / "reference" / "schemas"
 QUESTION = ("gpt2", "--cluster", "1x4xA100-80G", "--seq-len", "1024", "--global-batch-size", "12")
 CORE = ("frontier", *QUESTION, "--space", "core")
 L4 = ("gpt2", "--cluster", "2x2xL4", "--seq-len", "1024", "--global-batch-size", "8")

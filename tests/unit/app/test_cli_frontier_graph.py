@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.unit.app.conftest import Run
 
 CLUSTER = "2x2xV100-32G"
-SCHEMA = json.loads((Path(__file__).parents[3] / "docs/schemas/graph-plan.json").read_text())
+SCHEMA = json.loads((Path(__file__).parents[3] / "docs/reference/schemas/graph-plan.json").read_text())
 QUESTION = ("frontier", "graph:lstm-2x2048", "--cluster", CLUSTER, "--global-batch-size", "256")
 
 
@@ -347,7 +347,7 @@ def test_stages_and_their_layouts_are_one_answer(run: Run, tmp_path: Path) -> No
     ran = run(*STAGES, "--microbatches", "4,8", "--save", str(tmp_path), "--json")
     assert ran.code == 0, ran.err
     document = json.loads(ran.out)
-    schema = json.loads((Path(__file__).parents[3] / "docs/schemas/frontier.json").read_text())
+    schema = json.loads((Path(__file__).parents[3] / "docs/reference/schemas/frontier.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(document)
     proof = document["certificate"]
     # Eight blocks of which all but the first read what the one before made: seven cuts, twice.
@@ -442,7 +442,7 @@ def test_what_fits_on_no_device_comes_with_the_smallest_point(run: Run) -> None:
     for more in ((), ("--memory-limit", "1GiB")):
         ran = run(*question, *more)
         error = json.loads(ran.out)
-        schema = json.loads((Path(__file__).parents[3] / "docs/schemas/error.json").read_text())
+        schema = json.loads((Path(__file__).parents[3] / "docs/reference/schemas/error.json").read_text())
         jsonschema.Draft202012Validator(schema).validate(error)
         assert ran.code == 3 and error["reasons"] == {"memory": 1}
         assert error["point"]["devices"] == 1 and error["point"]["memory_bytes"] > 16 * 2**30

@@ -20,7 +20,7 @@ LARGE = ("plan", "llama-3.1-8b", "--cluster", "128x8xA100-80G", *JOB[:-1], "1024
 
 def answer(text: str) -> Any:
     document = json.loads(text)
-    schema = json.loads((ROOT / "docs" / "schemas" / "plan-answer.json").read_text())
+    schema = json.loads((ROOT / "docs" / "reference" / "schemas" / "plan-answer.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(document)
     return document
 

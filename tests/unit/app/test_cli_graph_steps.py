@@ -21,7 +21,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 def validated(text: str, name: str) -> dict[str, object]:
     document: dict[str, object] = json.loads(text)
-    jsonschema.validate(document, json.loads((DOCS / "schemas" / f"{name}.json").read_text()))
+    jsonschema.validate(document, json.loads((DOCS / "reference" / "schemas" / f"{name}.json").read_text()))
     return document
 
 
@@ -90,10 +90,10 @@ def test_the_document_has_parts_and_operators(run: Run, files: None) -> None:
 
 def test_parts_are_those_of_the_docs_and_of_the_schema() -> None:
     """In their order."""
-    section = (DOCS / "graph-plans.md").read_text().partition("## Predicted and measured")[2]
+    section = (DOCS / "concepts" / "graph-plans.md").read_text().partition("## Predicted and measured")[2]
     places = [section.index(f"`{PART_LABELS[part]}`") for part in PARTS]
     assert places == sorted(places)
-    schema = json.loads((DOCS / "schemas" / "comparison.json").read_text())
+    schema = json.loads((DOCS / "reference" / "schemas" / "comparison.json").read_text())
     assert schema["$defs"]["parts"]["required"] == list(PARTS) == list(PART_LABELS)
 
 

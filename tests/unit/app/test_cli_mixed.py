@@ -23,7 +23,7 @@ from shardwise.search.uneven.drive import UnevenOutcome
 from shardwise.sim import read_trace
 from shardwise.strategy import target_of
 
-SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "plan-answer.json"
+SCHEMA = Path(__file__).parents[3] / "docs" / "reference" / "schemas" / "plan-answer.json"
 REPLAN_SCHEMA = SCHEMA.with_name("replan.json")
 QUESTION = (
     "plan", "opt-350m", "--cluster", "1x2xA100-40G+1x2xV100-16G", "--seq-len", "2048",

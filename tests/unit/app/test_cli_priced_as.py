@@ -16,7 +16,7 @@ from shardwise.plan import document_hash, read_plan
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Run
 
-SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
+SCHEMAS = Path(__file__).parents[3] / "docs" / "reference" / "schemas"
 
 LINKS = """\
 name: two pairs

@@ -14,7 +14,7 @@ from shardwise import search
 from shardwise.app.cli.answer import schedule_of
 from shardwise.plan import plan_of, read_plan, write_plan
 
-SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "replan.json"
+SCHEMA = Path(__file__).parents[3] / "docs" / "reference" / "schemas" / "replan.json"
 CLUSTER = "4x2xT4"
 
 

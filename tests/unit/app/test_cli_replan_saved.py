@@ -15,7 +15,7 @@ from shardwise.inputs import read_mapping
 from shardwise.plan import DECISION, read_plan, read_uneven_plan, write_plan
 from shardwise.strategy import Target, target_of
 
-SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
+SCHEMAS = Path(__file__).parents[3] / "docs" / "reference" / "schemas"
 CLUSTER = "8x1xT4"
 JOB = ("opt-350m", "--cluster", CLUSTER, "--seq-len", "512", "--global-batch-size", "64")
 MIXED = "1x2xA100-40G+1x2xV100-16G"

@@ -11,7 +11,7 @@ import pytest
 
 from shardwise.cluster import EventTrace, NodeJoined, NodeLost, events_text
 
-SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "replay.json"
+SCHEMA = Path(__file__).parents[3] / "docs" / "reference" / "schemas" / "replay.json"
 CLUSTER = "4x2xT4"
 JOB = ("opt-350m", "--cluster", CLUSTER, "--seq-len", "512", "--global-batch-size", "32")
 

@@ -25,7 +25,7 @@ EXPERTS = ("mixtral-8x7b", "--cluster", "2x8xA100-80G", "--seq-len", "4096", "--
 
 def validated(text: str, name: str) -> Any:
     document = json.loads(text)
-    schema = json.loads((ROOT / "docs" / "schemas" / f"{name}.json").read_text())
+    schema = json.loads((ROOT / "docs" / "reference" / "schemas" / f"{name}.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(document)
     return document
 

@@ -16,7 +16,7 @@ from shardwise.app.cli.output import WIDTH
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Ran, Run
 
-SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "validation.json"
+SCHEMA = Path(__file__).parents[3] / "docs" / "reference" / "schemas" / "validation.json"
 
 MIXED = ({"peak_mem_gib": "10"}, {"gpu": "Quantum9"}, {"tp": "3"}, {"layers": "many"}, {"step_time_s": "-1"},
          {"gpu": "Quantum9"}, {"recompute": ""})  # fmt: skip

@@ -1,4 +1,5 @@
-"""The count of the space against hand-counted spaces and a row-by-row enumeration of docs/space.md."""
+"""The count of the space against hand-counted spaces and a row-by-row enumeration of
+docs/reference/space.md."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ OFFLOADS = ("none", "optimizer", "activations", "both")
 def parts_by_degrees(
     layers: int, experts: int | None, devices: int, batch: int, space: str
 ) -> Iterator[tuple[int, list[list[Row]]]]:
-    """For each (tp, cp, pp, dp): dp * cp, and the choices of every row of the table in docs/space.md."""
+    """For each (tp, cp, pp, dp): dp * cp, and the choices of every row of the table in
+    docs/reference/space.md."""
     core = space == "core"
     for degrees in _degrees(devices, core):
         tp, cp, pp, dp = (degrees[axis] for axis in ("tp", "cp", "pp", "dp"))

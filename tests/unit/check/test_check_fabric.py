@@ -1,4 +1,4 @@
-"""Groups and collectives of the checker, worked out by hand from docs/cost-model.md."""
+"""Groups and collectives of the checker, worked out by hand from docs/concepts/cost-model.md."""
 
 from __future__ import annotations
 

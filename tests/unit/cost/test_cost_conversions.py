@@ -1,4 +1,4 @@
-"""Conversions between forms: the table of docs/tracking.md, by equations worked out by hand."""
+"""Conversions between forms: the table of docs/concepts/pareto-search.md, by equations worked out by hand."""
 
 from itertools import product
 
@@ -24,7 +24,8 @@ S0, S1, R, RS, P = shard(0), shard(1), REPLICATE, REPLICATE_SUM_GRAD, PARTIAL
 
 
 def ring_s(nbytes: float, sizes: tuple[int, int]) -> float:
-    """(n - 1) alpha + (n - 1) / n B / the narrowest hop, and the collective's start: docs/equations.md."""
+    """(n - 1) alpha + (n - 1) / n B / the narrowest hop, and the collective's start:
+    docs/reference/equations.md."""
     inside, nodes = sizes
     n = inside * nodes
     tier = 1 if nodes > 1 else 0
@@ -56,7 +57,8 @@ REDUCE = float(FABRIC.all_reduce_s(NBYTES, (8, 1)))
 ALL_TO_ALL = all_to_all_s(NBYTES / 8)
 
 TABLE = {
-    # from, to: forward, gradient; one axis of 8 ranks in a node, in the words of docs/tracking.md
+    # from, to: forward, gradient; one axis of 8 ranks in a node, in the words of
+    # docs/concepts/pareto-search.md
     (S0, S1): (ALL_TO_ALL, ALL_TO_ALL),
     (S0, R): (GATHER, NOTHING),
     (S0, RS): (GATHER, GATHER),

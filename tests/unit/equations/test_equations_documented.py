@@ -1,4 +1,4 @@
-"""docs/equations.md names every public function of equations/, with tests and files that exist."""
+"""docs/reference/equations.md names every public function of equations/, with tests and files that exist."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.property.equation_arguments import equations
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = ROOT / "docs" / "equations.md"
+PAGE = ROOT / "docs" / "reference" / "equations.md"
 
 
 def section(title: str) -> str:

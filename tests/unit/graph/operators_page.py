@@ -1,4 +1,4 @@
-"""The part of docs/operators.md that says what each kind does, made from the kinds themselves.
+"""The part of docs/reference/operators.md that says what each kind does, made from the kinds themselves.
 
     python -m tests.unit.graph.operators_page
 
@@ -28,7 +28,7 @@ from shardwise.graph import (
 )
 from shardwise.graph import placement_text as place
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "operators.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "operators.md"
 HEADING = "## Kinds\n"
 
 SIZES = {

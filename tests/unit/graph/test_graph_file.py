@@ -16,7 +16,7 @@ from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, SizeGrowth, graph_text, load_graph, parse_graph, scaled
 from shardwise.inputs import parse_mapping
 
-SCHEMA = json.loads((Path(__file__).parents[3] / "docs/schemas/graph.json").read_text())
+SCHEMA = json.loads((Path(__file__).parents[3] / "docs/reference/schemas/graph.json").read_text())
 
 
 def test_a_file_is_read_as_it_is_written(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_counter_counts_from_its_number() -> None:
 
 
 def test_the_example_of_the_page_is_a_graph() -> None:
-    page = (Path(__file__).parents[3] / "docs/formats.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/reference/formats.md").read_text()
     (example,) = re.findall(r"```yaml\n(name: small\n.*?)```", page, re.DOTALL)
     assert parse_graph(parse_mapping(example)).operators == 1 + 12 * 2 + 2
 

@@ -1,4 +1,4 @@
-"""docs/operators.md says what the kinds say."""
+"""docs/reference/operators.md says what the kinds say."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_writing_gives_the_same_bytes_and_the_hash_of_the_content(
 
 
 def test_the_file_follows_its_published_schema(path: Path) -> None:
-    schema = json.loads((ROOT / "docs" / "schemas" / "plan.json").read_text())
+    schema = json.loads((ROOT / "docs" / "reference" / "schemas" / "plan.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(read_mapping(str(path)))
 
 

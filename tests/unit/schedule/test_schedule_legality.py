@@ -13,7 +13,7 @@ V_SHAPES = ("zb_v", "dualpipe_v")
 
 
 def plain_rule(name: str, pp: int, m: int, vpp: int) -> str | None:
-    """The rules as docs/schedules.md states them."""
+    """The rules as docs/concepts/schedules.md states them."""
     if name in V_SHAPES and vpp != 2:
         return "schedule_vpp"
     if name == "interleaved_1f1b" and vpp == 1:

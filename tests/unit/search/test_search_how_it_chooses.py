@@ -1,4 +1,4 @@
-"""docs/how-it-chooses.md runs as it stands and prints what it says.
+"""docs/concepts/exact-search.md runs as it stands and prints what it says.
 
 `python -m tests.unit.search.test_search_how_it_chooses` writes what it prints into the page.
 """
@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[3] / "docs" / "how-it-chooses.md"
+PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "exact-search.md"
 BLOCK = re.compile(r"```python\n(.*?)```\n```text\n(.*?)```\n", re.DOTALL)
 
 

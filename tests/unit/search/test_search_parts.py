@@ -38,7 +38,7 @@ def _question(cluster: Cluster | str, model: str = "gpt2", batch: int = 16, spac
 
 
 def _every_part(cluster: Cluster) -> Iterator[Selection]:
-    """All parts, by the definition of docs/space.md: no pruning and no bound."""
+    """All parts, by the definition of docs/reference/space.md: no pruning and no bound."""
     parts = Parts(cluster)
     for nodes in product(*(range(pool.nodes + 1) for pool in parts.pools)):
         if any(nodes):

@@ -45,7 +45,7 @@ def test_bash_reads_the_flags(name: str, tmp_path: Path) -> None:
 
 
 def test_xargs_reads_the_flags(tmp_path: Path) -> None:
-    """As docs/export.md passes them on."""
+    """As docs/how-to/megatron-lm.md passes them on."""
     plan = PLANS["pattern"]()
     file = tmp_path / "megatron-lm.args"
     file.write_text(exported(plan, TARGET).files[file.name])

@@ -1,5 +1,5 @@
-"""Curves of kernels from their measured times, by the equations that the cost model uses (docs/cost-model.md,
-section 7)."""
+"""Curves of kernels from their measured times, by the equations that the cost model uses
+(docs/concepts/cost-model.md, section 7)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The curve of a link from measured collectives, by the equations of the cost model (docs/cost-model.md,
-section 5)."""
+"""The curve of a link from measured collectives, by the equations of the cost model
+(docs/concepts/cost-model.md, section 5)."""
 
 from __future__ import annotations
 

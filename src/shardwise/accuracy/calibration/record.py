@@ -1,4 +1,4 @@
-"""A device with measured curves, and the calibration file that says so (docs/formats.md)."""
+"""A device with measured curves, and the calibration file that says so (docs/reference/formats.md)."""
 
 from __future__ import annotations
 

@@ -369,7 +369,7 @@ def validate(
         str | None,
         typer.Argument(
             metavar="[ROWS]",
-            help="A CSV of measured runs (docs/formats.md); left out: the published ones of the package.",
+            help="A CSV of measured runs (docs/reference/formats.md); without it, the published runs.",
             show_default=False,
         ),
     ] = None,
@@ -392,7 +392,9 @@ def validate(
 
 @app.command()
 def fit(
-    rows: Annotated[str, typer.Argument(metavar="ROWS", help="A CSV of measured runs (docs/formats.md).")],
+    rows: Annotated[
+        str, typer.Argument(metavar="ROWS", help="A CSV of measured runs (docs/reference/formats.md).")
+    ],
     out: Annotated[str, typer.Option(metavar="FILE", help="Where the fitted numbers are written.")],
     is_json: IsJson = False,
 ) -> Output:

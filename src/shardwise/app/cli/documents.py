@@ -1,4 +1,5 @@
-"""The JSON answers, each with its `schema` and `version` (docs/formats.md has their JSON Schemas)."""
+"""The JSON answers, each with its `schema` and `version` (docs/reference/formats.md has their JSON
+Schemas)."""
 
 from __future__ import annotations
 

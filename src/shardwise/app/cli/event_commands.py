@@ -10,7 +10,7 @@ from shardwise.app.cli.options import ClusterText, InterNode, IsJson
 from shardwise.app.cli.output import Output
 
 events_app = typer.Typer(
-    help="Traces of what happens to a cluster over time (docs/formats.md).", rich_markup_mode=None
+    help="Traces of what happens to a cluster over time (docs/reference/formats.md).", rich_markup_mode=None
 )
 OutFile = Annotated[
     str | None,

@@ -22,7 +22,7 @@ from shardwise.plan import document_hash, graph_plan_document, read_graph_plan
 
 def check_graph_file(path: str) -> Verdict:
     """The verdict on the graph plan at `path`, by the program that prices one layout and shares no code with
-    the search (docs/tracking.md). That no layout is better is not proven again: it stays open.
+    the search (docs/concepts/pareto-search.md). That no layout is better is not proven again: it stays open.
 
     Raises ConfigError for a file that is no such plan, was altered, or has a layout that is none of its graph
     on its mesh.

@@ -151,7 +151,9 @@ Jitter = Annotated[
 ]
 UseAll = Annotated[bool, typer.Option("--use-all", help="Use all devices, also where fewer are faster.")]
 AllowIdle = Annotated[bool, typer.Option("--allow-idle", hidden=True)]
-IsJson = Annotated[bool, typer.Option("--json", help="Answer with one JSON document (docs/formats.md).")]
+IsJson = Annotated[
+    bool, typer.Option("--json", help="Answer with one JSON document (docs/reference/formats.md).")
+]
 
 
 Workers = Annotated[str, typer.Option("--workers", metavar="N", help="Processes that search.")]
@@ -289,7 +291,7 @@ TokenData = Annotated[
     typer.Option(
         "--data",
         metavar="FILE",
-        help="A file of token ids (docs/running.md), of a graph a folder of arrays; or synthetic.",
+        help="A file of token ids (docs/how-to/train.md), of a graph a folder of arrays; or synthetic.",
     ),
 ]
 StepTraceFile = Annotated[

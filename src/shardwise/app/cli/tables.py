@@ -127,7 +127,11 @@ def space(name: str, size: SpaceCount, *, model: str, devices: int, batch: int) 
 
 def pipelines(size: PipelineCount) -> list[Line]:
     """Every axis of uneven plans with its values, and the count of their pipelines."""
-    lines: list[Line] = [(), (("uneven plans, which `plan` compares (docs/mixed.md)", "title"),), ()]
+    lines: list[Line] = [
+        (),
+        (("uneven plans, which `plan` compares (docs/concepts/mixed-clusters.md)", "title"),),
+        (),
+    ]
     for axis, values in size.axes.items():
         for index, text in enumerate(textwrap.wrap(" ".join(values), WIDTH - 22)):
             lines.append(((f"{axis if index == 0 else '':<22}", "label"), (text, "")))

@@ -102,7 +102,7 @@ class TrainingRun:
         return plan_of_strategy(plan.model, plan.cluster, plan.job, strategy)
 
     def log_line(self, record: StepRecord) -> str:
-        """A step as a line of JSON (docs/formats.md)."""
+        """A step as a line of JSON (docs/reference/formats.md)."""
         plan, workload = self.plan, self.workload
         document: dict[str, object] = {
             "step": record.step,

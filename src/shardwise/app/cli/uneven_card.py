@@ -138,10 +138,12 @@ def _proof(answer: UnevenAnswer) -> Iterator[Line]:
     if certificate.priced_as:
         yield row("proof", (f"not proven: {NOT_AS_GIVEN}", "warn"))
     elif gap <= PROVEN_GAP:
-        yield row("proof", ("optimal", "good"), (" among all uneven plans (docs/mixed.md)", ""))
+        yield row(
+            "proof", ("optimal", "good"), (" among all uneven plans (docs/concepts/mixed-clusters.md)", "")
+        )
     else:
         text = f"within {words.percent(gap, 2)} of the best uneven plan"
-        yield row("proof", (text, "warn"), ("   (docs/mixed.md)", "dim"))
+        yield row("proof", (text, "warn"), ("   (docs/concepts/mixed-clusters.md)", "dim"))
     total = certificate.enumerated + certificate.unexplored
     counts = f"{total:,} choices of pools, micro-batch and number of pipelines: "
     counts += f"{certificate.cut_by_bound:,} cut by the bound, {certificate.simulated:,} laid out"

@@ -31,8 +31,8 @@ EVALUATOR = "max-plus, pipeline by pipeline"
 
 def check_uneven_file(path: str) -> Verdict:
     """The verdict on the uneven plan at `path`, by a program that reads stages and their order from the file
-    and shares the prices of single stages with the search (docs/mixed.md). That no plan is better is not
-    proven again: it stays open.
+    and shares the prices of single stages with the search (docs/concepts/mixed-clusters.md). That no plan is
+    better is not proven again: it stays open.
 
     Raises ConfigError for a file that is no such plan or was altered.
     """
@@ -165,7 +165,8 @@ def _certificate_checks(plan: UnevenFile) -> Iterator[Check]:
 
 def _candidates(cluster: Cluster, batch: int) -> int:
     """The candidates of an uneven search: of each set of pools and micro-batch size every number of
-    pipelines, and on several pools every number of alike ones, from two on (docs/mixed.md)."""
+    pipelines, and on several pools every number of alike ones, from two on
+    (docs/concepts/mixed-clusters.md)."""
     devices = [pool.devices for pool in pools_of(cluster)]
     small = [size for size in range(1, isqrt(batch) + 1) if batch % size == 0]
     divisors = {*small, *(batch // size for size in small)}

@@ -96,8 +96,8 @@ class LayoutSpace:
 
 
 def layout_chain(graph: OpGraph, cluster: Cluster, training: Training, mesh: Mesh) -> LayoutSpace:
-    """Every way to lay `graph` out on `mesh`, priced (docs/tracking.md). ConfigError where the devices lack
-    the dtype."""
+    """Every way to lay `graph` out on `mesh`, priced (docs/concepts/pareto-search.md). ConfigError where the
+    devices lack the dtype."""
     context = cost_context_of(cluster, mesh, training)
     structures = structures_of(graph, training)
     fixed_s, fixed_bytes = fixed_costs(context)

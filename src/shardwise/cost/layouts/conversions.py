@@ -1,4 +1,4 @@
-"""What it takes to bring a tensor from one form into another (docs/tracking.md)."""
+"""What it takes to bring a tensor from one form into another (docs/concepts/pareto-search.md)."""
 
 from __future__ import annotations
 

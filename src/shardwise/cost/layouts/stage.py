@@ -58,7 +58,7 @@ def stage_layouts(
     end: int,
 ) -> LayoutSpace:
     """Every way to lay the blocks from `first` to before `end` of `graph`, repetitions counted, out on
-    `mesh`, sizes being those of a micro-batch (docs/tracking.md).
+    `mesh`, sizes being those of a micro-batch (docs/concepts/pareto-search.md).
 
     ConfigError where a parameter has readers in several blocks. What blocks lend to others stays within the
     stage (`blocks_joined_by_skips`).

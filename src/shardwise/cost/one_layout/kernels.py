@@ -133,7 +133,8 @@ def _attention(rank: Rank, op: OpNode, sizes: Extents, work: KernelWork) -> Pass
         scores = batch * queries * keys * rank.activation_bytes * rank.profile.pointwise_passes
         products_s = _product_s(rank, batch, queries, keys, width, True)
         products_s += _product_s(rank, batch, queries, values, keys, True)
-        # Softmax and dropout move the scores 4.5 times forward and 5.5 times backward (docs/cost-model.md).
+        # Softmax and dropout move the scores 4.5 times forward and 5.5 times backward
+        # (docs/concepts/cost-model.md).
         return PassSeconds(
             products_s + _memory_s(rank, 4.5 * scores), 2.0 * products_s + _memory_s(rank, 5.5 * scores)
         )

@@ -53,7 +53,7 @@ def estimate_pipeline(
     graph: OpGraph, cluster: Cluster, training: Training, mesh: Mesh, layout: StagedLayout
 ) -> PipelineEstimate:
     """What a layout of `graph`, of the size of the whole batch, costs in stages on meshes like `mesh`
-    (docs/tracking.md)."""
+    (docs/concepts/pareto-search.md)."""
     if layout.schedule != "1f1b" or graph.batch % layout.microbatches:
         raise InternalError(f"{layout.microbatches} micro-batches of {graph.batch} by {layout.schedule}")
     of_one = scaled(graph, graph.batch // layout.microbatches)

@@ -64,7 +64,7 @@ class LayoutEstimate:
 def estimate_layout(
     graph: OpGraph, cluster: Cluster, training: Training, mesh: Mesh, layout: GraphLayout
 ) -> LayoutEstimate:
-    """What a layout of `graph` on `mesh` costs (docs/tracking.md)."""
+    """What a layout of `graph` on `mesh` costs (docs/concepts/pareto-search.md)."""
     blocks = sum(block.repeat for block in graph.blocks)
     return estimate_stage(graph, cluster, training, mesh, layout, first=0, end=blocks, counts=WHOLE_BATCH)
 
@@ -405,7 +405,7 @@ class _BlockWalk:
             for dims, element_bytes in saved.own
         )
         if self.rank.fused_attention is None:
-            # Two 16-bit tensors and a mask for each score (docs/cost-model.md).
+            # Two 16-bit tensors and a mask for each score (docs/concepts/cost-model.md).
             nbytes += 5.0 * sum(
                 size(sizes, (*work.batch, *work.m, *work.n))
                 for work in work_of(op)

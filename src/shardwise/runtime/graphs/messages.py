@@ -15,7 +15,7 @@ from shardwise.runtime.graphs.grid import ProcessMesh
 CollectiveKind = Literal["reduce_scatter", "exchange", "all_reduce", "all_gather"]
 
 _COLLECTIVE_ORDER: Sequence[CollectiveKind] = ("reduce_scatter", "exchange", "all_reduce", "all_gather")
-"""What shrinks a tensor comes before what grows it (docs/tracking.md)."""
+"""What shrinks a tensor comes before what grows it (docs/concepts/pareto-search.md)."""
 
 FlatRows = list[Tensor]
 """Flat tensors."""

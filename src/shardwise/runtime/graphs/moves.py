@@ -37,7 +37,7 @@ class RedistributeStep:
 
 
 _STEP_ORDER = ("cut", "reduce_scatter", "exchange", "all_reduce", "all_gather", "pad", "first_only")
-"""What shrinks a tensor comes before what grows it (docs/tracking.md)."""
+"""What shrinks a tensor comes before what grows it (docs/concepts/pareto-search.md)."""
 
 
 def _step_kind(start: AxisPlacement, end: AxisPlacement, units_differ: bool) -> str:

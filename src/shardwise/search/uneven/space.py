@@ -1,10 +1,9 @@
 """The space of uneven plans: pipelines side by side, whose stages lie on pools of alike devices.
 
-docs/mixed.md declares it. A *kind* of stage is tp and dp on one pool, with how many of a pipeline's stages
-lie together in a node, or a braid of two pools. A *site* is where the stages of a pipeline lie that are of
-one kind: a pool, or a pair of pools. A *block* holds all plans that use no other pools, have one micro-batch
-size and a number of pipelines within a range.
-"""
+docs/concepts/mixed-clusters.md declares it. A *kind* of stage is tp and dp on one pool, with how many of a
+pipeline's stages lie together in a node, or a braid of two pools. A *site* is where the stages of a pipeline
+lie that are of one kind: a pool, or a pair of pools. A *block* holds all plans that use no other pools, have
+one micro-batch size and a number of pipelines within a range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`frontier --json` (docs/formats.md)."""
+"""`frontier --json` (docs/reference/formats.md)."""
 
 from __future__ import annotations
 
