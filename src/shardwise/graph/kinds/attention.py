@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwise.graph.dividing import operands_of, partial_rule, split_rule, split_rules
 from shardwise.graph.kinds.kind import (
     Attribute,
     OperatorKind,
@@ -14,10 +13,16 @@ from shardwise.graph.kinds.kind import (
     refuse,
     without,
 )
-from shardwise.graph.kinds.normal import STATISTIC_BYTES
-from shardwise.graph.record import OpNode
-from shardwise.graph.rule import CollectiveCall, ShardingRule
-from shardwise.graph.work import KernelWork, SavedTensors
+from shardwise.graph.kinds.normalization import STATISTIC_BYTES
+from shardwise.graph.record import KernelWork, OpNode, SavedTensors
+from shardwise.graph.rules import (
+    CollectiveCall,
+    ShardingRule,
+    operands_of,
+    partial_rule,
+    split_rule,
+    split_rules,
+)
 
 
 @dataclass(frozen=True, slots=True)

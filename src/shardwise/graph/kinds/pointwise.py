@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardwise.graph.dividing import operands_of, partial_rule, split_rules
 from shardwise.graph.kinds.kind import Attribute, OperatorKind, dims_of, dims_text, refuse, text_of, without
-from shardwise.graph.record import OpNode
-from shardwise.graph.rule import ShardingRule
-from shardwise.graph.work import KernelWork, Moved, SavedTensors
+from shardwise.graph.record import KernelWork, Moved, OpNode, SavedTensors
+from shardwise.graph.rules import ShardingRule, operands_of, partial_rule, split_rules
 
 MOST_OPERANDS = 8
 

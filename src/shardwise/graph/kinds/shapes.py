@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from shardwise.graph.dividing import operands_of, partial_rule, split_rule, split_rules
 from shardwise.graph.kinds.kind import (
     Attribute,
     OperatorKind,
@@ -17,9 +16,8 @@ from shardwise.graph.kinds.kind import (
     refuse,
     without,
 )
-from shardwise.graph.record import OpNode
-from shardwise.graph.rule import ShardingRule
-from shardwise.graph.work import KernelWork, Moved
+from shardwise.graph.record import KernelWork, Moved, OpNode
+from shardwise.graph.rules import ShardingRule, operands_of, partial_rule, split_rule, split_rules
 
 Dims = tuple[str, ...]
 
