@@ -98,7 +98,7 @@ def _cell(name: str, summary: str, gates: int, state: tuple[str, ...]) -> Operat
 
 LSTM_CELL = _cell(
     "lstm_cell",
-    "One step of long short-term memory: hidden state and cell before and after, one behind the other.",
+    "One step of long short-term memory; hidden state and cell state are stacked along the first dim.",
     4,
     ("two",),
 )

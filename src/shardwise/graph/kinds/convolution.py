@@ -138,10 +138,10 @@ CONVOLUTION = OperatorKind(
     inputs=(1, 1),
     parameters=(1, 2),
     attributes=(
-        Attribute(name="stride", type="integer", meaning="rows from window to window; else 1", low=1),
+        Attribute(name="stride", type="integer", meaning="rows from window to window; default 1", low=1),
         PADDING,
-        Attribute(name="dilation", type="integer", meaning="rows from tap to tap; else 1", low=1),
-        Attribute(name="groups", type="integer", meaning="groups of channels; else 1", low=1),
+        Attribute(name="dilation", type="integer", meaning="rows from tap to tap; default 1", low=1),
+        Attribute(name="groups", type="integer", meaning="groups of channels; default 1", low=1),
     ),
     check=_check_convolution,
     splits=_convolution_rules,

@@ -78,24 +78,24 @@ def _pool_saved(op: OpNode) -> SavedTensors:
 
 POOL = OperatorKind(
     name="pool",
-    summary="Maximum or average of windows of the last dims; without a kernel adaptive: as many windows as "
-    "the output has. Over all rows at once it is a `reduce`.",
+    summary="Maximum or average of windows of the last dims. Without a kernel the pool is adaptive: as many "
+    "windows as the output has. For a pool over all rows at once use `reduce`.",
     operands="input [b, c, y, x]; output [b, c, h, w]",
     inputs=(1, 1),
     attributes=(
         Attribute(
             name="function",
             type="text",
-            meaning="which number of a window",
+            meaning="the reduction of a window",
             choices=("maximum", "average"),
             required=True,
         ),
         Attribute(name="kernel", type="integer", meaning="rows of a window", low=1),
         Attribute(
-            name="stride", type="integer", meaning="rows from window to window; else the kernel", low=1
+            name="stride", type="integer", meaning="rows from window to window; default: the kernel", low=1
         ),
         PADDING,
-        Attribute(name="spatial", type="integer", meaning="dims with windows; else 2", low=1),
+        Attribute(name="spatial", type="integer", meaning="dims with windows; default 2", low=1),
     ),
     check=_check_pool,
     splits=_pool_rules,

@@ -113,7 +113,7 @@ def _recurrent(name: str, summary: str, gates: int) -> OperatorKind:
     return OperatorKind(
         name=name,
         summary=summary,
-        operands="input [b, t, i]; a weight of it [g, h, i], one of the state [g, h, r], at most two biases "
+        operands="input [b, t, i]; input weight [g, h, i], state weight [g, h, r], at most two biases "
         "[g, h]; output [b, t, h]",
         inputs=(1, 1),
         parameters=(2, 4),

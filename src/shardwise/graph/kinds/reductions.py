@@ -53,14 +53,14 @@ def _saved(op: OpNode) -> SavedTensors:
 
 REDUCE = OperatorKind(
     name="reduce",
-    summary="One number from all elements along the dims that the output has not.",
+    summary="One number from all elements along the dims that the output lacks.",
     operands="one input",
     inputs=(1, 1),
     attributes=(
         Attribute(
             name="function",
             type="text",
-            meaning="which number",
+            meaning="the reduction",
             choices=(*_LINEAR, "maximum", "minimum"),
             required=True,
         ),

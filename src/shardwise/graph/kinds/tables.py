@@ -42,7 +42,7 @@ def _saved(op: OpNode) -> SavedTensors:
 
 EMBEDDING = OperatorKind(
     name="embedding",
-    summary="A row of a table for each index; indices of a dim that the output has not are summed (a bag).",
+    summary="A row of a table for each index; rows along a dim that the output lacks are summed (a bag).",
     operands="indices, without gradient; a table",
     inputs=(1, 1),
     parameters=(1, 1),

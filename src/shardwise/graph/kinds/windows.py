@@ -9,7 +9,7 @@ from shardwise.graph.kinds.kind import Attribute, without
 from shardwise.graph.record import OpNode
 from shardwise.graph.rule import CollectiveCall, ShardingRule
 
-PADDING = Attribute(name="padding", type="integer", meaning="rows of padding on either side; else 0")
+PADDING = Attribute(name="padding", type="integer", meaning="rows of padding on either side; default 0")
 
 
 def halo_rows(rows: int, windows: int, *, kernel: int, stride: int, padding: int, dilation: int) -> int:
