@@ -29,7 +29,7 @@ from shardwise.graph.rules import (
     split_rules,
 )
 
-PADDING = Attribute(name="padding", type="integer", meaning="rows of padding on either side; else 0")
+PADDING = Attribute(name="padding", type="integer", meaning="rows of padding on either side; default 0")
 
 
 def halo_rows(rows: int, windows: int, *, kernel: int, stride: int, padding: int, dilation: int) -> int:
@@ -183,10 +183,10 @@ CONVOLUTION = OperatorKind(
     inputs=(1, 1),
     parameters=(1, 2),
     attributes=(
-        Attribute(name="stride", type="integer", meaning="rows from window to window; else 1", low=1),
+        Attribute(name="stride", type="integer", meaning="rows from window to window; default 1", low=1),
         PADDING,
-        Attribute(name="dilation", type="integer", meaning="rows from tap to tap; else 1", low=1),
-        Attribute(name="groups", type="integer", meaning="groups of channels; else 1", low=1),
+        Attribute(name="dilation", type="integer", meaning="rows from tap to tap; default 1", low=1),
+        Attribute(name="groups", type="integer", meaning="groups of channels; default 1", low=1),
     ),
     check=_check_convolution,
     splits=_convolution_rules,
@@ -264,24 +264,24 @@ def _pool_saved(op: OpNode) -> SavedTensors:
 
 POOL = OperatorKind(
     name="pool",
-    summary="Maximum or average of windows of the last dims; without a kernel adaptive: as many windows as "
-    "the output has. Over all rows at once it is a `reduce`.",
+    summary="Maximum or average of windows of the last dims. Without a kernel the pool is adaptive: as many "
+    "windows as the output has. For a pool over all rows at once use `reduce`.",
     operands="input [b, c, y, x]; output [b, c, h, w]",
     inputs=(1, 1),
     attributes=(
         Attribute(
             name="function",
             type="text",
-            meaning="which number of a window",
+            meaning="the reduction of a window",
             choices=("maximum", "average"),
             required=True,
         ),
         Attribute(name="kernel", type="integer", meaning="rows of a window", low=1),
         Attribute(
-            name="stride", type="integer", meaning="rows from window to window; else the kernel", low=1
+            name="stride", type="integer", meaning="rows from window to window; default: the kernel", low=1
         ),
         PADDING,
-        Attribute(name="spatial", type="integer", meaning="dims with windows; else 2", low=1),
+        Attribute(name="spatial", type="integer", meaning="dims with windows; default 2", low=1),
     ),
     check=_check_pool,
     splits=_pool_rules,

@@ -72,14 +72,14 @@ def _saved(op: OpNode) -> SavedTensors:
 
 REDUCE = OperatorKind(
     name="reduce",
-    summary="One number from all elements along the dims that the output has not.",
+    summary="One number from all elements along the dims that the output lacks.",
     operands="one input",
     inputs=(1, 1),
     attributes=(
         Attribute(
             name="function",
             type="text",
-            meaning="which number",
+            meaning="the reduction",
             choices=(*_LINEAR, "maximum", "minimum"),
             required=True,
         ),
@@ -178,20 +178,20 @@ def _norm_work(op: OpNode) -> tuple[KernelWork, ...]:
 
 LAYER_NORM = _norm(
     "layer_norm",
-    "Mean and variance over the dims of the scale (else the last dim), for each of the others.",
+    "Mean and variance over the dims of the scale (default: the last dim), for each of the others.",
     2,
     _last_over,
 )
 RMS_NORM = _norm(
     "rms_norm",
-    "Mean square over the dims of the scale (else the last dim), for each of the others.",
+    "Mean square over the dims of the scale (default: the last dim), for each of the others.",
     1,
     _last_over,
 )
 BATCH_NORM = _norm(
     "batch_norm",
-    "Mean and variance over all dims that the scale has not (else all but the second): over the whole batch, "
-    "so that ranks which split the batch exchange them.",
+    "Mean and variance over all dims that the scale lacks (default: all but the second), over the whole "
+    "batch: ranks that split the batch all-reduce them.",
     2,
     _batch_over,
 )
@@ -263,7 +263,7 @@ GROUP_NORM = OperatorKind(
     parameters=(0, 2),
     attributes=(
         Attribute(name="groups", type="integer", meaning="groups of channels", low=1, required=True),
-        Attribute(name="channel", type="dim", meaning="the channels; else the scale's dim, else the second"),
+        Attribute(name="channel", type="dim", meaning="the channels; default: the scale's dim or the second"),
         _OVER,
     ),
     check=_check_group,
@@ -303,7 +303,7 @@ SOFTMAX = OperatorKind(
     operands="one input",
     inputs=(1, 1),
     attributes=(
-        Attribute(name="over", type="dims", meaning="the dims of each distribution; else the last"),
+        Attribute(name="over", type="dims", meaning="the dims of each distribution; default: the last"),
         Attribute(name="function", type="text", meaning="else softmax", choices=("softmax", "log_softmax")),
     ),
     check=_check_over(_softmax_over),

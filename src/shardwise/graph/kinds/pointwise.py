@@ -157,14 +157,14 @@ ELEMENTWISE = OperatorKind(
         Attribute(
             name="function",
             type="text",
-            meaning="which function; `nonlinear` is any that is not listed",
+            meaning="the function; `nonlinear` is any that is not listed",
             choices=tuple(FUNCTIONS),
             required=True,
         ),
         Attribute(
             name="number",
             type="number",
-            meaning="what `scale` multiplies by, `shift` adds, `power` raises to, `masked_fill` fills in",
+            meaning="factor of `scale`, summand of `shift`, exponent of `power`, value of `masked_fill`",
         ),
     ),
     check=_check_elementwise,
@@ -192,11 +192,11 @@ def _rotary_saved(op: OpNode) -> SavedTensors:
 
 ROTARY = OperatorKind(
     name="rotary",
-    summary="Rotary position embedding: pairs of elements of a head turned by an angle of their position.",
+    summary="Rotary position embedding: rotates pairs of elements of a head by an angle of their position.",
     operands="the activation; at most two tables of cosines and sines",
     inputs=(1, 3),
     attributes=(
-        Attribute(name="over", type="dims", meaning="the dim whose elements are paired; else the last"),
+        Attribute(name="over", type="dims", meaning="the dim whose elements are paired; default: the last"),
     ),
     check=check_broadcast,
     splits=_rotary_rules,

@@ -125,7 +125,7 @@ def _linear_saved(op: OpNode) -> SavedTensors:
 
 EINSUM = OperatorKind(
     name="einsum",
-    summary="Any contraction: the product of all operands, summed over the dims that the output has not.",
+    summary="Any contraction: the product of all operands, summed over the dims that the output lacks.",
     operands="inputs and parameters with any dims, at least one; the output has any of theirs",
     inputs=(1, 8),
     parameters=(0, 8),
@@ -137,8 +137,8 @@ EINSUM = OperatorKind(
 
 MATMUL = OperatorKind(
     name="matmul",
-    summary="The product of two activations, summed over dims that the output has not; dims of all three are "
-    "a batch of products.",
+    summary="The product of two activations, summed over the dims that the output lacks; the dims that all "
+    "three tensors have are a batch of products.",
     operands="two inputs",
     inputs=(2, 2),
     check=_check_matmul,
@@ -149,7 +149,7 @@ MATMUL = OperatorKind(
 
 LINEAR = OperatorKind(
     name="linear",
-    summary="The product of an activation and a weight, and the sum with a bias.",
+    summary="The product of an activation and a weight, plus a bias.",
     operands="one input; a weight, then at most one bias with dims of the output",
     inputs=(1, 1),
     parameters=(1, 2),
@@ -193,7 +193,7 @@ def _saved(op: OpNode) -> SavedTensors:
 
 EMBEDDING = OperatorKind(
     name="embedding",
-    summary="A row of a table for each index; indices of a dim that the output has not are summed (a bag).",
+    summary="A row of a table for each index; rows along a dim that the output lacks are summed (a bag).",
     operands="indices, without gradient; a table",
     inputs=(1, 1),
     parameters=(1, 1),

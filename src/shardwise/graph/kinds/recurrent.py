@@ -113,7 +113,7 @@ def _recurrent(name: str, summary: str, gates: int) -> OperatorKind:
     return OperatorKind(
         name=name,
         summary=summary,
-        operands="input [b, t, i]; a weight of it [g, h, i], one of the state [g, h, r], at most two biases "
+        operands="input [b, t, i]; input weight [g, h, i], state weight [g, h, r], at most two biases "
         "[g, h]; output [b, t, h]",
         inputs=(1, 1),
         parameters=(2, 4),
@@ -216,7 +216,7 @@ def _cell(name: str, summary: str, gates: int, state: tuple[str, ...]) -> Operat
 
 LSTM_CELL = _cell(
     "lstm_cell",
-    "One step of long short-term memory: hidden state and cell before and after, one behind the other.",
+    "One step of long short-term memory; hidden state and cell state are stacked along the first dim.",
     4,
     ("two",),
 )
