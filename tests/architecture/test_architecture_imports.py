@@ -7,13 +7,21 @@ import subprocess
 import sys
 
 import pytest
-from tests.architecture.import_rules import BASE, LAYERS, TOP, import_violations, imports_of, public_names
+from tests.architecture.import_rules import (
+    BASE,
+    LAYERS,
+    TOP,
+    import_violations,
+    imports_of,
+    public_names,
+    unused_exports,
+)
 from tests.architecture.sources import ROOT, module_of, package_modules
 
 MODULES = package_modules()
 
 WITH_TORCH = ("runtime", "measure")
-"""Rooms that nothing imports before a command needs them."""
+"""Packages that nothing imports before a command needs them."""
 
 WITH_NUMBA = tuple(
     f"shardwise.search.pareto.{name}"
@@ -54,6 +62,14 @@ def test_public_names_exist() -> None:
         if module.name == f"shardwise.{module.package}":
             for name in PUBLIC[module.package]:
                 assert re.search(rf"\b{name}\b", module.source.split("__all__")[0]), (module.name, name)
+
+
+def test_a_package_exports_what_others_use() -> None:
+    documented = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    public = {name: names for name, names in PUBLIC.items() if name}
+    assert unused_exports(MODULES, public, documented) == []
+    public["sim"] |= {"makespan_s", "unused_name"}
+    assert unused_exports(MODULES, public, documented) == ["sim: unused_name"]
 
 
 CHECKER = "shardwise.verification.plan"

@@ -25,7 +25,6 @@ from tests.property.search_space_twin import first_reason
 
 from shardwise.cost import (
     Index,
-    PeakBytes,
     Problem,
     Split,
     end_s,
@@ -36,6 +35,7 @@ from shardwise.cost import (
     peaks_of,
 )
 from shardwise.cost.bounds import capacity
+from shardwise.cost.memory import PeakBytes
 from shardwise.search.step_times import pipeline_makespan_s, step_times_s
 from shardwise.strategy import SCHEDULES, StrategyTable
 

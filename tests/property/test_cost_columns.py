@@ -14,7 +14,6 @@ from shardwise.cost import (
     MEMORY_PARTS,
     Problem,
     StageTimes,
-    StepEnd,
     bind,
     costs_of_all_stages,
     costs_of_peak_stages,
@@ -23,6 +22,7 @@ from shardwise.cost import (
     stage_times,
     step_end,
 )
+from shardwise.cost.times import StepEnd
 from shardwise.search.step_times import step_times_s
 from shardwise.strategy import StrategyTable
 

@@ -17,7 +17,6 @@ from tests.property.spmd import Array, Call, Mesh, Spmd, Value
 from tests.property.window_programs import PROGRAMS
 
 from shardwise.graph import (
-    KINDS,
     PARTIAL,
     REPLICATE,
     REPLICATE_SUM_GRAD,
@@ -29,6 +28,7 @@ from shardwise.graph import (
     local_sizes,
     rules_of,
 )
+from shardwise.graph.kinds import KINDS
 
 TOLERANCE = 1e-7
 

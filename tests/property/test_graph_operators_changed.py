@@ -14,8 +14,6 @@ from shardwise.cluster import load_cluster, tier_mesh
 from shardwise.cost import Training, layout_chain
 from shardwise.errors import ConfigError
 from shardwise.graph import (
-    KINDS,
-    Attribute,
     Block,
     Operand,
     OpGraph,
@@ -27,6 +25,7 @@ from shardwise.graph import (
     saved_of,
     work_of,
 )
+from shardwise.graph.kinds import KINDS, Attribute
 
 Dims = tuple[str, ...]
 

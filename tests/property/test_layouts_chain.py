@@ -15,7 +15,7 @@ from shardwise.cost.layouts.chain import LayoutSpace, layout_chain
 from shardwise.cost.layouts.redistribute import Redistributions
 from shardwise.cost.problem import machine_of
 from shardwise.cost.training import Training
-from shardwise.search import pareto_search
+from shardwise.search.pareto import pareto_search
 from shardwise.search.pareto.solution import measure, solution_costs
 from shardwise.strategy import MEGATRON_2024
 

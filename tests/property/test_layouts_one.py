@@ -35,7 +35,7 @@ from shardwise.graph import (
     skip_tensors_of,
 )
 from shardwise.pareto import Chain, Segment, shared_sizes
-from shardwise.search import pareto_search
+from shardwise.search.pareto import pareto_search
 from shardwise.search.pareto.solution import SegmentChoice, Solution, measure
 from shardwise.strategy import PROFILES
 

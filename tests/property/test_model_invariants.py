@@ -15,11 +15,11 @@ from shardwise.model import (
     attention_flop_per_token,
     catalogue,
     catalogue_names,
-    keys_per_query,
     load_model,
     model_from_config,
     parameters,
 )
+from shardwise.model.counts import keys_per_query
 from shardwise.operators import Matmul, Operator
 
 CATALOGUE = {name: dict(entry.config) for name, entry in catalogue().items()}

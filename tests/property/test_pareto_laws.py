@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.pareto import Frontier, frontier_of, non_dominated, product, union, union_all
+from shardwise.pareto import non_dominated
+from shardwise.pareto.frontier import Frontier, frontier_of, product, union, union_all
 
 REDUCE: Any = import_module("shardwise.pareto.frontier")
 

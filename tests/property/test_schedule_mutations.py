@@ -17,17 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwise.errors import ConfigError
-from shardwise.schedule import (
-    NAMES,
-    Action,
-    ActionKind,
-    Schedule,
-    from_text,
-    generate,
-    illegal_reason,
-    to_text,
-    violations,
-)
+from shardwise.schedule import NAMES, Action, ActionKind, Schedule, from_text, generate, to_text
+from shardwise.schedule.legality import illegal_reason
+from shardwise.schedule.violations import violations
 
 PRIME = 2_305_843_009_213_693_951
 Table = list[list[Action]]

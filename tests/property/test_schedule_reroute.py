@@ -17,13 +17,12 @@ from shardwise.schedule import (
     PipelineStage,
     RelativeDurations,
     Rerouted,
-    findings,
     generate,
     peak_in_flight,
     reroute,
-    violations,
 )
 from shardwise.schedule.action import columns_of
+from shardwise.schedule.violations import findings, violations
 from shardwise.sim import Durations, makespan_s, rerouted_s
 
 SCHEDULES = ("1f1b", "gpipe", "zb_h1", "zb_h2")

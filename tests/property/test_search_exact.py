@@ -25,17 +25,10 @@ from tests.property.search_instances import (
 from tests.property.search_space_twin import first_reason
 
 from shardwise.cost import GridCostTable, Problem, costs_of_all_stages, stage_times
-from shardwise.search import (  # fmt: skip
-    BranchAndBound,
-    Fastest,
-    Goal,
-    Incumbent,
-    SearchResult,
-    Smallest,
-    Tradeoff,
-)
+from shardwise.search import BranchAndBound, Fastest
 from shardwise.search.bnb import branch, leaves, solver
-from shardwise.search.bnb.solver import INCUMBENT_SLACK
+from shardwise.search.bnb.incumbent import Goal, Incumbent, Smallest, Tradeoff
+from shardwise.search.bnb.solver import INCUMBENT_SLACK, SearchResult
 from shardwise.search.step_times import microbatches_of, pipeline_makespan_s, step_times_s
 from shardwise.strategy import (
     HOST_MEMORY,

@@ -19,8 +19,8 @@ from tests.property.pareto_instances import (
     starting_with,
 )
 
-from shardwise.pareto import Chain, Factor, FactorGraph, Segment, frontier_of, non_dominated
-from shardwise.search import pareto_search
+from shardwise.pareto import Chain, Factor, FactorGraph, Segment, non_dominated
+from shardwise.pareto.frontier import frontier_of
 from shardwise.search.pareto import (
     bound_sets,
     chain_labels,
@@ -29,6 +29,7 @@ from shardwise.search.pareto import (
     elimination,
     gap_enumeration,
     labels,
+    pareto_search,
     presolve,
     state,
     supported_points,

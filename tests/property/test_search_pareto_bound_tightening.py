@@ -20,8 +20,7 @@ from tests.property.pareto_instances import (
 from tests.sampling import sample_of
 
 from shardwise.pareto import Chain, Factor, FactorGraph, Segment
-from shardwise.search import pareto_search
-from shardwise.search.pareto import bound_tightening, two_phase
+from shardwise.search.pareto import bound_tightening, pareto_search, two_phase
 from shardwise.search.pareto import state as states
 from shardwise.search.pareto.bound_sets import IncumbentSet
 from shardwise.search.pareto.bound_tightening import tighten_by_peak

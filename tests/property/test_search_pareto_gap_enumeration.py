@@ -19,13 +19,13 @@ from tests.property.pareto_instances import (
 from tests.sampling import sample_of
 
 from shardwise.pareto import Chain
-from shardwise.search import pareto_search
 from shardwise.search.pareto import (
     bound_sets,
     bound_tightening,
     completion_bounds,
     gap_enumeration,
     numba_dispatch,
+    pareto_search,
     two_phase,
 )
 from shardwise.search.pareto.gap_enumeration import Tolerances

@@ -15,8 +15,7 @@ from tests.property.pareto_instances import (
     plain,
 )
 
-from shardwise.search import pareto_search
-from shardwise.search.pareto import chain_labels, labels, two_phase
+from shardwise.search.pareto import chain_labels, labels, pareto_search, two_phase
 from shardwise.search.pareto.bound_sets import representatives
 from shardwise.search.pareto.labels import Allowance, Labels, TooManyLabels, joined
 

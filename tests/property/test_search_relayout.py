@@ -15,13 +15,13 @@ import pytest
 from tests.property.uneven_twin import Layouts, drawn_space, drawn_to_spread, filling_of, walked_s
 
 from shardwise.plans import Layout, Pipeline, UnevenResult
-from shardwise.search import UnevenPipeline, UnevenPlan, UnevenSpace, predict_record, relayout
-from shardwise.search.hetero import UnevenSubproblem, pipeline_search
+from shardwise.search import UnevenSpace, predict_record, relayout
+from shardwise.search.hetero import UnevenPipeline, UnevenPlan, pipeline_search
 from shardwise.search.hetero import relayout as in_place
 from shardwise.search.hetero.lower_bounds import stage_lower_bound_s
 from shardwise.search.hetero.placement import NodeLookup, faults_of_spread
 from shardwise.search.hetero.result import uneven_result
-from shardwise.search.hetero.space import StageKind, devices_by_pool
+from shardwise.search.hetero.space import StageKind, UnevenSubproblem, devices_by_pool
 from shardwise.search.hetero.stage_costs import StageCostModel, StageOptions
 
 SEEDS, FULL_SEEDS = 20, 1000

@@ -13,7 +13,8 @@ from tests.property.uneven_bounds import hold_bounds
 from tests.property.uneven_twin import drawn_to_spread, every_layout, least_s
 from tests.sampling import sample_of
 
-from shardwise.search import UnevenPlan, UnevenSpace, predict_record, search_uneven
+from shardwise.search import UnevenSpace, predict_record
+from shardwise.search.hetero import UnevenPlan, search_uneven
 from shardwise.search.hetero.result import uneven_result
 from shardwise.search.hetero.space import StageSpread, shapes_of
 from shardwise.search.hetero.stage_costs import StageCostModel

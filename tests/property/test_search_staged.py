@@ -12,13 +12,14 @@ from tests.property.test_layouts_one import random_solution
 from tests.sampling import sample_of
 
 from shardwise.cluster import load_cluster, mesh_of
-from shardwise.cost import StepCounts, Training, estimate_stage, stage_layouts
+from shardwise.cost import StepCounts, Training, stage_layouts
+from shardwise.cost.one_layout import estimate_stage
 from shardwise.errors import ConfigError
 from shardwise.graph import load_graph, scaled
 from shardwise.search.pareto.solution import SegmentChoice, measure, occurrences
-from shardwise.search.staged import StagedFrontier, StagedProblem, staged_frontier
+from shardwise.search.staged import StagedProblem, staged_frontier
 from shardwise.search.staged.problem import Path, critical_path, plain_paths
-from shardwise.search.staged.search import Partition
+from shardwise.search.staged.search import Partition, StagedFrontier
 from shardwise.search.staged.stage_frontier import StageFrontiers, pipeline_lower_bound
 
 SEEDS = [seed for seed in range(36) if seed % 3 or seed % 2 == 0]

@@ -16,18 +16,20 @@ from tests.property.uneven_twin import drawn_space, every_layout, least_s
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
-from shardwise.search import UnevenOutcome, UnevenSpace, predict_record, search_uneven
+from shardwise.search import UnevenSpace, predict_record
 from shardwise.search.clock import SearchClock
 from shardwise.search.hetero import (
-    UnevenSubproblem,
+    UnevenOutcome,
     branch_and_bound,
     knapsack,
     lower_bounds,
     pipeline_search,
+    search_uneven,
 )
 from shardwise.search.hetero.branch_and_bound import NodeProcessor, OpenNode, UnevenIncumbent, is_wide
 from shardwise.search.hetero.capacity_relaxation import CapacityRelaxation
 from shardwise.search.hetero.result import uneven_result
+from shardwise.search.hetero.space import UnevenSubproblem
 from shardwise.search.hetero.stage_costs import StageCostModel
 from shardwise.search.hetero.subproblem import subproblem_search
 from shardwise.search.worker_pool import SearchWorkers

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwise.schedule import NAMES, Action, ActionKind, Schedule, generate, illegal_reason
-from shardwise.sim import Durations, compile_schedule, makespan_s, simulate, task_graph
+from shardwise.schedule import NAMES, Action, ActionKind, Schedule, generate
+from shardwise.schedule.legality import illegal_reason
+from shardwise.sim import Durations, makespan_s, simulate, task_graph
+from shardwise.sim.maxplus import compile_schedule
 from shardwise.sim.steady import steady_schedule
 
 Case = tuple[str, int, int, int]

@@ -14,16 +14,9 @@ from tests.property.test_sim_network import Job, graph_of, random_jobs
 from shardwise.cluster import Capacity
 from shardwise.equations import comm
 from shardwise.schedule import generate
-from shardwise.sim import (
-    Durations,
-    FlowLink,
-    TaskGraphBuilder,
-    Timeline,
-    Transfers,
-    makespan_s,
-    simulate,
-    task_graph,
-)
+from shardwise.sim import Durations, Timeline, makespan_s, simulate, task_graph
+from shardwise.sim.engine import FlowLink, TaskGraphBuilder
+from shardwise.sim.schedule_tasks import Transfers
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8, 16])

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pytest
 
 from shardwise.cluster import Capacity
-from shardwise.sim import Speed, TaskGraph, TaskGraphBuilder, max_min_rates, simulate
-from shardwise.sim.engine import Network, Route
+from shardwise.sim import simulate
+from shardwise.sim.engine import Network, Route, Speed, TaskGraph, TaskGraphBuilder, max_min_rates
 
 EXACT = 1e-9
 

@@ -10,8 +10,9 @@ import pytest
 
 from shardwise.cluster import Capacity
 from shardwise.errors import InternalError
-from shardwise.sim import TaskGraphBuilder, ring_order, simulate
-from shardwise.sim.ring_order import EXACT_CLASSES, Floats, _assignment_bound_s
+from shardwise.sim import simulate
+from shardwise.sim.engine import TaskGraphBuilder
+from shardwise.sim.ring_order import EXACT_CLASSES, Floats, _assignment_bound_s, ring_order
 
 
 def random_hops(rng: random.Random, classes: int) -> Floats:

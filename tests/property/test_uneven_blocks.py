@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from tests.property.uneven_twin import drawn_space, every_layout, least_of_block
 
-from shardwise.search.hetero import UnevenSubproblem, lower_bounds, pipeline_search
+from shardwise.search.hetero import lower_bounds, pipeline_search
+from shardwise.search.hetero.space import UnevenSubproblem
 from shardwise.search.hetero.stage_costs import StageCostModel, StageOptions
 from shardwise.search.hetero.subproblem import subproblem_search
 

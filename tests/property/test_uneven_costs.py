@@ -12,10 +12,11 @@ from tests.property import uneven_twin
 from tests.property.uneven_twin import Layouts, drawn_space, every_layout, walked_s
 
 from shardwise.cost import NodeSlot
-from shardwise.search import UnevenPipeline, UnevenPlan, UnevenSpace, predict_record
-from shardwise.search.hetero import UnevenSubproblem, placement, record_costs
+from shardwise.search import UnevenSpace, predict_record
+from shardwise.search.hetero import UnevenPipeline, UnevenPlan, placement, record_costs
 from shardwise.search.hetero.pipeline_search import pipeline_s
 from shardwise.search.hetero.result import uneven_result
+from shardwise.search.hetero.space import UnevenSubproblem
 from shardwise.search.hetero.stage_costs import StageCostModel, StageOptions
 
 SEEDS, FULL_SEEDS = 50, 5000

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardwise.search import Space
+from shardwise.search.space import Space
 from shardwise.verification import count_space
 
 Fixed = dict[str, int | str | bool]

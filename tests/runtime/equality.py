@@ -19,16 +19,12 @@ from torch.nn import functional
 
 from shardwise.model import Model
 from shardwise.plans import Plan, UnevenFile
-from shardwise.runtime import (
-    ModelStage,
-    Report,
-    Synthetic,
-    initialise,
-    offload,
-    parallelize,
-    reference_module,
-)
+from shardwise.runtime import offload, parallelize, reference_module
 from shardwise.runtime.attention import CausalAttention
+from shardwise.runtime.data import Synthetic
+from shardwise.runtime.initialization import initialise
+from shardwise.runtime.modules import ModelStage
+from shardwise.runtime.workers import Report
 
 LR = 3e-3
 MAX_NORM = 0.5

@@ -23,7 +23,8 @@ from shardwise.app.cli.main import main
 from shardwise.app.cli.measuring import KernelMeasurement, Ranks, StepMeasurement, cluster_here, ranks_of
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
-from shardwise.measure import BatchTimer, KernelTimes, group_timer
+from shardwise.measure import KernelTimes, group_timer
+from shardwise.measure.kernels import BatchTimer
 from shardwise.runtime.workers import HOST, WorkerPool
 
 

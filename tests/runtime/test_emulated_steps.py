@@ -15,7 +15,8 @@ from tests.runtime.tracked import fake_ranks
 from tests.unit.app.test_cli_calibrate import written
 from torch import distributed
 
-from shardwise.accuracy import LinkCurve, TierCurve, with_speed
+from shardwise.accuracy import TierCurve, with_speed
+from shardwise.accuracy.calibration import LinkCurve
 from shardwise.app.cli.measuring import LinkResult, MeasuredMachine
 from shardwise.cluster import load_cluster
 from shardwise.inputs import dumps_yaml

@@ -15,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from shardwise.accuracy import (
     COLLECTIVES,
     AttentionSample,
-    KernelCurves,
     LinkSample,
     MatmulSample,
     MeasuredStep,
@@ -26,24 +25,19 @@ from shardwise.accuracy import (
     predicted_step_s,
     with_accelerated_kernels,
 )
+from shardwise.accuracy.calibration import KernelCurves
 from shardwise.app.cli import calibrating
 from shardwise.app.cli.main import main
 from shardwise.cluster import AttentionCurve, Device, find_device, load_cluster
 from shardwise.equations import compute
-from shardwise.measure import (
-    BatchTimer,
-    KernelTimes,
-    kernel_times,
-    kernels,
-    link_times,
-    lockstep_s,
-    overlap_times,
-)
+from shardwise.measure import KernelTimes, kernel_times, kernels, link_times, lockstep_s, overlap_times
 from shardwise.measure import kernels as accelerator
+from shardwise.measure.kernels import BatchTimer
 from shardwise.measure.links import lost_s
 from shardwise.plans import Plan
-from shardwise.runtime import TimedSteps, WorkerPool, timed_steps
+from shardwise.runtime import WorkerPool, timed_steps
 from shardwise.runtime.private import DispatchMode
+from shardwise.runtime.timing import TimedSteps
 from shardwise.strategy import read_calibration, target_of
 
 

@@ -24,18 +24,9 @@ from shardwise.measure import message_rates
 from shardwise.model import model_from_config
 from shardwise.plans import Plan, plan_hash, write_plan
 from shardwise.replanning import Costs, LinkAwarePlanner
-from shardwise.runtime import (
-    Advice,
-    RankLost,
-    ReplanEvent,
-    Report,
-    StepRecord,
-    TrainOptions,
-    WorkerPool,
-    resumed_options,
-    train,
-)
-from shardwise.runtime.adaptive import DEVIATION, RECENT, StepTimeMonitor
+from shardwise.runtime import Advice, RankLost, StepRecord, TrainOptions, WorkerPool, resumed_options, train
+from shardwise.runtime.adaptive import DEVIATION, RECENT, ReplanEvent, StepTimeMonitor
+from shardwise.runtime.workers import Report
 from shardwise.sim import COMPUTE, Span, read_trace
 from shardwise.strategy import Job, Strategy, complete, target_of
 

@@ -34,12 +34,10 @@ from shardwise.errors import ConfigError
 from shardwise.plans import AnyPlan, Plan, UnevenFile, write_plan
 from shardwise.runtime import (
     RankLost,
-    Report,
     StepRecord,
     TrainOptions,
     WorkerPool,
     export,
-    load_weights,
     parallelize,
     reference_module,
     train,
@@ -62,6 +60,8 @@ from shardwise.runtime.checkpoint import (
 )
 from shardwise.runtime.state_dict import state_of
 from shardwise.runtime.uneven import OptimizerShards
+from shardwise.runtime.weights import load_weights
+from shardwise.runtime.workers import Report
 
 BEFORE, AFTER = 2, 2
 """Steps before and behind the checkpoint."""

@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from shardwise.errors import ConfigError
-from shardwise.runtime import Synthetic, TokenFile
-from shardwise.runtime.data import DataIdentity, FeistelPermutation
+from shardwise.runtime.data import DataIdentity, FeistelPermutation, Synthetic, TokenFile
 
 
 def test_a_synthetic_batch_is_a_function_of_seed_and_step() -> None:

@@ -14,11 +14,12 @@ import torch
 from tests.runtime.plans import SLOPED_ONCE, tiny
 from torch import Tensor
 
-from shardwise.runtime import load_weights, reference_module
+from shardwise.runtime import reference_module
 from shardwise.runtime.attention import Scores, alibi_slopes, scored_attention
 from shardwise.runtime.layers import gated, softcapped
 from shardwise.runtime.numerics import Gate, Numerics, Routing, numerics_of
 from shardwise.runtime.rope import Rope, YarnScaling, rotation_of
+from shardwise.runtime.weights import load_weights
 
 TOLERANCE = 2e-4
 

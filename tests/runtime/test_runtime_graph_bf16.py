@@ -27,11 +27,12 @@ from torch import Tensor
 
 from shardwise.graph import OpGraph
 from shardwise.plans import GraphPlan
-from shardwise.runtime import GraphTrainingJob, Report, WorkerPool, graph_module, parallelize
-from shardwise.runtime.graphs import graph_training_job, interpreter
+from shardwise.runtime import WorkerPool, graph_module, parallelize
+from shardwise.runtime.graphs import GraphTrainingJob, graph_training_job, interpreter
 from shardwise.runtime.graphs.kernels import KERNELS
 from shardwise.runtime.graphs.kernels_elementwise import LOSSES
 from shardwise.runtime.graphs.parameters import ShardedParameter
+from shardwise.runtime.workers import Report
 
 GRAPH = mlp(8, 6, 12, 5)
 

@@ -44,9 +44,10 @@ from torch.distributed.checkpoint import FileSystemReader, TensorStorageMetadata
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, OpNode, scaled
 from shardwise.plans import GraphPlan
-from shardwise.runtime import AsyncCheckpoint, Report, WorkerPool, graph_module, load, parallelize, resumable
+from shardwise.runtime import AsyncCheckpoint, WorkerPool, graph_module, load, parallelize, resumable
 from shardwise.runtime.checkpoint import folder_of, graph_hash
 from shardwise.runtime.graphs.placements import boxes_of_range, extents
+from shardwise.runtime.workers import Report
 
 CHAIN = chain(8, 6, 12, 5)
 UNEVEN = chain(12, 7, 11, 5)

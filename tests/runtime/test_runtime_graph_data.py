@@ -18,8 +18,9 @@ from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.graph import SizeGrowth, scaled
 from shardwise.plans import write_graph_plan
-from shardwise.runtime import ArrayFolder, data
+from shardwise.runtime import data
 from shardwise.runtime import data as graph_data
+from shardwise.runtime.data import ArrayFolder
 
 GRAPH = replace(mlp(4, 6, 12, 5), growth={"b": SizeGrowth(batch=1)})
 SAMPLES = 10

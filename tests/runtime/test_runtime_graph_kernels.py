@@ -15,11 +15,13 @@ from tests.runtime.graph_kernels import Case, carried_out, errors
 from torch import Tensor
 from torch.nn import functional
 
-from shardwise.graph import KINDS, allows, rules_of
-from shardwise.runtime import Report, WorkerPool
+from shardwise.graph import allows, rules_of
+from shardwise.graph.kinds import KINDS
+from shardwise.runtime import WorkerPool
 from shardwise.runtime.graphs.kernels import KERNELS
 from shardwise.runtime.graphs.placements import ProcessMesh
 from shardwise.runtime.graphs.sharded_operator import ShardedOperator
+from shardwise.runtime.workers import Report
 
 TOLERANCE = 1e-9
 """In fp64."""

@@ -35,12 +35,13 @@ from shardwise.graph import (
 )
 from shardwise.graph.sizes import SizeGrowth
 from shardwise.plans import GraphPlan
-from shardwise.runtime import Report, WorkerPool
+from shardwise.runtime import WorkerPool
 from shardwise.runtime.graphs import interpreter, kernels, kernels_elementwise
 from shardwise.runtime.graphs.interpreter import Interpreter, _SectionRun
 from shardwise.runtime.graphs.parameters import ShardedParameter
 from shardwise.runtime.graphs.redistribute import TensorSpec
 from shardwise.runtime.graphs.sharded_operator import Dims, ShardedOperator, aligned
+from shardwise.runtime.workers import Report
 from shardwise.search import GraphCurves
 
 BATCH, WIDTH, RANKS = 2048, 256, 8

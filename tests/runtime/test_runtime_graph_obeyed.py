@@ -26,13 +26,14 @@ from torch import Tensor
 
 from shardwise.graph import REPLICATE_SHARD_STATES, OpNode, rules_of
 from shardwise.plans import GraphPlan
-from shardwise.runtime import GraphTrainingJob, Report, WorkerPool, capture, graph_module, parallelize
+from shardwise.runtime import WorkerPool, capture, graph_module, parallelize
 from shardwise.runtime.collectives import record_collectives
-from shardwise.runtime.graphs import interpreter
+from shardwise.runtime.graphs import GraphTrainingJob, interpreter
 from shardwise.runtime.graphs.parameters import ShardedParameter
 from shardwise.runtime.graphs.placements import ProcessMesh
 from shardwise.runtime.graphs.program import program_of
 from shardwise.runtime.graphs.redistribute import CollectiveCoroutine, TensorSpec, run_alone
+from shardwise.runtime.workers import Report
 
 MLP = mlp(8, 8, 16, 4)
 """All dims go evenly: else parts are padded to the largest."""

@@ -34,8 +34,9 @@ from shardwise.cost.one_layout.pipeline import actions_of
 from shardwise.errors import ConfigError
 from shardwise.graph import OpNode, graph_text, loss_weight
 from shardwise.plans import GraphPlan, read_graph_plan
-from shardwise.runtime import Report, WorkerPool, check_graph_runnable, graph_module, parallelize
+from shardwise.runtime import WorkerPool, check_graph_runnable, graph_module, parallelize
 from shardwise.runtime.profiling import NORM, OPTIMIZER, traced
+from shardwise.runtime.workers import Report
 from shardwise.sim import COMPUTE
 
 STEPS = 2

@@ -22,9 +22,10 @@ from shardwise.cost.layouts.parameters import storage_placements
 from shardwise.cost.one_layout import layout
 from shardwise.cost.one_layout.rank import owned_shards
 from shardwise.plans import GraphPlan
-from shardwise.runtime import Report, WorkerPool, graph_module, parallelize
+from shardwise.runtime import WorkerPool, graph_module, parallelize
 from shardwise.runtime.graphs.interpreter import _Passes
 from shardwise.runtime.graphs.parameters import reduce_gradients
+from shardwise.runtime.workers import Report
 
 CHAIN = chain(16, 8, 16, 4)
 """All dims go evenly, those of a micro-batch too: else parts are padded to the largest."""

@@ -24,11 +24,12 @@ from shardwise.app.cli.main import main
 from shardwise.cluster import load_cluster, mesh_of
 from shardwise.graph import OpGraph, block_labels, operator_label
 from shardwise.plans import GraphPlan, write_graph_plan
-from shardwise.runtime import Report, WorkerPool, graph_module, parallelize
+from shardwise.runtime import WorkerPool, graph_module, parallelize
 from shardwise.runtime.graphs.parameters import ShardedParameter, publish
 from shardwise.runtime.graphs.placements import ProcessMesh
 from shardwise.runtime.private import ProfiledEvent
 from shardwise.runtime.profiling import OPERATOR, operator_spans, profiled_range, traced
+from shardwise.runtime.workers import Report
 from shardwise.sim import BLOCKS, COMMUNICATION, COMPUTE, OPERATORS, TRAFFIC, Span, read_trace
 
 CHAIN = chain(16, 8, 16, 4)

@@ -24,7 +24,7 @@ from tests.runtime.plans import make_plan
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.plans import Plan, write_plan
-from shardwise.runtime import Report, TrainOptions, WorkerPool, export, parallelize, resumed_options, train
+from shardwise.runtime import TrainOptions, WorkerPool, export, parallelize, resumed_options, train
 from shardwise.runtime.checkpoint import (
     MANIFEST,
     MARKER,
@@ -43,6 +43,7 @@ from shardwise.runtime.checkpoint import (
     newest,
     prune,
 )
+from shardwise.runtime.workers import Report
 
 
 def committed(root: Path, step: int, plan: Plan, **changes: Any) -> Path:

@@ -12,11 +12,13 @@ from tests.runtime.plans import make_plan
 from tests.sampling import sample_of
 
 from shardwise.plans import Plan
-from shardwise.runtime import Report, TrainingJob, WorkerPool, migrate, parallelize
+from shardwise.runtime import WorkerPool, migrate, parallelize
 from shardwise.runtime.checkpoint import AsyncCheckpoint, load, resumable
 from shardwise.runtime.gradients import local
+from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.private import process_groups
 from shardwise.runtime.state_dict import state_of
+from shardwise.runtime.workers import Report
 
 BEFORE, AFTER = 2, 2
 """Steps before and behind the move."""

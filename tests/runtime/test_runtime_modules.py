@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from shardwise.errors import ConfigError
 from shardwise.model import Model, catalogue_names, model_from_config, parameters
-from shardwise.runtime import initialise, reference_module
+from shardwise.runtime import reference_module
+from shardwise.runtime.initialization import initialise
 from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.rope import Rope, Rotation, rotated, rotation_of
 

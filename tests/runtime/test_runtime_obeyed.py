@@ -22,8 +22,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from shardwise.cluster import find_device
 from shardwise.plans import Plan
-from shardwise.runtime import Report, TrainingJob, WorkerPool, parallelize
+from shardwise.runtime import WorkerPool, parallelize
 from shardwise.runtime.collectives import CollectiveRecord, record_collectives
+from shardwise.runtime.job import TrainingJob
+from shardwise.runtime.workers import Report
 
 Times = dict[tuple[str, int], int]
 """How often a step has a collective of a kind and of so many bytes."""

@@ -25,7 +25,7 @@ from torch.distributed.tensor._redistribute import _gen_transform_infos
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from shardwise.runtime import Report, WorkerPool
+from shardwise.runtime import WorkerPool
 from shardwise.runtime.private import (
     COLLECTIVE_OPERATORS,
     ChunkLoadPlanner,
@@ -43,6 +43,7 @@ from shardwise.runtime.private import (
     saving_hooks,
     with_layout_of,
 )
+from shardwise.runtime.workers import Report
 from shardwise.schedule import NAMES, generate, lower, to_text
 
 

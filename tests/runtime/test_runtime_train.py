@@ -21,8 +21,8 @@ import shardwise
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.plans import write_plan
-from shardwise.runtime import RankLost, Report, TrainOptions, WorkerPool, parallelize, reference_module, train
-from shardwise.runtime.workers import HOST, process_group
+from shardwise.runtime import RankLost, TrainOptions, WorkerPool, parallelize, reference_module, train
+from shardwise.runtime.workers import HOST, Report, process_group
 from shardwise.sim import COMMUNICATION, COMPUTE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,10 +23,11 @@ from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.model import parameters
 from shardwise.plans import Layout, Pipeline, StagePart, UnevenFile, read_uneven_plan, write_uneven_plan
-from shardwise.runtime import Report, TrainOptions, WorkerPool, parallelize, reference_module, train
+from shardwise.runtime import TrainOptions, WorkerPool, parallelize, reference_module, train
 from shardwise.runtime.collectives import CollectiveRecord, record_collectives
 from shardwise.runtime.gradients import local
 from shardwise.runtime.regions import LocalRegion, region_of
+from shardwise.runtime.workers import Report
 from shardwise.schedule import generate
 from shardwise.sim import COMPUTE
 

@@ -16,21 +16,14 @@ from torch import Tensor
 
 from shardwise.errors import ConfigError
 from shardwise.plans import Plan, UnevenFile
-from shardwise.runtime import (
-    Report,
-    TrainingJob,
-    WorkerPool,
-    devices,
-    initialise,
-    parallelize,
-    reference_module,
-    state_dict,
-)
+from shardwise.runtime import WorkerPool, devices, parallelize, reference_module, state_dict
 from shardwise.runtime.gradients import local
-from shardwise.runtime.initialization import initial_value
+from shardwise.runtime.initialization import initial_value, initialise
+from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.parallelize import divided
 from shardwise.runtime.regions import Region
 from shardwise.runtime.uneven import UnevenTrainingJob
+from shardwise.runtime.workers import Report
 
 SEED = 3
 

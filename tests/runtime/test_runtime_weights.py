@@ -17,8 +17,10 @@ from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.model import Model, model_from_config
 from shardwise.plans import write_plan
-from shardwise.runtime import ModelStage, initialise, load_weights, reference_module, save_weights
-from shardwise.runtime.weights import weights_in
+from shardwise.runtime import reference_module
+from shardwise.runtime.initialization import initialise
+from shardwise.runtime.modules import ModelStage
+from shardwise.runtime.weights import load_weights, save_weights, weights_in
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 96, "n_positions": 32}
 CASES: Mapping[str, Mapping[str, object]] = {

@@ -22,15 +22,9 @@ from tests.targets.random_plans import (
 from shardwise.errors import ConfigError
 from shardwise.plans import Plan
 from shardwise.strategy import target_of
-from shardwise.targets import (
-    ReaderRequest,
-    Reading,
-    differences,
-    megatron_lm_flags,
-    read_back,
-    read_by_megatron_lm,
-    reader_request,
-)
+from shardwise.targets import read_back, read_by_megatron_lm, reader_request
+from shardwise.targets.megatron_lm import megatron_lm_flags
+from shardwise.targets.megatron_lm_read_back import ReaderRequest, Reading, differences
 
 pytestmark = pytest.mark.xdist_group("megatron-lm")
 

@@ -9,7 +9,8 @@ from shardwise.cluster import load_cluster
 from shardwise.model import load_model
 from shardwise.search import plan_of_strategy
 from shardwise.strategy import Job, complete, parse_fields
-from shardwise.targets import EXPORTS, FAMILIES, exported
+from shardwise.targets import EXPORTS, exported
+from shardwise.targets.megatron_lm_model import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "megatron-lm.md").read_text()

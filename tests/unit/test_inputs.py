@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import MAX_DEPTH, Fields, nearest, parse_mapping, read_mapping
+from shardwise.inputs import Fields, nearest, parse_mapping, read_mapping
+from shardwise.inputs.messages import MAX_DEPTH
 
 
 def refusal(text: str, file: str | None = None) -> ConfigError:

@@ -10,21 +10,10 @@ write, the reader reads as it was."""
 
 from shardwise.inputs.dump import dumps, dumps_flow_yaml, dumps_yaml
 from shardwise.inputs.fields import REQUIRED, Fields
-from shardwise.inputs.messages import (
-    MAX_BYTES,
-    MAX_DEPTH,
-    MAX_NODES,
-    join_key,
-    nearest,
-    printable,
-    short_repr,
-)
+from shardwise.inputs.messages import join_key, nearest, printable, short_repr
 from shardwise.inputs.read import parse_mapping, read_bytes, read_mapping, read_text
 
 __all__ = [
-    "MAX_BYTES",
-    "MAX_DEPTH",
-    "MAX_NODES",
     "REQUIRED",
     "Fields",
     "dumps",

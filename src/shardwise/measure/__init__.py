@@ -10,16 +10,9 @@ except ModuleNotFoundError as error:
         "is not installed, and measuring needs it", key="torch", allowed="pip install 'shardwise[torch]'"
     ) from error
 
-from shardwise.measure.cpu_load import CoreSeconds, CoresUsed, core_seconds, cores_used_by_others
-from shardwise.measure.kernels import (
-    BatchTimer,
-    KernelTimes,
-    accelerator_name,
-    accelerator_times,
-    kernel_times,
-)
+from shardwise.measure.cpu_load import CoreSeconds, core_seconds, cores_used_by_others
+from shardwise.measure.kernels import KernelTimes, accelerator_name, accelerator_times, kernel_times
 from shardwise.measure.links import (
-    LINK_SIZES,
     Pair,
     group_timer,
     launched_group,
@@ -33,10 +26,7 @@ from shardwise.measure.links import (
 )
 
 __all__ = [
-    "LINK_SIZES",
-    "BatchTimer",
     "CoreSeconds",
-    "CoresUsed",
     "KernelTimes",
     "Pair",
     "accelerator_name",

@@ -14,7 +14,8 @@ from shardwise.accuracy.predict import Prediction, chosen_row, predicted, predic
 from shardwise.cost import ProblemShapes
 from shardwise.errors import ConfigError
 from shardwise.model import parameters
-from shardwise.search import step_figures, step_time_s
+from shardwise.search.answer import step_time_s
+from shardwise.search.step_times import step_figures
 
 
 def test_a_complete_row_needs_no_assumptions_but_defaults() -> None:

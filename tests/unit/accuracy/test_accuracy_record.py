@@ -12,12 +12,13 @@ import pytest
 from tests.unit.accuracy.runs import measured_runs, numbers_by_hand, published, some, validated
 from tests.unit.accuracy.tables import rows_of
 
-from shardwise.accuracy import SHIPPED, bands_of, fit_document, fit_rows, read_rows
+from shardwise.accuracy import SHIPPED, fit_document, fit_rows, read_rows
 from shardwise.accuracy.cross_validation import (
     DIGITS,
     LEAST_RUNS,
     FitResult,
     Spread,
+    bands_of,
     factors,
     is_warm,
     linear_errors,

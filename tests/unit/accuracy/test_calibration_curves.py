@@ -19,7 +19,6 @@ from shardwise.accuracy.calibration import (
     MatmulSample,
     MemorySample,
     OverlapSample,
-    Tiles,
     attention_curve,
     collective_s,
     hidden_share,
@@ -29,7 +28,7 @@ from shardwise.accuracy.calibration import (
     with_bidirectional,
 )
 from shardwise.accuracy.calibration import curves as links
-from shardwise.accuracy.calibration.curves import coefficients
+from shardwise.accuracy.calibration.curves import Tiles, coefficients
 from shardwise.cluster import AttentionCurve, load_cluster
 from shardwise.cost.collectives import collective_model_of
 from shardwise.cost.problem import machine_of

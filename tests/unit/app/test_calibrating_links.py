@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from shardwise.accuracy import Collective, LinkCurve, LinkSample, OverlapSample, eager_profile
+from shardwise.accuracy import Collective, LinkSample, OverlapSample, eager_profile
+from shardwise.accuracy.calibration import LinkCurve
 from shardwise.accuracy.calibration.curves import collective_s
 from shardwise.app.cli.calibrating import _links
 from shardwise.app.cli.measuring import LinkMeasurement, Ranks, groups_of, median_samples

@@ -16,8 +16,6 @@ from tests.unit.accuracy.test_nccl_tests import SIZES, run_head, table
 from tests.unit.app.conftest import Run
 
 from shardwise.accuracy import (
-    KernelCurves,
-    LinkCurve,
     MeasuredStep,
     TierCurve,
     accelerator_plans,
@@ -32,6 +30,7 @@ from shardwise.accuracy import (
     with_links,
     with_speed,
 )
+from shardwise.accuracy.calibration import KernelCurves, LinkCurve
 from shardwise.app.cli.measuring import groups_of
 from shardwise.cluster import AttentionCurve, Device, find_device, load_cluster
 from shardwise.errors import ConfigError

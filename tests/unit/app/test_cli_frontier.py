@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 
 from shardwise.plans import read_plan, write_plan
-from shardwise.search import Tradeoff
+from shardwise.search.bnb.incumbent import Tradeoff
 from shardwise.strategy import Strategy, strategy_text
 from shardwise.units import parse_quantity
 

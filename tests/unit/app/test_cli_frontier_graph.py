@@ -22,7 +22,7 @@ from shardwise.cost import Training, estimate_layout
 from shardwise.errors import InternalError
 from shardwise.graph import graph_text, layout_from_record, load_graph, scaled
 from shardwise.inputs import dumps_yaml, parse_mapping, read_mapping
-from shardwise.pareto import frontier_of
+from shardwise.pareto.frontier import frontier_of
 from shardwise.plans import document_hash, read_graph_plan, write_graph_plan
 from shardwise.plans.graph_plan import graph_plan_document
 from shardwise.search import MeshChoice

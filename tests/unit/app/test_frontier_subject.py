@@ -15,7 +15,8 @@ from shardwise.app.cli.output import Line, plain_text
 from shardwise.cluster import Cluster, load_cluster, part_of
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.plans import Idle, Plan
-from shardwise.search import Curve, Point, Progress, Reference
+from shardwise.search import Curve, Point, Reference
+from shardwise.search.bnb.solver import Progress
 
 CLUSTER = load_cluster("1x4xV100-32G")
 

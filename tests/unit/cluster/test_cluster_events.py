@@ -19,12 +19,12 @@ from shardwise.cluster import (
     check_events,
     convert_events,
     events_text,
-    first_invalid_event,
     generate_events,
     load_cluster,
     load_events,
-    parse_events,
 )
+from shardwise.cluster.event_file import parse_events
+from shardwise.cluster.events import first_invalid_event
 from shardwise.errors import ConfigError
 
 HEAD = '{"schema": "shardwise.events", "version": 1, "nodes": 3}\n'

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import shardwise.cluster
-from shardwise.cluster import cluster_names, load_cluster, pools_of
+from shardwise.cluster import load_cluster, pools_of
+from shardwise.cluster.load import cluster_names
 from shardwise.errors import ConfigError
 
 # By pool: name, nodes, devices of a node, bytes per second of all cards of a node.

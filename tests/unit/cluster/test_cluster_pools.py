@@ -9,15 +9,8 @@ import pytest
 from tests.unit.cost.hand_made import cluster as uniform
 from tests.unit.cost.hand_made import with_efficiency
 
-from shardwise.cluster import (
-    Cluster,
-    CollectiveCurve,
-    Tier,
-    cluster_of_pools,
-    load_cluster,
-    pools_of,
-    tier_of_pool,
-)
+from shardwise.cluster import Cluster, Tier, cluster_of_pools, load_cluster, pools_of, tier_of_pool
+from shardwise.cluster.device import CollectiveCurve
 
 GIVEN = """\
 nodes:

@@ -22,9 +22,9 @@ from shardwise.cluster import (
     events_of_nodes,
     events_text,
     load_cluster,
-    parse_events,
     part_of,
 )
+from shardwise.cluster.event_file import parse_events
 from shardwise.errors import ConfigError, InternalError
 
 LINE = (

@@ -20,7 +20,6 @@ from shardwise.cluster import (
     cluster_record,
     find_device,
     group_members,
-    group_members_of,
     link_graph,
     load_cluster,
     multiplied,
@@ -29,6 +28,7 @@ from shardwise.cluster import (
     route,
 )
 from shardwise.cluster.file import cluster_of_fields
+from shardwise.cluster.tiers import group_members_of
 from shardwise.errors import ConfigError
 from shardwise.inputs import Fields, parse_mapping
 

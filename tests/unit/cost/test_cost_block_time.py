@@ -33,8 +33,8 @@ from shardwise.cost import (
     lower_bound_s,
     peaks_of,
     subproblem_of,
-    traffic_of,
 )
+from shardwise.cost.bounds.subproblem import traffic_of
 from shardwise.search.step_times import step_times_s
 
 

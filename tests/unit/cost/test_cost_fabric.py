@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from tests.unit.cost.hand_made import cluster, device, problem, table, with_efficiency
 
-from shardwise.cluster import Backend, CollectiveCurve, Tier
+from shardwise.cluster import Backend, Tier
+from shardwise.cluster.device import CollectiveCurve
 from shardwise.cost import Problem
 from shardwise.cost.collectives import (
     ProcessGroups,

@@ -18,7 +18,8 @@ from tests.unit.cost.hand_made import (
     with_software,
 )
 
-from shardwise.cluster import AttentionCurve, Efficiency, GroupedMatmulCurve, MatmulCurve, MemoryCurve
+from shardwise.cluster import AttentionCurve, Efficiency
+from shardwise.cluster.device import GroupedMatmulCurve, MatmulCurve, MemoryCurve
 from shardwise.cost import Problem
 from shardwise.cost.operators import degree_of, element_bytes, operator_times, rows_of, width_of
 from shardwise.model import Experts

@@ -9,7 +9,8 @@ import pytest
 from tests.property.layout_instances import op
 
 from shardwise.cluster import load_cluster, mesh_of
-from shardwise.cost import LayoutEstimate, StepCounts, Training, estimate_stage
+from shardwise.cost import LayoutEstimate, StepCounts, Training
+from shardwise.cost.one_layout import estimate_stage
 from shardwise.cost.one_layout.layout import StepLedger
 from shardwise.graph import REPLICATE, Block, BlockLayout, GraphLayout, Mode, OpGraph, rules_of
 

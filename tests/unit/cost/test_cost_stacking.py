@@ -21,12 +21,13 @@ from tests.unit.cost.hand_made import (
     with_efficiency,
 )
 
-from shardwise.cluster import CollectiveCurve
+from shardwise.cluster.device import CollectiveCurve
 from shardwise.cost import Problem, ProblemShapes
 from shardwise.cost.stacking import UNUSED_FIELDS
 from shardwise.model import load_model
 from shardwise.operators import Extent
-from shardwise.search import StepFigures, step_figures, step_figures_of
+from shardwise.search import StepFigures, step_figures_of
+from shardwise.search.step_times import step_figures
 from shardwise.strategy import StrategyTable
 
 WIDTH = Extent(10)

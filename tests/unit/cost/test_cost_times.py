@@ -26,7 +26,7 @@ from tests.unit.cost.hand_made import (
     with_software,
 )
 
-from shardwise.cluster import MemoryCurve
+from shardwise.cluster.device import MemoryCurve
 from shardwise.cost import Problem
 from shardwise.model import Experts
 from shardwise.operators import Extent, GroupedMatmul, Weight

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.unit.graph.operators_page import EXAMPLES, HEADING, PAGE, rendered, written
 
-from shardwise.graph import KINDS, check_op
+from shardwise.graph import check_op
+from shardwise.graph.kinds import KINDS
 
 
 def test_every_kind_has_an_example_that_passes_its_check() -> None:

@@ -10,7 +10,8 @@ import pytest
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
 from shardwise.model import catalogue, model_from_config
-from shardwise.search import default_job, step_time_s
+from shardwise.search import default_job
+from shardwise.search.answer import step_time_s
 from shardwise.strategy import complete
 
 DIMENSIONS: dict[str, Any] = {

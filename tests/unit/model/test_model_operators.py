@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.model import Layer, Model, load_model, model_from_config
+from shardwise.model import Model, load_model, model_from_config
+from shardwise.model.model import Layer
 from shardwise.operators import Attention, GroupedMatmul, Loss, Matmul, Operator, Pointwise, Saved, Weight
 
 ELEMENT_BYTES = {"compute": 2, "operand": 2, "fp32": 4, "mask": 1}

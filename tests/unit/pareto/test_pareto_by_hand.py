@@ -7,7 +7,8 @@ import pytest
 
 import shardwise.pareto.frontier
 from shardwise.errors import InternalError
-from shardwise.pareto import Frontier, frontier_of, non_dominated, product, union, union_all
+from shardwise.pareto import non_dominated
+from shardwise.pareto.frontier import Frontier, frontier_of, product, union, union_all
 
 
 def test_non_dominated_points_of_two_objectives() -> None:

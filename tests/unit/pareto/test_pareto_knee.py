@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwise.pareto import frontier_of, knee
+from shardwise.pareto import knee
+from shardwise.pareto.frontier import frontier_of
 
 
 def test_the_point_farthest_below_the_chord() -> None:

@@ -9,19 +9,13 @@ from itertools import combinations
 import pytest
 from tests.unit.replanning.conftest import Job, job, tight_job
 
-from shardwise.cluster import (
-    ClusterEvent,
-    LinkChange,
-    NodeLost,
-    NodeState,
-    Slowdown,
-    link_graph,
-    uniform_cluster,
-)
+from shardwise.cluster import LinkChange, NodeLost, NodeState, Slowdown, link_graph, uniform_cluster
+from shardwise.cluster.events import ClusterEvent
 from shardwise.errors import Infeasible
 from shardwise.replanning import Arrangement, Costs, candidates, planner_of
 from shardwise.replanning.candidates import ShapeSearch, sizes_below
-from shardwise.search import BranchAndBound, Question, Smallest
+from shardwise.search import BranchAndBound, Question
+from shardwise.search.bnb.incumbent import Smallest
 
 HOUR_S = 3600.0
 

@@ -11,7 +11,6 @@ import pytest
 from tests.unit.replanning.conftest import Job, job
 
 from shardwise.cluster import (
-    ClusterEvent,
     EventTrace,
     LinkChange,
     NodeJoined,
@@ -20,6 +19,7 @@ from shardwise.cluster import (
     cluster_of_nodes,
     link_graph,
 )
+from shardwise.cluster.events import ClusterEvent
 from shardwise.errors import Infeasible
 from shardwise.replanning import (
     AllowedSpace,

@@ -21,7 +21,8 @@ from shardwise.cluster import (
 )
 from shardwise.replanning import Situation, situation_of
 from shardwise.replanning.arrangement import Arrangement
-from shardwise.search import Question, step_times_s
+from shardwise.search import Question
+from shardwise.search.step_times import step_times_s
 from shardwise.strategy import Strategy, StrategyTable, complete
 
 RACKS = """

@@ -10,7 +10,8 @@ import pytest
 from shardwise.cluster import NodeState, link_graph, load_cluster, pools_of, rounded_down, uniform_cluster
 from shardwise.model import model_from_config
 from shardwise.plans import Plan
-from shardwise.replanning import KEEP, MIGRATE, Costs, LinkAwarePlanner
+from shardwise.replanning import KEEP, Costs, LinkAwarePlanner
+from shardwise.replanning.planner import MIGRATE
 from shardwise.search import Question, plan, plan_of_strategy
 from shardwise.strategy import Job, target_of
 

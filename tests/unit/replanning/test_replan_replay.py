@@ -7,7 +7,8 @@ import random
 import pytest
 from tests.unit.replanning.conftest import Job, job, trace_at_random
 
-from shardwise.cluster import ClusterEvent, EventTrace, NodeJoined, NodeLost, Notice, Slowdown
+from shardwise.cluster import EventTrace, NodeJoined, NodeLost, Notice, Slowdown
+from shardwise.cluster.events import ClusterEvent
 from shardwise.replanning import (
     Costs,
     PlansBySize,

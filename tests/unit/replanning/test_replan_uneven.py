@@ -12,7 +12,6 @@ from tests.property.uneven_twin import least_s
 
 from shardwise.cluster import (
     Cluster,
-    ClusterEvent,
     Conditions,
     EventTrace,
     NodeLost,
@@ -24,6 +23,7 @@ from shardwise.cluster import (
     load_cluster,
     pools_of,
 )
+from shardwise.cluster.events import ClusterEvent
 from shardwise.errors import Infeasible
 from shardwise.model import model_from_config
 from shardwise.plans import Layout, Pipeline, Stage

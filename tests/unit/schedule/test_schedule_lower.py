@@ -12,12 +12,12 @@ from shardwise.schedule import (
     ActionKind,
     Communication,
     CommunicationKind,
-    LoweredSchedule,
     from_text,
     generate,
     lower,
-    lowering_violations,
 )
+from shardwise.schedule.lower import LoweredSchedule
+from shardwise.schedule.violations import lowering_violations
 
 SOUND = lower(generate("1f1b", pp=2, microbatches=2, vpp=1), unshard=False)
 

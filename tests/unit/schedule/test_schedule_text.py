@@ -5,16 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shardwise.errors import ConfigError
-from shardwise.schedule import (
-    NAMES,
-    Action,
-    ActionKind,
-    Schedule,
-    from_text,
-    generate,
-    illegal_reason,
-    to_text,
-)
+from shardwise.schedule import NAMES, Action, ActionKind, Schedule, from_text, generate, to_text
+from shardwise.schedule.legality import illegal_reason
 
 
 def test_runs_are_folded() -> None:

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.schedule import (
-    Schedule,
-    dry_run,
-    format_findings,
-    format_grid,
-    from_text,
-    generate,
-    peak_activations,
-    peak_in_flight,
-    violations,
-)
+from shardwise.schedule import Schedule, from_text, generate, peak_in_flight
+from shardwise.schedule.legality import peak_activations
+from shardwise.schedule.text import format_findings, format_grid
+from shardwise.schedule.violations import dry_run, violations
 
 
 def table(*rows: str, microbatches: int = 1, stage_rank: str = "0,1") -> Schedule:

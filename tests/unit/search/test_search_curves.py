@@ -19,7 +19,6 @@ from shardwise.plans import Idle
 from shardwise.search import (
     Curve,
     Point,
-    Progress,
     Question,
     Reference,
     StrategyCurve,
@@ -31,6 +30,7 @@ from shardwise.search import (
     points_of,
     smallest,
 )
+from shardwise.search.bnb.solver import Progress
 from shardwise.search.curves import doubled
 from shardwise.search.step_times import step_times_s
 from shardwise.search.strategy_curves import margin_between

@@ -16,8 +16,8 @@ from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import model_from_config
 from shardwise.plans import Plan, plan_of
 from shardwise.schedule import generate
-from shardwise.search import Explanation, Question, explained, plan, question_of, what_if, why_not
-from shardwise.search.explanation import changes_of
+from shardwise.search import Explanation, Question, explained, plan, what_if, why_not
+from shardwise.search.explanation import changes_of, question_of
 from shardwise.search.step_times import step_times_s
 from shardwise.strategy import FIELDS, MEMORY, Job, Strategy, StrategyTable, complete
 

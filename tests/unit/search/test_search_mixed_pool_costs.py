@@ -8,9 +8,9 @@ import pytest
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
-from shardwise.search import UnevenLimits, UnevenSpace
-from shardwise.search.hetero import UnevenSubproblem
-from shardwise.search.hetero.space import MixedPoolKind
+from shardwise.search import UnevenSpace
+from shardwise.search.hetero import UnevenLimits
+from shardwise.search.hetero.space import MixedPoolKind, UnevenSubproblem
 from shardwise.search.hetero.stage_costs import StageCostModel, StageOptions
 from shardwise.strategy import Job
 

@@ -19,9 +19,10 @@ from shardwise.cost import peaks_of
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import model_from_config
 from shardwise.plans import Answer
-from shardwise.search import Fastest, Question, Tradeoff, infeasibility, plan
+from shardwise.search import Fastest, Question, infeasibility, plan
 from shardwise.search.bnb import solver
 from shardwise.search.bnb.branch import SubtreeSearch
+from shardwise.search.bnb.incumbent import Tradeoff
 from shardwise.search.step_times import step_times_s
 from shardwise.strategy import Job, StrategyTable
 from shardwise.verification import count_space

@@ -11,7 +11,7 @@ import pytest
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
-from shardwise.search import BranchAndBound, Fastest, Goal, Question, Tradeoff
+from shardwise.search import BranchAndBound, Fastest, Question
 from shardwise.search.bnb import solver
 from shardwise.search.bnb.branch import SubtreeSearch
 from shardwise.search.bnb.heuristics import (
@@ -20,6 +20,7 @@ from shardwise.search.bnb.heuristics import (
     neighbourhood_space,
     restricted_space,
 )
+from shardwise.search.bnb.incumbent import Goal, Tradeoff
 from shardwise.search.space import Degrees, Space
 from shardwise.strategy import SCHEDULES, Job, Strategy, StrategyTable
 

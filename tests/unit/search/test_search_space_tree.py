@@ -10,8 +10,8 @@ import pytest
 from tests.property.search_instances import instance
 from tests.property.search_space_twin import SpaceTwin, keeps
 
-from shardwise.search import Space, plan
-from shardwise.search.space import expanded
+from shardwise.search import plan
+from shardwise.search.space import Space, expanded
 from shardwise.strategy import SCHEDULES, Column, StrategyTable, largest_stage
 
 MANY = np.array([64])

@@ -10,7 +10,7 @@ import pytest
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
 from shardwise.search import UnevenSpace
-from shardwise.search.hetero import UnevenSubproblem
+from shardwise.search.hetero.space import UnevenSubproblem
 from shardwise.search.hetero.stage_costs import StageCostModel
 from shardwise.search.hetero.subproblem import subproblem_search
 from shardwise.strategy import Job

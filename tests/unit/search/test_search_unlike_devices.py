@@ -10,7 +10,8 @@ import pytest
 from shardwise.cluster import load_cluster
 from shardwise.cost import Problem, bind
 from shardwise.model import load_model
-from shardwise.search import default_job, step_figures, step_figures_over
+from shardwise.search import default_job, step_figures_over
+from shardwise.search.step_times import step_figures
 from shardwise.strategy import Strategy, StrategyTable, complete
 
 

@@ -17,18 +17,11 @@ from tests.property.search_instances import Instance
 from shardwise.cluster import load_cluster
 from shardwise.errors import InternalError
 from shardwise.model import model_from_config
-from shardwise.search import (
-    BranchAndBound,
-    Fastest,
-    Goal,
-    Question,
-    SearchResult,
-    Smallest,
-    Tradeoff,
-    worker_pool,
-)
+from shardwise.search import BranchAndBound, Fastest, Question, worker_pool
 from shardwise.search.bnb import roots, solver
 from shardwise.search.bnb.branch import SubtreeSearch
+from shardwise.search.bnb.incumbent import Goal, Smallest, Tradeoff
+from shardwise.search.bnb.solver import SearchResult
 from shardwise.search.clock import SearchClock, WorkLimit
 from shardwise.search.worker_pool import SearchWorkers
 from shardwise.strategy import Job

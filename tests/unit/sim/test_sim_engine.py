@@ -7,19 +7,9 @@ import pytest
 from shardwise.cluster import Capacity
 from shardwise.errors import InternalError
 from shardwise.schedule import generate
-from shardwise.sim import (
-    COMPUTE,
-    Durations,
-    FlowLink,
-    Speed,
-    TaskGraphBuilder,
-    Timeline,
-    Transfers,
-    activation_bytes,
-    max_min_rates,
-    simulate,
-    task_graph,
-)
+from shardwise.sim import COMPUTE, Durations, Timeline, activation_bytes, simulate, task_graph
+from shardwise.sim.engine import FlowLink, Speed, TaskGraphBuilder, max_min_rates
+from shardwise.sim.schedule_tasks import Transfers
 
 
 def finishes(builder: TaskGraphBuilder) -> list[float]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from shardwise.schedule import generate
-from shardwise.sim import COMPUTE, Durations, TaskGraphBuilder, gantt, simulate, task_graph
+from shardwise.sim import COMPUTE, Durations, gantt, simulate, task_graph
+from shardwise.sim.engine import TaskGraphBuilder
 
 
 def test_two_ranks() -> None:

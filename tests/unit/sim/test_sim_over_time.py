@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from shardwise.cluster import (
-    ClusterEvent,
     DeviceLost,
     EventTrace,
     LinkChange,
@@ -16,7 +15,10 @@ from shardwise.cluster import (
     load_cluster,
     route,
 )
-from shardwise.sim import COMPUTE, TaskGraphBuilder, Timeline, links_over_time, simulate, speeds_over_time
+from shardwise.cluster.events import ClusterEvent
+from shardwise.sim import COMPUTE, Timeline, simulate
+from shardwise.sim.engine import TaskGraphBuilder
+from shardwise.sim.event_traces import links_over_time, speeds_over_time
 
 CLUSTER = load_cluster("3x2xT4")
 GB = 1e9

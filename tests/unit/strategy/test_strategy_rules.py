@@ -13,11 +13,11 @@ from shardwise.strategy import (
     RULES,
     SCHEDULE_RULES,
     Limits,
-    Rule,
     Strategy,
     StrategyTable,
     first_broken,
 )
+from shardwise.strategy.rules import Rule
 
 LIMITS = Limits(
     layers=6, heads=12, kv_heads=4, experts=6, ffn_splits=24, expert_ffn=10, seq_len=60, global_batch_size=24

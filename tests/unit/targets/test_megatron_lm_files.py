@@ -12,7 +12,8 @@ from tests.unit.targets.small_plans import LLAMA, MIXTRAL, PLAIN, small_plan
 
 from shardwise.cluster import load_cluster
 from shardwise.plans import Plan, plan_hash
-from shardwise.targets import exported, megatron_lm_flags
+from shardwise.targets import exported
+from shardwise.targets.megatron_lm import megatron_lm_flags
 
 TARGET = "megatron-lm-0.19"
 

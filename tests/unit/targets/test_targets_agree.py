@@ -11,7 +11,7 @@ from tests.targets.random_plans import is_within_target, random_plans
 from shardwise.errors import ConfigError
 from shardwise.plans import Plan
 from shardwise.strategy import Strategy, Target, target_of
-from shardwise.targets import megatron_lm_flags
+from shardwise.targets.megatron_lm import megatron_lm_flags
 
 PLANS = 240
 

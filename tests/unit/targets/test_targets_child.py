@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from shardwise.errors import ConfigError, InternalError
-from shardwise.targets import ReaderRequest, Reading, read_by_megatron_lm
+from shardwise.targets import read_by_megatron_lm
+from shardwise.targets.megatron_lm_read_back import ReaderRequest, Reading
 
 ARGUMENTS = """
 import argparse, enum, os, sys

@@ -9,7 +9,7 @@ import pytest
 from tests.property.search_space_twin import SpaceTwin
 
 from shardwise.errors import ConfigError
-from shardwise.search import Space
+from shardwise.search.space import Space
 from shardwise.strategy import FIELDS, Strategy
 from shardwise.verification import count_space
 

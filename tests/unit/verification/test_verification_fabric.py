@@ -9,7 +9,7 @@ import pytest
 from tests.unit.cost.hand_made import cluster, with_efficiency
 from tests.unit.verification.by_hand import strategy
 
-from shardwise.cluster import CollectiveCurve
+from shardwise.cluster.device import CollectiveCurve
 from shardwise.verification.collectives import (
     TierCost,
     all_gather_s,

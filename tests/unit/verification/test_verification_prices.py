@@ -17,7 +17,7 @@ from tests.unit.cost.hand_made import (
 )
 from tests.unit.verification.by_hand import brick_figures, strategy
 
-from shardwise.cluster import MatmulCurve
+from shardwise.cluster.device import MatmulCurve
 from shardwise.errors import ConfigError
 from shardwise.operators import Attention, Extent, Matmul, Operator, Saved
 from shardwise.strategy import Strategy
