@@ -10,8 +10,8 @@ import sys
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
 from shardwise.search import Question, default_job
-from shardwise.search.drive import BranchAndBound, SearchResult
-from shardwise.search.goals import Fastest
+from shardwise.search.bnb.incumbent import Fastest
+from shardwise.search.bnb.solver import BranchAndBound, SearchResult
 
 MEANS = {
     "all of them": frozenset[str](),

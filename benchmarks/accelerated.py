@@ -17,7 +17,7 @@ from statistics import fmean, median
 from benchmarks.accelerated_shapes import SHAPES, Shape, plan_of
 
 from shardwise.app.cli.main import main as shardwise
-from shardwise.plan import Plan
+from shardwise.plans import Plan
 from shardwise.runtime import Report, WorkerPool, timed_steps
 from shardwise.strategy import Calibration, read_calibration
 

@@ -9,7 +9,7 @@ from typing import Any
 from shardwise import search
 from shardwise.cluster import load_cluster
 from shardwise.model import model_from_config
-from shardwise.plan import Plan
+from shardwise.plans import Plan
 from shardwise.strategy import MEGATRON_2024, Calibration, Job, complete, parse_fields, target_of
 
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from shardwise.accuracy import SHIPPED, read_rows
 from shardwise.accuracy.case import Case, cases_of
+from shardwise.accuracy.cross_validation import is_warm, left_out, linear_errors, nested_spreads, sources_of
 from shardwise.accuracy.fit import Fit, MeasuredRun, Numbers, chosen_strategy, linearised
-from shardwise.accuracy.leave_out import is_warm, left_out, linear_errors, nested_spreads, sources_of
 from shardwise.accuracy.measured import measured_of
 from shardwise.cluster import AttentionCurve, Efficiency
 from shardwise.cost import Problem, bind

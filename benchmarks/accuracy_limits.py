@@ -15,12 +15,10 @@ import numpy as np
 from benchmarks.accuracy import shipped_fit
 from numpy.typing import NDArray
 
-from shardwise.accuracy.box import bounded_least_squares
-from shardwise.accuracy.fit import Fit, MeasuredRun
-from shardwise.accuracy.leave_out import is_warm, linear_errors, sources_of
-from shardwise.accuracy.metrics import kendall_tau, regret
-from shardwise.accuracy.workloads import LEAST_PLANS
-from shardwise.search.explain import result_of
+from shardwise.accuracy.cross_validation import is_warm, linear_errors, sources_of
+from shardwise.accuracy.fit import Fit, MeasuredRun, bounded_least_squares
+from shardwise.accuracy.validate import LEAST_PLANS, kendall_tau, regret
+from shardwise.search.result import result_of
 
 Floats = NDArray[np.float64]
 

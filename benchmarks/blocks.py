@@ -24,9 +24,9 @@ from shardwise.cost import (
 )
 from shardwise.model import load_model
 from shardwise.search import Question, Space, default_job
-from shardwise.search.cells import BLOCK_FIELDS
-from shardwise.search.goals import Fastest
-from shardwise.search.listing import list_roots
+from shardwise.search.bnb.incumbent import Fastest
+from shardwise.search.bnb.nodes import BLOCK_FIELDS
+from shardwise.search.bnb.roots import list_roots
 from shardwise.search.space import expanded
 
 ROWS_PER_TABLE = 1024

@@ -19,7 +19,7 @@ from shardwise.cluster import (
     load_cluster,
 )
 from shardwise.model import load_model
-from shardwise.replan import (
+from shardwise.replanning import (
     Costs,
     Planner,
     PlansBySize,

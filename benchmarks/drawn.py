@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.cost import Problem, peaks_of
-from shardwise.search.evaluate import step_times_s
 from shardwise.search.space import Space
+from shardwise.search.step_times import step_times_s
 from shardwise.strategy import RULES, StrategyTable, first_broken, largest_stage
 
 BELOW_FACTOR = 1.0 - 1e-12

@@ -30,12 +30,12 @@ from benchmarks.emulated_rounds import ROUNDS, STEPS_A_ROUND
 
 from shardwise import search
 from shardwise.accuracy import kendall_tau
-from shardwise.app.cli.calibrating_steps import STEPS
+from shardwise.app.cli.measuring import STEPS
 from shardwise.cluster import link_graph, load_cluster, mesh_of
 from shardwise.cost import Training, estimate_layout
 from shardwise.inputs import dumps_yaml
 from shardwise.model import model_from_config
-from shardwise.plan import Plan, read_graph_plan, write_plan
+from shardwise.plans import Plan, read_graph_plan, write_plan
 from shardwise.strategy import (
     OWN_PROFILE,
     Calibration,

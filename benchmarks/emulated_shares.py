@@ -13,8 +13,7 @@ import time
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
-from shardwise.emulate.shares import CpuShares
-from shardwise.emulate.ticks import Ticks
+from shardwise.emulate.cgroups import CpuShares, Ticks
 
 WORK_MS = (2, 5, 12, 30, 80)
 REPEATS = 12

@@ -25,11 +25,9 @@ from benchmarks.emulated_rounds import ROUNDS, STEPS_A_ROUND, measurements_after
 from torch import distributed
 
 from shardwise.accuracy import calibration_document
-from shardwise.app.cli.calibrating_links import LinkMeasurement
-from shardwise.app.cli.calibrating_ranks import ranks_of
-from shardwise.app.cli.calibrating_rounds import KernelMeasurement
+from shardwise.app.cli.measuring import KernelMeasurement, LinkMeasurement, ranks_of
 from shardwise.cluster import Cluster, load_cluster
-from shardwise.plan import is_graph_plan, read_graph_plan, read_plan
+from shardwise.plans import is_graph_plan, read_graph_plan, read_plan
 from shardwise.runtime import (
     RandomInputs,
     TrainOptions,

@@ -23,8 +23,8 @@ import numpy as np
 
 from shardwise.cluster import load_cluster, mesh_of
 from shardwise.cost import Training, layout_chain
-from shardwise.frontier import Chain, Factor, FactorGraph, Segment
 from shardwise.graph import Block, OpGraph, load_graph
+from shardwise.pareto import Chain, Factor, FactorGraph, Segment
 from shardwise.search import pareto_search
 
 MOST_LABELS = 100_000

@@ -18,15 +18,8 @@ from torch import distributed
 from shardwise import search
 from shardwise.cluster import load_cluster
 from shardwise.model import model_from_config
-from shardwise.plan import Plan
-from shardwise.runtime import (
-    Report,
-    Synthetic,
-    WorkerPool,
-    initialise,
-    parallelize,
-    reference_module,
-)
+from shardwise.plans import Plan
+from shardwise.runtime import Report, Synthetic, WorkerPool, initialise, parallelize, reference_module
 from shardwise.strategy import Job, complete, parse_fields
 
 CONFIG: dict[str, Any] = {

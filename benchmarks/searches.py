@@ -11,15 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 from benchmarks.drawn import sampled, undominated_counts
 
-from shardwise.check import count_space
 from shardwise.cluster import load_cluster
 from shardwise.cost import Problem
 from shardwise.model import load_model
 from shardwise.search import Question, default_job
-from shardwise.search.drive import BranchAndBound
-from shardwise.search.goals import Fastest, Goal, Tradeoff
+from shardwise.search.bnb.incumbent import Fastest, Goal, Tradeoff
+from shardwise.search.bnb.solver import BranchAndBound
 from shardwise.search.space import Space
 from shardwise.strategy import StrategyTable
+from shardwise.verification import count_space
 
 CALCULON_CPU_S = {"gpt3_core_64": 752.0, "gpt3_64": 752.0, "gpt3_4096": 1640.0}
 """What Calculon's exhaustive search reports for GPT-3 175B (a subset of the space) on 64 devices, and that

@@ -1,4 +1,4 @@
-"""Who may import what: downward between rooms, by public names only, third-party packages by room."""
+"""Who may import what: downward between packages, by public names only, third-party packages by package."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ LAYERS: Mapping[str, int] = {
     "measure": 6,
     "emulate": 6,
     "accuracy": 5,
-    "replan": 5,
+    "replanning": 5,
     "search": 4,
-    "check": 4,
+    "verification": 4,
     "sim": 3,
     "launch": 3,
     "targets": 3,
     "cost": 2,
-    "plan": 2,
+    "plans": 2,
     "strategy": 1,
     "model": 0,
     "graph": 0,
     "cluster": 0,
     "schedule": 0,
-    "frontier": 0,
+    "pareto": 0,
     "equations": 0,
 }
 
 BASE = ("errors", "units", "interrupts", "inputs", "operators", "numbers", "ties")
-"""Modules and packages beside the rooms that every room may import; each may import those before it."""
+"""Modules and packages beside the packages that every package may import; each may import those before it."""
 
 TOP = ("", "__main__")
-"""The package itself and its command: above all rooms."""
+"""The package itself and its command: above all packages."""
 
 THIRD_PARTY: Mapping[str, frozenset[str]] = {
     "app": frozenset({"numpy", "typer", "rich", "click", "matplotlib"}),
-    "plan": frozenset({"numpy", "yaml"}),
+    "plans": frozenset({"numpy", "yaml"}),
     "launch": frozenset({"yaml"}),
     "inputs": frozenset({"yaml"}),
     "errors": frozenset(),
@@ -52,11 +52,11 @@ THIRD_PARTY: Mapping[str, frozenset[str]] = {
     "measure": frozenset({"numpy", "torch"}),
     "targets": frozenset({"torch", "megatron"}),
 }
-"""Packages per room or base module; every other room has numpy only."""
+"""Packages per package or base module; every other package has numpy only."""
 
 EQUATIONS_STDLIB = frozenset({"__future__", "collections", "typing", "dataclasses"})
 
-CHECKER_PACKAGES = frozenset({"model", "cluster", "plan", "strategy", "schedule"})
+CHECKER_PACKAGES = frozenset({"model", "cluster", "plans", "strategy", "schedule"})
 """Rooms whose records the independent checker may read."""
 
 CHECKER_READERS = frozenset({"read_plan"})
@@ -93,7 +93,7 @@ def imports_of(module: Module) -> Iterator[Import]:
 
 
 def public_names(modules: list[Module]) -> dict[str, frozenset[str]]:
-    """What each room's `__init__` lists in `__all__`."""
+    """What each package's `__init__` lists in `__all__`."""
     return {
         module.package: frozenset(
             ast.literal_eval(statement.value)
@@ -146,7 +146,7 @@ def _package_problems(module: Module, found: Import, public: Mapping[str, frozen
         if len(parts) > 2:
             yield f"reaches past {parts[1]}'s __init__ into {found.target}"
         elif not found.names:
-            yield f"import of a whole room {parts[1]} by its path"
+            yield f"import of a whole package {parts[1]} by its path"
         yield from _name_problems(module, parts[1], found.names, public)
 
 
@@ -155,7 +155,7 @@ def _layer_problems(module: Module, target: str) -> Iterator[str]:
         if module.package in BASE and BASE.index(target) > BASE.index(module.package):
             yield f"{module.package} imports {target}"
     elif target not in LAYERS:
-        yield f"unknown room {target}"
+        yield f"unknown package {target}"
     elif LAYERS.get(module.package, -1) <= LAYERS[target]:
         yield f"{module.package} imports {target}, which is not below it"
 
@@ -168,7 +168,7 @@ def _name_problems(
     for name in names:
         if name not in public.get(target, frozenset()):
             yield f"{name} is not a public name of {target}"
-    if module.package == "check" and target not in BASE:
+    if module.package == "verification" and target not in BASE:
         yield from _checker_problems(target, names)
 
 
@@ -182,7 +182,7 @@ def _attributes_of(module: Module, name: str) -> set[str]:
 
 
 def _checker_problems(target: str, names: Iterable[str]) -> Iterator[str]:
-    """The independent checker reads records and words; a function of another room would be shared code."""
+    """The independent checker reads records and words; a function of another package would be shared code."""
     if target not in CHECKER_PACKAGES:
         yield f"the checker imports {target}"
     for name in names:

@@ -26,7 +26,7 @@ class Module:
 
     @property
     def package(self) -> str:
-        """The part after `shardwise`: a room, a base module, or nothing for the package itself."""
+        """The part after `shardwise`: a package, a base module, or nothing for the package itself."""
         return self.name.split(".")[1] if "." in self.name else ""
 
 

@@ -15,7 +15,7 @@ LONGER: dict[str, int] = {"shardwise.sim.engine:simulate": 84}
 SKIP_MARKS = 4
 """Skipped and expected-to-fail tests: one for each oracle that needs torch or transformers, and no other."""
 
-ONE_VALUE = {"shardwise.cost.places:_stages"}
+ONE_VALUE = {"shardwise.cost.stages:_stages"}
 """Functions in cost/ whose table has one value throughout in a column that they read as a number."""
 
 

@@ -16,16 +16,8 @@ WITH_TORCH = ("runtime", "measure")
 """Rooms that nothing imports before a command needs them."""
 
 WITH_NUMBA = tuple(
-    f"shardwise.search.tracking.{name}"
-    for name in (
-        "compiled",
-        "compiled_chains",
-        "compiled_labels",
-        "compiled_parts",
-        "compiled_rests",
-        "compiled_stairs",
-        "compiled_sums",
-    )
+    f"shardwise.search.pareto.{name}"
+    for name in ("elimination_numba", "joins_numba", "labels_numba", "weighted_sums_numba")
 )
 """Modules whose functions numba compiles; read where they are used, and only then."""
 
@@ -64,37 +56,39 @@ def test_public_names_exist() -> None:
                 assert re.search(rf"\b{name}\b", module.source.split("__all__")[0]), (module.name, name)
 
 
+CHECKER = "shardwise.verification.plan"
+
 MUTANTS = {
     "upward": ("shardwise.cost.memory", "from shardwise.search import best", "not below it"),
-    "sideways": ("shardwise.cost.memory", "from shardwise.plan import Answer", "not below it"),
-    "sideways, late": ("shardwise.search.a", "def f():\n    import shardwise.check", "not below it"),
+    "sideways": ("shardwise.cost.memory", "from shardwise.plans import Answer", "not below it"),
+    "sideways, late": ("shardwise.search.a", "def f():\n    import shardwise.verification", "not below it"),
     "past the init": (
         "shardwise.sim.engine",
         "from shardwise.strategy.strategy import Strategy",
         "reaches past strategy's __init__",
     ),
-    "by module": ("shardwise.sim.engine", "import shardwise.strategy.table", "reaches past"),
+    "by module": ("shardwise.sim.engine", "import shardwise.strategy.strategy", "reaches past"),
     "past a base package": (
         "shardwise.model.load",
         "from shardwise.inputs.read import read_text",
         "reaches past",
     ),
     "private of base": ("shardwise.model.load", "from shardwise.inputs import scalars", "not a public name"),
-    "whole room": ("shardwise.sim.engine", "import shardwise.strategy", "whole room"),
+    "whole package": ("shardwise.sim.engine", "import shardwise.strategy", "whole package"),
     "private name": ("shardwise.sim.engine", "from shardwise.strategy import _places", "not a public name"),
     "relative": ("shardwise.sim.engine", "from ..strategy import Strategy", "relative import"),
-    "room upward": ("shardwise.sim.engine", "from shardwise import search", "not below it"),
-    "private by room": (
+    "package upward": ("shardwise.sim.engine", "from shardwise import search", "not below it"),
+    "private by package": (
         "shardwise.sim.engine",
         "from shardwise import strategy\nstrategy.hidden(1)",
         "hidden is not a public name of strategy",
     ),
-    "checker by room": (
-        "shardwise.check.plan",
+    "checker by package": (
+        CHECKER,
         "from shardwise import strategy\nstrategy.complete({})",
         "complete, which is no record",
     ),
-    "unknown room": ("shardwise.sim.engine", "from shardwise.helpers import x", "unknown room"),
+    "unknown package": ("shardwise.sim.engine", "from shardwise.helpers import x", "unknown package"),
     "base upward": ("shardwise.units", "from shardwise.model import Model", "not below it"),
     "base order": ("shardwise.errors", "from shardwise.inputs import read", "errors imports inputs"),
     "yaml": ("shardwise.model.load", "import yaml", "third-party package yaml"),
@@ -103,26 +97,42 @@ MUTANTS = {
     "rich": ("shardwise.sim.gantt", "from rich.table import Table", "third-party package rich"),
     "numpy in units": ("shardwise.units", "import numpy as np", "third-party package numpy"),
     "math": ("shardwise.equations.comm", "import math", "math in equations"),
-    "checker and code": ("shardwise.check.plan", "from shardwise.strategy import complete", "no record"),
-    "checker and rules": ("shardwise.check.plan", "from shardwise.strategy import RULES", "no record"),
+    "checker and code": (
+        CHECKER,
+        "from shardwise.strategy import complete",
+        "no record",
+    ),
+    "checker and rules": (CHECKER, "from shardwise.strategy import RULES", "no record"),
     "checker and costs": (
-        "shardwise.check.plan",
+        CHECKER,
         "from shardwise.cost import Problem",
         "checker imports cost",
     ),
-    "checker and tables": ("shardwise.check.plan", "from shardwise.schedule import generate", "no record"),
+    "checker and tables": (
+        CHECKER,
+        "from shardwise.schedule import generate",
+        "no record",
+    ),
     "checker and formulas": (
-        "shardwise.check.plan",
+        CHECKER,
         "from shardwise.equations import comm",
         "checker imports equations",
     ),
     "checker and evaluators": (
-        "shardwise.check.plan",
+        CHECKER,
         "from shardwise.sim import makespan_s",
         "checker imports sim",
     ),
-    "checker and writers": ("shardwise.check.plan", "from shardwise.plan import document_hash", "no record"),
-    "checker and functions": ("shardwise.check.plan", "from shardwise.model import load_model", "no record"),
+    "checker and writers": (
+        CHECKER,
+        "from shardwise.plans import document_hash",
+        "no record",
+    ),
+    "checker and functions": (
+        CHECKER,
+        "from shardwise.model import load_model",
+        "no record",
+    ),
 }
 
 
@@ -137,7 +147,7 @@ def test_a_module_that_obeys_is_not_caught() -> None:
     source = (
         "from __future__ import annotations\nimport json\nimport numpy as np\n"
         "from shardwise.errors import ConfigError\nfrom shardwise.strategy import Strategy\n"
-        "from shardwise.sim.trace import write\n"
+        "from shardwise.sim.traces import write\n"
     )
     assert import_violations(module_of("shardwise.sim.engine", source), PUBLIC) == []
 
@@ -146,12 +156,11 @@ def test_one_module_imports_numba() -> None:
     found = [
         module.name for module in MODULES if any(own.target.startswith("numba") for own in imports_of(module))
     ]
-    assert found == ["shardwise.search.tracking.compiled"]
+    assert found == ["shardwise.search.pareto.joins_numba"]
 
 
 def test_planning_imports_no_heavy_package() -> None:
-    """Every module of the package but the rooms that run PyTorch and the loops that numba compiles, imported
-    in a fresh interpreter."""
+    """All modules in a fresh process, but those that run PyTorch and those that numba compiles."""
     names = [
         module.name
         for module in MODULES

@@ -24,6 +24,7 @@ def test_a_retired_word_is_noticed(word: str) -> None:
         f"def f(most_{word}):\n    pass",
     ):
         assert retired_names(module_of("shardwise.cost.twin", source))
+    assert retired_names(module_of(f"shardwise.cost.{word}", ""))
     assert not retired_names(module_of("shardwise.cost.twin", f"x = '{word}'  # {word}"))
 
 

@@ -18,14 +18,15 @@ RETIRED = frozenset(
         "sifted", "sketch", "sketches", "soon", "staircase", "stairs", "told", "turns",
     }
 )  # fmt: skip
-"""Parts of identifiers, between underscores or capitals. Names of modules are not identifiers."""
+"""Parts of identifiers and of names of modules, between underscores or capitals."""
 
 _PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
 def retired_names(module: Module) -> list[str]:
     """Identifiers of a module that have a retired word, as `module: name`."""
-    found = {name for name in _names(module.tree) if {part.lower() for part in _PART.findall(name)} & RETIRED}
+    names = {*_names(module.tree), *module.name.split(".")}
+    found = {name for name in names if {part.lower() for part in _PART.findall(name)} & RETIRED}
     return [f"{module.name}: {name}" for name in sorted(found)]
 
 

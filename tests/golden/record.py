@@ -38,7 +38,7 @@ from shardwise.cost import (
 )
 from shardwise.inputs import Fields
 from shardwise.model import load_model
-from shardwise.search.explain import result_of
+from shardwise.search.result import result_of
 from shardwise.strategy import Job, StrategyTable, complete, parse_fields, profile_from_record
 
 GOLDEN = Path(__file__).with_name("prices.json")

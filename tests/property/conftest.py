@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.search.tracking import track
+from shardwise.search.pareto import two_phase
 
 
 @pytest.fixture
 def by_two_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small chains are tracked by lines and looks, as large ones are."""
-    monkeypatch.setattr(track, "eliminate_small_chain", lambda chain: None)
+    monkeypatch.setattr(two_phase, "eliminate_small_chain", lambda chain: None)

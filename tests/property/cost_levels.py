@@ -32,7 +32,7 @@ from shardwise.cost import (
 )
 from shardwise.schedule import in_flight
 from shardwise.search import Space
-from shardwise.search.variants import Variants
+from shardwise.search.space import Variants
 from shardwise.strategy import StrategyTable
 
 FULL = 2

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from shardwise.cost.layouts.block import Variable
 from shardwise.cost.layouts.chain import LayoutSpace
 from shardwise.graph import Placement, placement_text
-from shardwise.search.tracking.solution import SegmentChoice, Solution
+from shardwise.search.pareto.solution import SegmentChoice, Solution
 
 Names = Mapping[str, str]
 """Of operators the names of their rules, of parameters their placements, one per axis, with slashes between;

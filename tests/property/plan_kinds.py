@@ -14,9 +14,9 @@ from tests.property.plan_mutants import WORDS, with_hash
 
 from shardwise.app.cli.checking import verdict_on
 from shardwise.app.cli.main import main
-from shardwise.check import Verdict
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_mapping
+from shardwise.verification import Verdict
 
 MODELS: dict[str, dict[str, Any]] = {
     "dense.json": {

@@ -13,7 +13,6 @@ import numpy as np
 from tests.property.search_space_twin import SpaceTwin, divisors, first_reason, keeps
 from tests.property.software import PLAIN, with_drawn_software
 
-from shardwise.check import count_space
 from shardwise.cluster import Cluster, load_cluster
 from shardwise.cost import Problem, costs_of_all_stages, host_bytes, rank_bytes
 from shardwise.model import Model, model_from_config
@@ -28,6 +27,7 @@ from shardwise.strategy import (
     Strategy,
     StrategyTable,
 )
+from shardwise.verification import count_space
 
 CLUSTERS = (
     "1xH100-SXM", "2xA100-80G", "3xV100-32G", "4xL4", "5xA10G", "6xMI250X", "8xH100-SXM", "2x2xA100-40G",

@@ -11,10 +11,10 @@ from tests.property.layout_instances import op
 
 from shardwise.cluster import load_cluster, mesh_of
 from shardwise.cost import LayoutEstimate, PipelineEstimate, Training, estimate_pipeline, estimate_stage
-from shardwise.frontier import Chain, non_dominated
 from shardwise.graph import Block, GraphLayout, OpGraph, SizeGrowth, StagedLayout, scaled
-from shardwise.search.stages import StagedPipeline, StagedProblem
-from shardwise.search.tracking.solution import SegmentChoice, Solution
+from shardwise.pareto import Chain, non_dominated
+from shardwise.search.pareto.solution import SegmentChoice, Solution
+from shardwise.search.staged import StagedPipeline, StagedProblem
 
 Values = npt.NDArray[np.float64]
 

@@ -34,9 +34,9 @@ from shardwise.cost import (
     lower_bound_s,
     outside_schedule_s,
     peaks_of,
-    room,
 )
-from shardwise.search.evaluate import pipeline_makespan_s, step_times_s
+from shardwise.cost.bounds import capacity
+from shardwise.search.step_times import pipeline_makespan_s, step_times_s
 from shardwise.strategy import SCHEDULES, StrategyTable
 
 TOLERANCE = 1e-12
@@ -256,7 +256,7 @@ def block_s(levels: Levels, rows: Index) -> Any:
 
 @DRAWN_ONCE
 def test_a_layer_less_of_capacity_is_caught(several: list[Drawn], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "ROUNDING", -1.0)
+    monkeypatch.setattr(capacity, "ROUNDING", -1.0)
     found: set[tuple[str, str]] = set()
     for drawn in several:
         found |= lacking_capacity(drawn)

@@ -9,9 +9,9 @@ import pytest
 from tests.property.cost_samples import CASES, Case, problem_of, sampled
 
 from shardwise.cost import Problem
-from shardwise.plan import Result
-from shardwise.search.evaluate import step_times_s
-from shardwise.search.explain import result_of
+from shardwise.plans import Result
+from shardwise.search.result import result_of
+from shardwise.search.step_times import step_times_s
 from shardwise.strategy import SCHEDULES
 
 

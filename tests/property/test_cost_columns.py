@@ -23,7 +23,7 @@ from shardwise.cost import (
     stage_times,
     step_end,
 )
-from shardwise.search.evaluate import step_times_s
+from shardwise.search.step_times import step_times_s
 from shardwise.strategy import StrategyTable
 
 Prices = dict[str, NDArray[np.float64]]

@@ -12,8 +12,8 @@ import pytest
 from shardwise.cluster import load_cluster
 from shardwise.cost import Problem, bind, peaks_of
 from shardwise.model import load_model
-from shardwise.plan import Result
-from shardwise.search.explain import result_of
+from shardwise.plans import Result
+from shardwise.search.result import result_of
 from shardwise.strategy import (
     FIELDS,
     RULES,

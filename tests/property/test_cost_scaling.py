@@ -19,7 +19,7 @@ from tests.property.cost_samples import (
 
 from shardwise.cluster import Cluster
 from shardwise.cost import Problem, bind, peaks_of
-from shardwise.search.evaluate import step_times_s
+from shardwise.search.step_times import step_times_s
 from shardwise.strategy import OFFLOADS, StrategyTable
 
 

@@ -10,13 +10,13 @@ from tests.property.layout_choices import Names, named, solution_of
 from tests.property.layout_instances import llama, mlp
 
 from shardwise.cluster import load_cluster, mesh_of
-from shardwise.cost.fabric import collective_model_of
+from shardwise.cost.collectives import collective_model_of
 from shardwise.cost.layouts.chain import LayoutSpace, layout_chain
-from shardwise.cost.layouts.conversions import Redistributions
+from shardwise.cost.layouts.redistribute import Redistributions
 from shardwise.cost.problem import machine_of
 from shardwise.cost.training import Training
 from shardwise.search import pareto_search
-from shardwise.search.tracking.solution import measure, solution_costs
+from shardwise.search.pareto.solution import measure, solution_costs
 from shardwise.strategy import MEGATRON_2024
 
 CLUSTER = load_cluster("8x8xH100-SXM")
@@ -174,14 +174,14 @@ def test_a_conversion_that_is_left_out_is_noticed(monkeypatch: pytest.MonkeyPatc
     """The broken twin: conversions that cost nothing are not what Megatron's pair costs."""
     right = seconds(BLOCKING, MEGATRON, 8)
     monkeypatch.setattr(
-        "shardwise.cost.layouts.ground.redistributions_of",
+        "shardwise.cost.layouts.context.redistributions_of",
         lambda *given: _free(given),
     )
     assert seconds(BLOCKING, MEGATRON, 8) < right
 
 
 def _free(given: tuple[object, ...]) -> Redistributions:
-    from shardwise.cost.layouts.conversions import redistributions_of
+    from shardwise.cost.layouts.redistribute import redistributions_of
 
     table = redistributions_of(*given)  # type: ignore[arg-type]
     return replace(table, seconds=np.zeros_like(table.seconds))

@@ -16,18 +16,15 @@ from tests.sampling import sample_of
 
 import shardwise.cost.one_layout
 from shardwise.cluster import Mesh, load_cluster, mesh_of
-from shardwise.cost.layouts.block import _Builder
+from shardwise.cost.layouts.block import Structure, Tensor, _Builder, structure_of
 from shardwise.cost.layouts.chain import layout_chain
-from shardwise.cost.layouts.columns import CostColumns
-from shardwise.cost.layouts.conversions import redistribution_elements
-from shardwise.cost.layouts.forms import data_placements, value_placements
-from shardwise.cost.layouts.storage import parameter_traffic
-from shardwise.cost.layouts.structure import Structure, Tensor, structure_of
+from shardwise.cost.layouts.context import CostColumns
+from shardwise.cost.layouts.parameters import parameter_traffic
+from shardwise.cost.layouts.redistribute import data_placements, redistribution_elements, value_placements
 from shardwise.cost.one_layout import LayoutEstimate, estimate_layout
-from shardwise.cost.one_layout.ledger import StepLedger
+from shardwise.cost.one_layout.layout import StepLedger
 from shardwise.cost.one_layout.rank import rank_of, value_shards
 from shardwise.cost.training import Training
-from shardwise.frontier import Chain, Segment, shared_sizes
 from shardwise.graph import (
     Mode,
     OpGraph,
@@ -37,8 +34,9 @@ from shardwise.graph import (
     load_graph,
     skip_tensors_of,
 )
+from shardwise.pareto import Chain, Segment, shared_sizes
 from shardwise.search import pareto_search
-from shardwise.search.tracking.solution import SegmentChoice, Solution, measure
+from shardwise.search.pareto.solution import SegmentChoice, Solution, measure
 from shardwise.strategy import PROFILES
 
 SOFTWARE = (
@@ -299,7 +297,6 @@ def test_the_walk_shares_no_code_with_the_chain() -> None:
     allowed = {
         "shardwise.cluster", "shardwise.equations", "shardwise.errors", "shardwise.graph",
         "shardwise.strategy", "shardwise.ties", "shardwise.cost.problem", "shardwise.cost.training",
-        "shardwise.cost.turns",
     }  # fmt: skip
     assert {name for name in taken if not name.startswith("shardwise.cost.one_layout")} <= allowed
 

@@ -14,14 +14,9 @@ import pytest
 from numpy.typing import NDArray
 from tests.property.search_instances import Instance, instance
 
-from shardwise.check.beyond import NO_TARGET_LIMITS, TargetLimits, target_limits_of
-from shardwise.check.count import SpaceDefinition
-from shardwise.check.figures import figures_of
-from shardwise.check.proof import Prover
-from shardwise.check.rejected import rejected_counts
 from shardwise.cost import peaks_of
 from shardwise.search import BranchAndBound, Fastest
-from shardwise.search.evaluate import step_times_s
+from shardwise.search.step_times import step_times_s
 from shardwise.strategy import (
     GRID_RULES,
     ORDERS,
@@ -34,6 +29,10 @@ from shardwise.strategy import (
     first_broken,
 )
 from shardwise.strategy.target import target_from_record
+from shardwise.verification.problem import figures_of
+from shardwise.verification.proof import Prover
+from shardwise.verification.rules import rejected_counts
+from shardwise.verification.space import NO_TARGET_LIMITS, SpaceDefinition, TargetLimits, target_limits_of
 
 SEEDS = [seed for seed in range(60) if seed % 40 != 7]
 MOST = 20_000

@@ -25,7 +25,7 @@ from tests.property.search_instances import (
 from tests.property.search_space_twin import first_reason
 
 from shardwise.cost import GridCostTable, Problem, costs_of_all_stages, stage_times
-from shardwise.search import (
+from shardwise.search import (  # fmt: skip
     BranchAndBound,
     Fastest,
     Goal,
@@ -33,13 +33,10 @@ from shardwise.search import (
     SearchResult,
     Smallest,
     Tradeoff,
-    drive,
-    leaves,
-    lower_levels,
-    upper_levels,
-)  # fmt: skip
-from shardwise.search.drive import INCUMBENT_SLACK
-from shardwise.search.evaluate import microbatches_of, pipeline_makespan_s, step_times_s
+)
+from shardwise.search.bnb import branch, leaves, solver
+from shardwise.search.bnb.solver import INCUMBENT_SLACK
+from shardwise.search.step_times import microbatches_of, pipeline_makespan_s, step_times_s
 from shardwise.strategy import (
     HOST_MEMORY,
     MEMORY,
@@ -214,8 +211,8 @@ def evaluated(case: Instance, problem: Problem) -> Expected:
 def searched(case: Instance, problem: Problem, goal: Goal, **options: Any) -> SearchResult:
     with pytest.MonkeyPatch.context() as patched:
         if case.seed % LARGE_EVERY == LARGE_EVERY - 1:
-            patched.setattr(drive, "SMALL_SPACE", 0)
-            patched.setattr(drive, "SMALL_SPACE_WITH_MEMORY", 0)
+            patched.setattr(solver, "SMALL_SPACE", 0)
+            patched.setattr(solver, "SMALL_SPACE_WITH_MEMORY", 0)
         return BranchAndBound(problem, case.space, goal, **options).run()
 
 
@@ -357,9 +354,9 @@ def textbook_s(problem: Problem, table: Any) -> Any:
 @pytest.mark.parametrize(
     ("levels", "name"),
     [
-        (lower_levels, "lower_bound_s"),
-        (upper_levels, "grid_lower_bound_s"),
-        (upper_levels, "grid_work_lower_bound_s"),
+        (branch, "lower_bound_s"),
+        (branch, "grid_lower_bound_s"),
+        (branch, "grid_work_lower_bound_s"),
     ],
 )
 def test_a_bound_of_nodes_that_is_too_high_is_caught(

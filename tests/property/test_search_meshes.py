@@ -16,10 +16,10 @@ from tests.sampling import sample_of
 from shardwise.cluster import load_cluster, mesh_of, meshes_of
 from shardwise.cost import Training, estimate_layout, layout_chain
 from shardwise.errors import ConfigError
-from shardwise.frontier import non_dominated
 from shardwise.graph import Block, GraphLayout, OpGraph
+from shardwise.pareto import non_dominated
 from shardwise.search import GraphCurves, MeshChoice
-from shardwise.search.tracking.solution import measure
+from shardwise.search.pareto.solution import measure
 
 T = TypeVar("T")
 

@@ -14,10 +14,9 @@ from tests.property.uneven_twin import drawn_to_spread, every_layout, least_s
 from tests.sampling import sample_of
 
 from shardwise.search import UnevenPlan, UnevenSpace, predict_record, search_uneven
-from shardwise.search.uneven.options import StageCostModel
-from shardwise.search.uneven.result import uneven_result
-from shardwise.search.uneven.shapes import shapes_of
-from shardwise.search.uneven.space import StageSpread
+from shardwise.search.hetero.result import uneven_result
+from shardwise.search.hetero.space import StageSpread, shapes_of
+from shardwise.search.hetero.stage_costs import StageCostModel
 
 INSTANCES, FULL_INSTANCES = 8, 1200
 CHUNK = 4

@@ -18,14 +18,19 @@ from shardwise.cluster import load_cluster
 from shardwise.model import load_model
 from shardwise.search import UnevenOutcome, UnevenSpace, predict_record, search_uneven
 from shardwise.search.clock import SearchClock
-from shardwise.search.lanes import SearchWorkers
-from shardwise.search.uneven import UnevenSubproblem, bounds, drive, errands, grown, partitions, shares
-from shardwise.search.uneven.block import subproblem_search
-from shardwise.search.uneven.errands import NodeProcessor, OpenNode, is_wide
-from shardwise.search.uneven.laid_out import UnevenIncumbent
-from shardwise.search.uneven.options import StageCostModel
-from shardwise.search.uneven.reach import CapacityRelaxation
-from shardwise.search.uneven.result import uneven_result
+from shardwise.search.hetero import (
+    UnevenSubproblem,
+    branch_and_bound,
+    knapsack,
+    lower_bounds,
+    pipeline_search,
+)
+from shardwise.search.hetero.branch_and_bound import NodeProcessor, OpenNode, UnevenIncumbent, is_wide
+from shardwise.search.hetero.capacity_relaxation import CapacityRelaxation
+from shardwise.search.hetero.result import uneven_result
+from shardwise.search.hetero.stage_costs import StageCostModel
+from shardwise.search.hetero.subproblem import subproblem_search
+from shardwise.search.worker_pool import SearchWorkers
 from shardwise.strategy import Job
 
 INSTANCES, FULL_INSTANCES = 300, 10_000
@@ -67,7 +72,7 @@ def test_no_layout_takes_less_than_its_bounds(full: bool) -> None:
             hold_bounds(options, some, numbers, seed)
 
 
-@pytest.mark.parametrize("module", [bounds, grown])
+@pytest.mark.parametrize("module", [lower_bounds, pipeline_search])
 def test_a_bound_that_is_too_high_loses_plans(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     sound = module.stage_lower_bound_s
 
@@ -75,7 +80,7 @@ def test_a_bound_that_is_too_high_loses_plans(module: ModuleType, monkeypatch: p
         return 1.05 * sound(*figures)
 
     monkeypatch.setattr(module, "stage_lower_bound_s", raised)
-    monkeypatch.setattr(partitions, "local_search", lambda *_: ())
+    monkeypatch.setattr(pipeline_search, "local_search", lambda *_: ())
 
     def is_missed(seed: int) -> bool:
         space = drawn_space(seed, 4)
@@ -89,10 +94,10 @@ def test_a_bound_that_is_too_high_loses_plans(module: ModuleType, monkeypatch: p
 @pytest.mark.parametrize(
     ("owner", "name", "seed", "broken"),
     [
-        (bounds.SuffixRelaxation, "_most_layers", 4, lambda found: np.maximum(found - 1, 0)),
+        (lower_bounds.SuffixRelaxation, "_most_layers", 4, lambda found: np.maximum(found - 1, 0)),
         (CapacityRelaxation, "quick_bound", 4, lambda found: found // 2),
         (CapacityRelaxation, "can_do", 6, lambda found: found & False),
-        (shares.KnapsackDual, "critical", 4, lambda found: (found[0][:0], found[1][:0])),
+        (knapsack.KnapsackDual, "critical", 4, lambda found: (found[0][:0], found[1][:0])),
     ],
 )
 def test_what_forbids_too_much_loses_plans(
@@ -103,7 +108,7 @@ def test_what_forbids_too_much_loses_plans(
     best = search_uneven(space).plan
     assert best is not None
     monkeypatch.setattr(owner, name, lambda *given: broken(sound(*given)))
-    monkeypatch.setattr(partitions, "local_search", lambda *_: ())
+    monkeypatch.setattr(pipeline_search, "local_search", lambda *_: ())
     found = search_uneven(space).plan
     assert found is None or found.time_s > best.time_s * (1 + 1e-9)
 
@@ -134,14 +139,14 @@ class CountingClock(SearchClock):
 
 def expanded_late(times: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, UnevenOutcome]:
     """Partial layouts that a search grew when its time was over, and what it found."""
-    clock, branch = CountingClock(times), grown.PipelineTree.branch
+    clock, branch = CountingClock(times), pipeline_search.PipelineTree.branch
 
     def watched(*given: Any) -> float:
         clock.late += clock.left < 0
         return branch(*given)
 
     with monkeypatch.context() as watching:
-        watching.setattr(grown.PipelineTree, "branch", watched)
+        watching.setattr(pipeline_search.PipelineTree, "branch", watched)
         found = search_uneven(drawn_space(5, 4), clock=clock)
     return clock.late, found
 
@@ -158,7 +163,7 @@ def test_a_search_ends_where_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -
         late, found = expanded_late(times, monkeypatch)
         assert late == 0 and 0.0 < found.lower_bound_s <= best.time_s * (1 + 1e-9)
         assert found.plan is None or found.plan.time_s >= best.time_s * (1 - 1e-9)
-    monkeypatch.setattr(errands, "subproblem_search", lambda *given: subproblem_search(*given[:5]))
+    monkeypatch.setattr(branch_and_bound, "subproblem_search", lambda *given: subproblem_search(*given[:5]))
     assert any(expanded_late(times, monkeypatch)[0] for times in range(60, 76))
 
 
@@ -173,12 +178,12 @@ def outcomes(seed: int, workers: int, gap: float) -> tuple[object, ...]:
 def widest_round(monkeypatch: pytest.MonkeyPatch) -> float:
     """Over all rounds of a search, how far the last block's bound is above the first one's, as a ratio."""
     ratios = [1.0]
-    plain = drive._BranchAndBound._next_round
+    plain = branch_and_bound._BranchAndBound._next_round
 
     def watched(self: Any) -> Any:
         found = plain(self)
         keys = [
-            one.lower_bound_s * (drive.IDENTICAL_PRIORITY if one.subproblem.is_alike else 1.0)
+            one.lower_bound_s * (branch_and_bound.IDENTICAL_PRIORITY if one.subproblem.is_alike else 1.0)
             for one in found
         ]
         ratios.extend(key / min(keys) for key in keys)
@@ -187,15 +192,15 @@ def widest_round(monkeypatch: pytest.MonkeyPatch) -> float:
     job = Job(seq_len=1024, global_batch_size=64, dtype="fp16")
     cluster = load_cluster("1x2xA100-40G+1x2xV100-16G")
     with monkeypatch.context() as watching:
-        watching.setattr(drive._BranchAndBound, "_next_round", watched)
+        watching.setattr(branch_and_bound._BranchAndBound, "_next_round", watched)
         search_uneven(UnevenSpace(load_model("gpt2"), cluster, job))
     return max(ratios)
 
 
 def test_a_round_has_no_subproblem_that_the_first_may_make_needless(monkeypatch: pytest.MonkeyPatch) -> None:
     """With all sizes that come next, blocks far above the first one's bound would be bounded for nothing."""
-    assert 1.0 < widest_round(monkeypatch) <= drive.ROUND_BOUND_RATIO
-    monkeypatch.setattr(drive, "ROUND_BOUND_RATIO", float("inf"))
+    assert 1.0 < widest_round(monkeypatch) <= branch_and_bound.ROUND_BOUND_RATIO
+    monkeypatch.setattr(branch_and_bound, "ROUND_BOUND_RATIO", float("inf"))
     assert widest_round(monkeypatch) > 1.1
 
 
@@ -203,7 +208,7 @@ def test_a_round_has_no_subproblem_that_the_first_may_make_needless(monkeypatch:
 def test_any_number_of_workers_finds_the_same_with_the_same_ledger(
     gap: float, monkeypatch: pytest.MonkeyPatch, full: bool
 ) -> None:
-    monkeypatch.setattr(drive, "SERIAL_ROUNDS", 1)
+    monkeypatch.setattr(branch_and_bound, "SERIAL_ROUNDS", 1)
     for seed in (1, 3, 8, 21) if full else (1, 8):
         alone = outcomes(seed, 1, gap)
         assert outcomes(seed, 2, gap) == alone and outcomes(seed, 3, gap) == alone
@@ -213,7 +218,7 @@ def test_nodes_processed_by_a_worker_that_does_not_know_their_subproblem_are_not
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A block is looked at again and again where each step of it is in another process."""
-    monkeypatch.setattr(drive, "SERIAL_ROUNDS", 1)
+    monkeypatch.setattr(branch_and_bound, "SERIAL_ROUNDS", 1)
     turns = itertools.count()
     kept = SearchWorkers.results_at
 
@@ -237,7 +242,7 @@ def test_a_wide_range_is_not_bounded_closely_where_that_is_hopeless(monkeypatch:
     found = process(far)
     assert is_wide(subproblem) and found.bounded == 0
     assert [one.subproblem.least for one in found.left] == [1, 2, 4, 8]
-    monkeypatch.setattr(errands, "SKIP_BOUND_RATIO", 0.0)
+    monkeypatch.setattr(branch_and_bound, "SKIP_BOUND_RATIO", 0.0)
     assert process(far).bounded > 0
 
 

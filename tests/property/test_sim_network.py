@@ -13,7 +13,7 @@ import pytest
 
 from shardwise.cluster import Capacity
 from shardwise.sim import Speed, TaskGraph, TaskGraphBuilder, max_min_rates, simulate
-from shardwise.sim.network import Network, Route
+from shardwise.sim.engine import Network, Route
 
 EXACT = 1e-9
 

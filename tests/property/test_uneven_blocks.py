@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from tests.property.uneven_twin import drawn_space, every_layout, least_of_block
 
-from shardwise.search.uneven import UnevenSubproblem, bounds, grown, partitions
-from shardwise.search.uneven.block import subproblem_search
-from shardwise.search.uneven.options import StageCostModel, StageOptions
+from shardwise.search.hetero import UnevenSubproblem, lower_bounds, pipeline_search
+from shardwise.search.hetero.stage_costs import StageCostModel, StageOptions
+from shardwise.search.hetero.subproblem import subproblem_search
 
 SEEDS, FULL_SEEDS = 200, 3000
 EFFORT = 1000
@@ -57,7 +57,7 @@ def test_the_least_time_of_a_subproblem_is_that_of_the_twin(seeds: range) -> Non
     assert [seed for seed in seeds if not is_found(seed)] == []
 
 
-@pytest.mark.parametrize("module", [bounds, grown])
+@pytest.mark.parametrize("module", [lower_bounds, pipeline_search])
 def test_ends_of_a_step_that_are_too_long_lose_plans(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,5 +67,5 @@ def test_ends_of_a_step_that_are_too_long_lose_plans(
         return 1.05 * sound(*figures)
 
     monkeypatch.setattr(module, "completion_lower_bound_s", raised)
-    monkeypatch.setattr(partitions, "local_search", lambda *_: ())
+    monkeypatch.setattr(pipeline_search, "local_search", lambda *_: ())
     assert not all(is_found(seed) for seed in range(20))

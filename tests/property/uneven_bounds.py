@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 from tests.property.uneven_twin import walked_s
 
-from shardwise.search.uneven import estimate
-from shardwise.search.uneven.bounds import INFINITE_S, StageTable, SuffixRelaxation
-from shardwise.search.uneven.estimate import layout_figures
-from shardwise.search.uneven.reach import CapacityRelaxation
+from shardwise.search.hetero import lower_bounds
+from shardwise.search.hetero.capacity_relaxation import CapacityRelaxation
+from shardwise.search.hetero.lower_bounds import INFINITE_S, StageTable, SuffixRelaxation, layout_figures
 
 
 def hold_bounds(of: Any, layouts: Any, numbers: range | list[int], seed: int) -> None:
@@ -34,7 +33,7 @@ def hold_bounds(of: Any, layouts: Any, numbers: range | list[int], seed: int) ->
             # Nor less than pipelines that differ in how they are spread alone are told together.
             together = SuffixRelaxation(entries, [(entries.relaxed_kinds(kinds), counts)], [m])
             assert together.bounds()[0] <= within_s, (seed, sites, layers, m)
-            assert estimate.lower_bound_s(figures, m)[0] <= within_s, (seed, sites, layers, m)
+            assert lower_bounds.lower_bound_s(figures, m)[0] <= within_s, (seed, sites, layers, m)
             assert capacity.quick_bound(within_s, np.array([m + 1]))[0] >= m, (seed, sites, layers, m)
             assert capacity.can_do(np.array([0]), np.array([m]), within_s)[0], (seed, sites, layers, m)
             assert capacity.microbatches(within_s)[0] >= m, (seed, sites, layers, m)

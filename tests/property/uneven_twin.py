@@ -20,9 +20,8 @@ from shardwise.cluster import load_cluster
 from shardwise.cost import NodeSlot, StageShape, hop_s, stage_costs, stage_kinds_of
 from shardwise.model import Model, model_from_config
 from shardwise.search import UnevenLimits, UnevenSpace
-from shardwise.search.uneven.hops import StageHops
-from shardwise.search.uneven.options import SiteCosts, StageCostModel, StageOptions
-from shardwise.search.uneven.space import MixedPoolKind, StageKind, UnevenSubproblem
+from shardwise.search.hetero.space import MixedPoolKind, StageKind, UnevenSubproblem
+from shardwise.search.hetero.stage_costs import SiteCosts, StageCostModel, StageHops, StageOptions
 from shardwise.strategy import Job
 
 Floats = NDArray[np.float64]

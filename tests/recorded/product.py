@@ -31,15 +31,7 @@ from shardwise.graph import (
 )
 from shardwise.inputs import Fields
 from shardwise.model import Model, model_from_config
-from shardwise.plan import (
-    Layout,
-    PeakMemory,
-    Pipeline,
-    Stage,
-    StagePart,
-    UnevenResult,
-    read_any_plan,
-)
+from shardwise.plans import Layout, PeakMemory, Pipeline, Stage, StagePart, UnevenResult, read_any_plan
 from shardwise.strategy import PROFILES, Job, Profile, Strategy, parse_fields, profile_from_record
 from shardwise.strategy.target import Target, target_from_record
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from shardwise.errors import Infeasible
 from shardwise.graph import GraphLayout, StagedLayout, layout_record, staged_record
-from shardwise.plan import (
+from shardwise.plans import (
     Answer,
     Certificate,
     GraphPlan,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from tests.relations import agreeing, better, events, exports, idle, mixed, retold, scaled
+from tests.relations import agreeing, better, events, exports, idle, mixed, restated, scaled
 from tests.relations.questions import MOST_DEVICES, Question, question
 from tests.relations.relation import RELATIONS, Relation
 
 __all__ = ["KNOWN_FAILURES", "QUESTIONS", "RELATIONS", "expected_to_pass", "questions_of"]
 
-MODULES = (retold, better, mixed, idle, events, agreeing, scaled, exports)
+MODULES = (restated, better, mixed, idle, events, agreeing, scaled, exports)
 """Each makes its relations as it is imported."""
 
 QUESTIONS = 100

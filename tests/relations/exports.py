@@ -7,7 +7,7 @@ from tests.relations.questions import Question
 from tests.relations.relation import REL_TOL, is_plan, relation, require
 
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan, read_any_plan
+from shardwise.plans import Plan, read_any_plan
 from shardwise.targets import exported
 
 TARGET = "megatron-lm-0.19"

@@ -11,17 +11,17 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
 
-from shardwise.runtime.context import _all_to_all
-from shardwise.runtime.experts import GroupedExperts
+from shardwise.runtime.collectives import _local_chunk
+from shardwise.runtime.context_parallel import _all_to_all
+from shardwise.runtime.fsdp import shard_states, split_experts, synchronise
 from shardwise.runtime.gradients import local
-from shardwise.runtime.host_activations import ActivationOffload
 from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.modules import ModelStage
-from shardwise.runtime.parts import _local_chunk
+from shardwise.runtime.moe import GroupedExperts
+from shardwise.runtime.offload import ActivationOffload
 from shardwise.runtime.private import with_layout_of
 from shardwise.runtime.rope import rotation_of
-from shardwise.runtime.shard import shard_states, split_experts, synchronise
 from shardwise.schedule import Schedule, generate, lower
 
 
@@ -164,17 +164,17 @@ def _every_part_adds_its_bias(stage: ModelStage, mesh: Any) -> None:
 
 
 MUTANTS: dict[str, tuple[str, Any]] = {
-    "updates stay on the host": ("shardwise.runtime.host_states.OptimizerOffload._send_weights", nothing),
+    "updates stay on the host": ("shardwise.runtime.offload.OptimizerOffload._send_weights", nothing),
     "gradients stay on the device": (
-        "shardwise.runtime.host_states.OptimizerOffload._fetch_gradients",
+        "shardwise.runtime.offload.OptimizerOffload._fetch_gradients",
         _as_they_were,
     ),
     "activations are used before they are back": (
-        "shardwise.runtime.host_activations.ActivationOffload._reload",
+        "shardwise.runtime.offload.ActivationOffload._reload",
         _not_yet,
     ),
     "all views of memory are its first": (
-        "shardwise.runtime.host_activations.ActivationOffload.pack",
+        "shardwise.runtime.offload.ActivationOffload.pack",
         _one_for_all,
     ),
     "all tensor ranks have the slopes of the first heads": (
@@ -186,47 +186,50 @@ MUTANTS: dict[str, tuple[str, Any]] = {
         _as_it_is,
     ),
     "every part of an expert adds its bias": (
-        "shardwise.runtime.divide.split_experts",
+        "shardwise.runtime.job.split_experts",
         _every_part_adds_its_bias,
     ),
     "no sum over tensor ranks": ("shardwise.runtime.job.reduce_partial_gradients", nothing),
     "no tie": ("shardwise.runtime.gradients.TiedWeights.add_up", nothing),
-    "gradients averaged over data ranks": ("shardwise.runtime.divide.shard_states", _averaging),
+    "gradients averaged over data ranks": ("shardwise.runtime.job.shard_states", _averaging),
     "no clipping": ("shardwise.runtime.gradients.scale", nothing),
     "loss over half of the batch": (
-        "shardwise.runtime.divide.batch_share_loss",
+        "shardwise.runtime.job.batch_share_loss",
         _loss_of_all_microbatches_twice,
     ),
     "all replicas take the same rows": (
         "shardwise.runtime.job.TrainingJob._local_batch",
         _own_rows_of_replica_0,
     ),
-    "keys stay where they are": ("shardwise.runtime.context.RingAttention.ring_shift", _stay),
+    "keys stay where they are": ("shardwise.runtime.context_parallel.RingAttention.ring_shift", _stay),
     "parts of the sequence one after the other": (
-        "shardwise.runtime.context.RingAttention.positions",
+        "shardwise.runtime.context_parallel.RingAttention.positions",
         _one_after_the_other,
     ),
-    "heads are not exchanged back": ("shardwise.runtime.context._all_to_all", _back_in_another_order),
+    "heads are not exchanged back": (
+        "shardwise.runtime.context_parallel._all_to_all",
+        _back_in_another_order,
+    ),
     "all tensor ranks take the first key-value head": (
         "shardwise.runtime.tensor_parallel.ReplicatedKvHeads.head_of",
         _first_head,
     ),
     "tensor ranks keep their inputs' gradients": (
-        "shardwise.runtime.parts._AllGather.backward",
+        "shardwise.runtime.collectives._AllGather.backward",
         staticmethod(_own_input_gradients),
     ),
     "replicas take partial sums for whole ones": (
-        "shardwise.runtime.replicas.GradientReducer._as_dtensor",
+        "shardwise.runtime.gradients.GradientReducer._as_dtensor",
         _like_the_weight,
     ),
-    "tokens stay in the order of their senders": ("shardwise.runtime.dispatch._by_expert", _as_they_come),
-    "parts of experts are not added up": ("shardwise.runtime.dispatch.reduce_scatter_rows", _own_part),
+    "tokens stay in the order of their senders": ("shardwise.runtime.moe._by_expert", _as_they_come),
+    "parts of experts are not added up": ("shardwise.runtime.moe.reduce_scatter_rows", _own_part),
     "tensor ranks keep their tokens' gradients": (
-        "shardwise.runtime.parts._Split.backward",
+        "shardwise.runtime.collectives._Split.backward",
         staticmethod(_own_gradients),
     ),
-    "replicas of experts are not added up": ("shardwise.runtime.divide.synchronise", _never_all),
-    "groups of replicas are not added up": ("shardwise.runtime.divide.synchronise", _never_between_groups),
+    "replicas of experts are not added up": ("shardwise.runtime.job.synchronise", _never_all),
+    "groups of replicas are not added up": ("shardwise.runtime.job.synchronise", _never_between_groups),
     "passes of weights are lost": (
         "shardwise.runtime.private.SynchronisedStage.backward_weight_one_chunk",
         _all_but_the_first,
@@ -241,15 +244,15 @@ def _policy_of_one_dtype(param_dtype: Any = None, reduce_dtype: Any = None) -> M
 
 
 HALF_MUTANTS: dict[str, tuple[str, Any]] = {
-    "gradients are added up in bf16": ("shardwise.runtime.shard.MixedPrecisionPolicy", _policy_of_one_dtype),
+    "gradients are added up in bf16": ("shardwise.runtime.fsdp.MixedPrecisionPolicy", _policy_of_one_dtype),
 }
 """Of runs in bf16."""
 
 ALIKE: dict[str, tuple[str, Any]] = {
-    "nothing goes to the host": ("shardwise.runtime.divide.OFFLOADS_ACTIVATIONS", ()),
-    "nothing is computed again": ("shardwise.runtime.divide.recompute_kinds", _nothing_again),
-    "both halves compute again each time": ("shardwise.runtime.divide.SPLIT_NAMES", ()),
-    "all stages have as many layers": ("shardwise.runtime.divide.layer_counts", _cut_alike),
+    "nothing goes to the host": ("shardwise.runtime.job.OFFLOADS_ACTIVATIONS", ()),
+    "nothing is computed again": ("shardwise.runtime.job.recompute_kinds", _nothing_again),
+    "both halves compute again each time": ("shardwise.runtime.job.SPLIT_NAMES", ()),
+    "all stages have as many layers": ("shardwise.runtime.job.layer_counts", _cut_alike),
     "another order of actions": ("shardwise.runtime.pipeline.lower", _all_forward_first),
 }
 """The same of what changes no number: what the plan says is not what is done."""

@@ -12,10 +12,10 @@ from tests.runtime.graph_modules import data_of, module_of
 from torch import nn
 
 from shardwise.graph import OpGraph
-from shardwise.plan import GraphPlan
+from shardwise.plans import GraphPlan
 from shardwise.runtime import Report, capture
 from shardwise.runtime.graphs import GraphTrainingJob
-from shardwise.runtime.graphs.captured import Captured, captured, part_of_parameter
+from shardwise.runtime.graphs.modules import Captured, captured, part_of_parameter
 
 
 @cache

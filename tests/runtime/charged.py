@@ -10,8 +10,8 @@ from unittest.mock import patch
 import numpy as np
 
 from shardwise import search
-from shardwise.cost.fabric import CollectiveModel
-from shardwise.plan import Plan
+from shardwise.cost.collectives import CollectiveModel
+from shardwise.plans import Plan
 
 PASS, SCATTER, ALL_REDUCE, ALL_TO_ALL, MESSAGE = "pass", "scatter", "all_reduce", "all_to_all", "message"
 

@@ -18,15 +18,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from shardwise.model import Model
-from shardwise.plan import Plan, UnevenFile
+from shardwise.plans import Plan, UnevenFile
 from shardwise.runtime import (
     ModelStage,
     Report,
     Synthetic,
-    host,
-    host_activations,
-    host_states,
     initialise,
+    offload,
     parallelize,
     reference_module,
 )
@@ -133,7 +131,7 @@ def divided(
         found = difference(job, expected, seed, _gradient_error, job.parameters)
         layers = tuple(tuple(map(int, stage.layers)) for _, stage in job.stages)
         passed = sum(passes) // len(expected.losses)
-        has = host_states in buffers, host_activations in buffers
+        has = offload in buffers, offload in buffers
         return replace(found, layers=layers, passes=passed, buffers=has)
 
 
@@ -173,13 +171,13 @@ def _buffers() -> Iterator[set[Any]]:
     def asking(module: Any) -> Callable[..., torch.Tensor]:
         def buffer(*arguments: Any) -> torch.Tensor:
             requested.add(module)
-            return host.host_buffer_like(*arguments)
+            return offload.host_buffer_like(*arguments)
 
         return buffer
 
     with (
-        patch.object(host_states, "host_buffer_like", asking(host_states)),
-        patch.object(host_activations, "host_buffer_like", asking(host_activations)),
+        patch.object(offload, "host_buffer_like", asking(offload)),
+        patch.object(offload, "host_buffer_like", asking(offload)),
     ):
         yield requested
 

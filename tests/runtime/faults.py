@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import torch
 
-from shardwise.plan import AnyPlan
+from shardwise.plans import AnyPlan
 from shardwise.runtime import (
     GraphTrainingJob,
     ModelStage,
@@ -22,9 +22,9 @@ from shardwise.runtime import (
     TrainOptions,
     UnevenTrainingJob,
     checkpoint,
-    manifest,
     train,
 )
+from shardwise.runtime import checkpoint as manifest
 from shardwise.runtime.graphs.interpreter import Interpreter
 
 PASSES = ("forward", "backward", "optimizer")

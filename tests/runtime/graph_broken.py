@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from shardwise.runtime.graphs.forms import value_placements
 from shardwise.runtime.graphs.interpreter import Interpreter
-from shardwise.runtime.graphs.moves import RedistributeStep, redistribute_path
-from shardwise.runtime.graphs.store import ShardedParameter
+from shardwise.runtime.graphs.parameters import ShardedParameter
+from shardwise.runtime.graphs.placements import value_placements
+from shardwise.runtime.graphs.redistribute import RedistributeStep, redistribute_path
 
 
 def _without(kind: str) -> Callable[..., tuple[RedistributeStep, ...]]:
@@ -42,28 +42,28 @@ def _alone(
 
 GRAPH_MUTANTS: Mapping[str, tuple[str, Any]] = {
     "partial sums are not added up": (
-        "shardwise.runtime.graphs.bring.redistribute_path",
+        "shardwise.runtime.graphs.redistribute.redistribute_path",
         _without("all_reduce"),
     ),
     "every rank takes the whole for its part of a sum": (
-        "shardwise.runtime.graphs.bring.redistribute_path",
+        "shardwise.runtime.graphs.redistribute.redistribute_path",
         _without("first_only"),
     ),
     "gradients lie as their tensors do": (
-        "shardwise.runtime.graphs.bring.gradient_placements",
+        "shardwise.runtime.graphs.redistribute.gradient_placements",
         value_placements,
     ),
-    "states that others updated are not gathered": ("shardwise.runtime.graphs.graph_job.publish", _nothing),
+    "states that others updated are not gathered": ("shardwise.runtime.graphs.job.publish", _nothing),
     "what is gathered for a backward pass is zeros": (
-        "shardwise.runtime.graphs.store.ShardedParameter.made",
+        "shardwise.runtime.graphs.parameters.ShardedParameter.made",
         lambda param, used: torch.zeros_like(MADE(param, used)),
     ),
     "every rank begins with the whole gradient": (
-        "shardwise.runtime.graphs.stage.seed_gradient",
+        "shardwise.runtime.graphs.interpreter.seed_gradient",
         lambda grid, spec, loss: torch.ones_like(loss),
     ),
     "copies count once for each rank in the norm": (
-        "shardwise.runtime.graphs.store.ShardedParameter.replica_count",
+        "shardwise.runtime.graphs.parameters.ShardedParameter.replica_count",
         property(lambda param: 1),
     ),
 }
@@ -79,19 +79,19 @@ SKIP_TENSOR_MUTANTS: Mapping[str, tuple[str, Any]] = {
 
 KERNEL_MUTANTS: Mapping[str, tuple[str, Any]] = {
     "gradients of sums are not summed": (
-        "shardwise.runtime.graphs.work._Summed.backward",
+        "shardwise.runtime.graphs.sharded_operator._Summed.backward",
         staticmethod(lambda ctx, *gradients: (gradients[0], None, None)),
     ),
     "rows of neighbours are zeros": (
-        "shardwise.runtime.graphs.halo._passed",
+        "shardwise.runtime.graphs.sharded_operator._passed",
         lambda work, axes, first, last: (torch.zeros_like(first), torch.zeros_like(last)),
     ),
     "a rank takes its own maximum for that of all": (
-        "shardwise.runtime.graphs.work.ShardedOperator.largest",
+        "shardwise.runtime.graphs.sharded_operator.ShardedOperator.largest",
         lambda work, tensor, split: tensor.detach(),
     ),
     "a rank knows its own state alone": (
-        "shardwise.runtime.graphs.kernels_recurrent.all_gather_dim",
+        "shardwise.runtime.graphs.kernels.all_gather_dim",
         lambda work, value, at, dim: torch.cat((value, torch.zeros_like(value)), dim=at),
     ),
 }

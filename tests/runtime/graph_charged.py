@@ -10,14 +10,15 @@ from typing import Any
 from unittest.mock import patch
 
 from shardwise.cost import StepCounts, Training, estimate_stage
-from shardwise.cost.one_layout import estimate_layout, kernels, parameters, price
-from shardwise.cost.one_layout.kernels import PassSeconds, size
-from shardwise.cost.one_layout.ledger import Place, StepLedger
-from shardwise.cost.one_layout.parameters import ParameterUse
+from shardwise.cost.one_layout import estimate_layout
+from shardwise.cost.one_layout import layout as parameters
+from shardwise.cost.one_layout import layout as price
+from shardwise.cost.one_layout import rank as kernels
+from shardwise.cost.one_layout.layout import ParameterUse, Place, StepLedger
 from shardwise.cost.one_layout.pipeline import messages_of
-from shardwise.cost.one_layout.rank import Rank, rank_of
+from shardwise.cost.one_layout.rank import PassSeconds, Rank, rank_of, size
 from shardwise.graph import OpGraph, StagedLayout, scaled
-from shardwise.plan import GraphPlan
+from shardwise.plans import GraphPlan
 
 Times = Counter[tuple[str, int]]
 """How often a step has a message of a kind and of so many bytes."""

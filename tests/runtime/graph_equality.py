@@ -13,7 +13,7 @@ from tests.runtime.twin import with_mutant
 from torch import Tensor
 
 from shardwise.graph import Operand, OpGraph, OpNode
-from shardwise.plan import GraphPlan
+from shardwise.plans import GraphPlan
 from shardwise.runtime import Report, graph_module, parallelize
 from shardwise.runtime.graphs import GraphTrainingJob, graph_training_job
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from shardwise.graph import OpNode, ShardingRule, rules_of
 from shardwise.runtime import Report
-from shardwise.runtime.graphs.grid import ProcessMesh
 from shardwise.runtime.graphs.kernels import KERNELS
-from shardwise.runtime.graphs.work import ShardedOperator
+from shardwise.runtime.graphs.placements import ProcessMesh
+from shardwise.runtime.graphs.sharded_operator import ShardedOperator
 
 Case = tuple[str, tuple[int, ...]]
 """An operator by its name, and the numbers of its rules, one per axis."""

@@ -9,13 +9,13 @@ from itertools import product
 import numpy as np
 from tests.property.test_layouts_one import random_solution
 
-from shardwise.app.cli.graph_checking import estimate_of
+from shardwise.app.cli.checking import estimate_of
 from shardwise.cluster import load_cluster, mesh_of
 from shardwise.cost import Training
 from shardwise.cost.layouts.chain import layout_chain
 from shardwise.graph import GraphLayout, OpGraph, OpNode, ShardingRule, StagedLayout, allows, rules_of, scaled
-from shardwise.graph.customary.together import layout_from_rules
-from shardwise.plan import GraphJob, GraphPlan
+from shardwise.graph.baselines import layout_from_rules
+from shardwise.plans import GraphJob, GraphPlan
 from shardwise.search import GraphCurves, StagedCurves
 from shardwise.strategy import PROFILES, Optimizer
 

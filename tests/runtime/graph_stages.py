@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwise.runtime.graphs.bring import TensorSpec
-from shardwise.runtime.graphs.graph_job import GraphTrainingJob
-from shardwise.runtime.graphs.stage import GraphStage, _Passes
-from shardwise.runtime.graphs.store import ShardedParameter, square_sum
+from shardwise.runtime.graphs.interpreter import GraphStage, _Passes
+from shardwise.runtime.graphs.job import GraphTrainingJob
+from shardwise.runtime.graphs.parameters import ShardedParameter, square_sum
+from shardwise.runtime.graphs.redistribute import TensorSpec
 
 
 def _last_gradient(param: ShardedParameter, gradient: Tensor, used: TensorSpec) -> None:
@@ -46,24 +46,24 @@ RECEIVE, RUN, GRADIENT, SHARED_OUT = (
 
 STAGE_MUTANTS: Mapping[str, tuple[str, Any]] = {
     "losses of micro-batches count in full": (
-        "shardwise.runtime.graphs.graph_job.loss_weight",
+        "shardwise.runtime.graphs.job.loss_weight",
         lambda graph, microbatches: 1.0,
     ),
     "gathered parameters have the gradient of the last micro-batch": (
-        "shardwise.runtime.graphs.store.ShardedParameter.receive",
+        "shardwise.runtime.graphs.parameters.ShardedParameter.receive",
         _last_gradient,
     ),
     "stages take micro-batches in different orders": (
-        "shardwise.runtime.graphs.stage.GraphStage.run",
+        "shardwise.runtime.graphs.interpreter.GraphStage.run",
         _other_order,
     ),
-    "gradients end at the last cut": ("shardwise.runtime.graphs.stage._Passes._gradient", _no_answer),
+    "gradients end at the last cut": ("shardwise.runtime.graphs.interpreter._Passes._gradient", _no_answer),
     "every micro-batch is the first": (
-        "shardwise.runtime.graphs.graph_job.GraphTrainingJob._split_microbatches",
+        "shardwise.runtime.graphs.job.GraphTrainingJob._split_microbatches",
         _first_samples,
     ),
     "the norm is that of the first stage": (
-        "shardwise.runtime.graphs.graph_job.square_sum",
+        "shardwise.runtime.graphs.job.square_sum",
         _of_first_stage,
     ),
 }

@@ -10,9 +10,9 @@ import torch
 from tests.runtime.tracked import Host, Tracker, fake_ranks
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardwise.plan import GraphPlan
+from shardwise.plans import GraphPlan
 from shardwise.runtime import graph_module, parallelize
-from shardwise.runtime.graphs.graph_job import GraphTrainingJob
+from shardwise.runtime.graphs.job import GraphTrainingJob
 
 
 def allocated_bytes(plan: GraphPlan, rank: int = 0) -> int:

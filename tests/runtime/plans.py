@@ -8,7 +8,7 @@ from functools import cache
 from shardwise import search
 from shardwise.cluster import load_cluster
 from shardwise.model import Model, model_from_config
-from shardwise.plan import Plan
+from shardwise.plans import Plan
 from shardwise.strategy import Job, complete, parse_fields
 
 GPT = {"layers": 4, "hidden": 32, "ffn": 64, "heads": 4, "vocab": 96, "seq_len": 32}

@@ -29,9 +29,10 @@ from torch.utils.backend_registration import (
 from shardwise import search
 from shardwise.cluster import load_cluster
 from shardwise.model import model_from_config
-from shardwise.plan import Plan
+from shardwise.plans import Plan
 from shardwise.runtime import TrainingJob as Running
-from shardwise.runtime import checkpoint, divide, gradients, job, reference_module, shard
+from shardwise.runtime import checkpoint, fsdp, gradients, job, reference_module
+from shardwise.runtime import job as divide
 from shardwise.runtime.collectives import record_collectives
 from shardwise.runtime.devices import LOCAL_RANK
 from shardwise.runtime.gradients import local
@@ -180,7 +181,7 @@ def _saved(running: Running) -> Iterator[Tensor]:
 
 @contextlib.contextmanager
 def weights_left_on_the_host() -> Iterator[None]:
-    with patch.object(shard, "to_device", lambda *_: None):
+    with patch.object(fsdp, "to_device", lambda *_: None):
         yield
 
 

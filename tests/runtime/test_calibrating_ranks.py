@@ -17,22 +17,14 @@ import pytest
 import torch
 from torch import distributed
 
-from shardwise.accuracy import (
-    AttentionSample,
-    MatmulSample,
-    MemorySample,
-    calibration_plans,
-    eager_profile,
-)
+from shardwise.accuracy import AttentionSample, MatmulSample, MemorySample, calibration_plans, eager_profile
 from shardwise.app.cli import calibrating
-from shardwise.app.cli.calibrating_ranks import Ranks, cluster_here, ranks_of
-from shardwise.app.cli.calibrating_rounds import KernelMeasurement
-from shardwise.app.cli.calibrating_steps import StepMeasurement
 from shardwise.app.cli.main import main
+from shardwise.app.cli.measuring import KernelMeasurement, Ranks, StepMeasurement, cluster_here, ranks_of
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
 from shardwise.measure import BatchTimer, KernelTimes, group_timer
-from shardwise.runtime.team import HOST, WorkerPool
+from shardwise.runtime.workers import HOST, WorkerPool
 
 
 def seen(report: Any, factor: int) -> tuple[int, int, int]:

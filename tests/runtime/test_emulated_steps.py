@@ -16,8 +16,7 @@ from tests.unit.app.test_cli_calibrate import written
 from torch import distributed
 
 from shardwise.accuracy import LinkCurve, TierCurve, with_speed
-from shardwise.app.cli.calibrating_links import LinkResult
-from shardwise.app.cli.calibrating_rounds import MeasuredMachine
+from shardwise.app.cli.measuring import LinkResult, MeasuredMachine
 from shardwise.cluster import load_cluster
 from shardwise.inputs import dumps_yaml
 from shardwise.runtime import WorkerPool

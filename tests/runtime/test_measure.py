@@ -26,22 +26,22 @@ from shardwise.accuracy import (
     predicted_step_s,
     with_accelerated_kernels,
 )
-from shardwise.app.cli import calibrating_cuda
+from shardwise.app.cli import calibrating
 from shardwise.app.cli.main import main
 from shardwise.cluster import AttentionCurve, Device, find_device, load_cluster
 from shardwise.equations import compute
 from shardwise.measure import (
     BatchTimer,
     KernelTimes,
-    accelerator,
     kernel_times,
     kernels,
     link_times,
     lockstep_s,
     overlap_times,
 )
+from shardwise.measure import kernels as accelerator
 from shardwise.measure.links import lost_s
-from shardwise.plan import Plan
+from shardwise.plans import Plan
 from shardwise.runtime import TimedSteps, WorkerPool, timed_steps
 from shardwise.runtime.private import DispatchMode
 from shardwise.strategy import read_calibration, target_of
@@ -308,7 +308,7 @@ def test_a_cuda_device_is_known_by_the_efficiency_of_its_kernels(
         ]
         return steps[:large], steps[large:]
 
-    monkeypatch.setattr(calibrating_cuda, "_taken", taken)
+    monkeypatch.setattr(calibrating, "_taken", taken)
     out = str(tmp_path / "h100.yaml")
     assert main(["calibrate", "--devices", "cuda", "--out", out]) == 0
     assert "bf16" in capsys.readouterr().out
@@ -330,7 +330,7 @@ def test_a_cuda_device_is_known_by_the_efficiency_of_its_kernels(
     assert efficiency.attention["flash-2"].backward_fraction == pytest.approx(0.625, rel=1e-6)
     assert efficiency.is_calibrated
     # Where few of the plans fit, kernels alone are told.
-    monkeypatch.setattr(calibrating_cuda, "MIN_PLANS", 100)
+    monkeypatch.setattr(calibrating, "MIN_PLANS", 100)
     assert main(["calibrate", "--devices", "cuda", "--out", out]) == 0
     assert read_calibration(out).profile is None
 

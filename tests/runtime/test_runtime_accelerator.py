@@ -18,7 +18,7 @@ from torch import distributed, nn
 from shardwise.app.cli.main import main
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
-from shardwise.plan import write_plan
+from shardwise.plans import write_plan
 from shardwise.runtime import check_options, check_runnable
 from shardwise.runtime.devices import (
     backends,

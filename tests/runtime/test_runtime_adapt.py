@@ -22,8 +22,8 @@ from shardwise.app.cli.main import main
 from shardwise.cluster import Cluster, load_cluster
 from shardwise.measure import message_rates
 from shardwise.model import model_from_config
-from shardwise.plan import Plan, plan_hash, write_plan
-from shardwise.replan import Costs, LinkAwarePlanner
+from shardwise.plans import Plan, plan_hash, write_plan
+from shardwise.replanning import Costs, LinkAwarePlanner
 from shardwise.runtime import (
     Advice,
     RankLost,
@@ -35,7 +35,7 @@ from shardwise.runtime import (
     resumed_options,
     train,
 )
-from shardwise.runtime.watch import DEVIATION, RECENT, StepTimeMonitor
+from shardwise.runtime.adaptive import DEVIATION, RECENT, StepTimeMonitor
 from shardwise.sim import COMPUTE, Span, read_trace
 from shardwise.strategy import Job, Strategy, complete, target_of
 

@@ -7,7 +7,7 @@ import resource
 import torch
 from tests.runtime.plans import make_plan
 
-from shardwise.plan import Plan
+from shardwise.plans import Plan
 from shardwise.runtime import WorkerPool, parallelize, reference_module
 
 MIB = 2**20

@@ -15,10 +15,10 @@ from tests.runtime.plans import make_plan
 
 from shardwise.app.cli.request import DTYPES, OPTIMIZERS
 from shardwise.errors import ConfigError, Infeasible
+from shardwise.launch import TARGET
 from shardwise.model import Experts
-from shardwise.plan import Plan
+from shardwise.plans import Plan
 from shardwise.runtime import WorkerPool, check_runnable
-from shardwise.runtime.capability import TARGET
 from shardwise.strategy import FIELD_VALUES
 from shardwise.strategy.target import Condition, Limit
 

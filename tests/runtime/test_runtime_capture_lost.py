@@ -11,8 +11,8 @@ from torch import nn
 from shardwise.errors import ConfigError
 from shardwise.graph import parameter_count
 from shardwise.runtime import capture
-from shardwise.runtime.capture_advice import ADVICE
-from shardwise.runtime.graphs.captured import captured
+from shardwise.runtime.graph_capture.checks import ADVICE
+from shardwise.runtime.graphs.modules import captured
 
 HEAD = """import torch
 import torch.nn.functional as F

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint import FileSystemReader, TensorStorageMetadata
 
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
-from shardwise.plan import AnyPlan, Plan, UnevenFile, write_plan
+from shardwise.plans import AnyPlan, Plan, UnevenFile, write_plan
 from shardwise.runtime import (
     RankLost,
     Report,
@@ -45,21 +45,23 @@ from shardwise.runtime import (
     train,
     train_locally,
 )
-from shardwise.runtime.checkpoint import AsyncCheckpoint, load, resumable
-from shardwise.runtime.manifest import (
+from shardwise.runtime.checkpoint import (
     MANIFEST,
+    AsyncCheckpoint,
     Manifest,
     clear_unfinished,
     commit,
     files_in,
     finished,
     folder_of,
+    load,
     mark_folder,
     newest,
     prune,
+    resumable,
 )
-from shardwise.runtime.owned import OptimizerShards
-from shardwise.runtime.state import state_of
+from shardwise.runtime.state_dict import state_of
+from shardwise.runtime.uneven import OptimizerShards
 
 BEFORE, AFTER = 2, 2
 """Steps before and behind the checkpoint."""

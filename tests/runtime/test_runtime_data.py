@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from shardwise.errors import ConfigError
 from shardwise.runtime import Synthetic, TokenFile
-from shardwise.runtime.data import DataIdentity
-from shardwise.runtime.shuffle import FeistelPermutation
+from shardwise.runtime.data import DataIdentity, FeistelPermutation
 
 
 def test_a_synthetic_batch_is_a_function_of_seed_and_step() -> None:

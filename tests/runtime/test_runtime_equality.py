@@ -11,10 +11,9 @@ from tests.runtime.equality import Difference, Trajectory, divided, precision, s
 from tests.runtime.plans import BATCH, make_plan
 from tests.sampling import sample_of
 
-from shardwise.plan import Plan
+from shardwise.plans import Plan
 from shardwise.runtime import WorkerPool
-from shardwise.runtime.host_activations import OFFLOADS_ACTIVATIONS
-from shardwise.runtime.host_states import OFFLOADS_STATES
+from shardwise.runtime.offload import OFFLOADS_ACTIVATIONS, OFFLOADS_STATES
 
 STEPS, MORE_STEPS, MANY_STEPS = 2, 3, 20
 """The loss of the second step shows the first update, that of the third what the optimizer has remembered."""

@@ -15,13 +15,10 @@ from tests.runtime.plans import SLOPED_ONCE, tiny
 from torch import Tensor
 
 from shardwise.runtime import load_weights, reference_module
-from shardwise.runtime.attention import alibi_slopes
-from shardwise.runtime.caps import softcapped
-from shardwise.runtime.configured import numerics_of
-from shardwise.runtime.feed_forward import gated
-from shardwise.runtime.numerics import Gate, Numerics, Routing
+from shardwise.runtime.attention import Scores, alibi_slopes, scored_attention
+from shardwise.runtime.layers import gated, softcapped
+from shardwise.runtime.numerics import Gate, Numerics, Routing, numerics_of
 from shardwise.runtime.rope import Rope, YarnScaling, rotation_of
-from shardwise.runtime.scores import Scores, scored_attention
 
 TOLERANCE = 2e-4
 
@@ -114,12 +111,12 @@ REPLACED: dict[str, tuple[str, str, Any]] = {
     "no window": ("gpt_oss", "shardwise.runtime.attention.Scores", without_window),
     "no window on fused kernels": ("phi3", "shardwise.runtime.attention.Scores", without_window),
     "no sinks": ("gpt_oss", "shardwise.runtime.attention.scored_attention", without_sinks),
-    "experts of all groups": ("deepseek_v2", "shardwise.runtime.experts.Router._eligible", all_groups),
+    "experts of all groups": ("deepseek_v2", "shardwise.runtime.moe.Router._eligible", all_groups),
     "no norms behind blocks": ("gemma2", "shardwise.runtime.modules._apply_norm", past),
     "no norm behind the embedding": ("bloom", "shardwise.runtime.modules._apply_norm", past),
     "norms as files have them": (
         "gemma3",
-        "shardwise.runtime.hugging_face._Named.with_norm_offset",
+        "shardwise.runtime.weights._Named.with_norm_offset",
         not_shifted,
     ),
 }
@@ -225,5 +222,5 @@ def test_a_mutant_that_forgets_earlier_keys_is_detected() -> None:
         places = [slice(start, min(start + 128, tokens)) for start in range(0, tokens, 128)]
         return [(place, place) for place in places]
 
-    with patch("shardwise.runtime.scores._blocks", own_alone):
+    with patch("shardwise.runtime.attention._blocks", own_alone):
         assert error_of_scores(SCORES[1]) > 1e-2

@@ -26,12 +26,12 @@ from tests.runtime.test_runtime_graphs import BY_HAND
 from torch import Tensor
 
 from shardwise.graph import OpGraph
-from shardwise.plan import GraphPlan
+from shardwise.plans import GraphPlan
 from shardwise.runtime import GraphTrainingJob, Report, WorkerPool, graph_module, parallelize
 from shardwise.runtime.graphs import graph_training_job, interpreter
 from shardwise.runtime.graphs.kernels import KERNELS
-from shardwise.runtime.graphs.kernels_losses import LOSSES
-from shardwise.runtime.graphs.store import ShardedParameter
+from shardwise.runtime.graphs.kernels_elementwise import LOSSES
+from shardwise.runtime.graphs.parameters import ShardedParameter
 
 GRAPH = mlp(8, 6, 12, 5)
 

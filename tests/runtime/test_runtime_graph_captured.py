@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shardwise.errors import ConfigError
-from shardwise.plan import GraphPlan
+from shardwise.plans import GraphPlan
 from shardwise.runtime import WorkerPool, capture
-from shardwise.runtime.graphs.captured import captured
+from shardwise.runtime.graphs.modules import captured
 
 TOLERANCE = 1e-9
 """Relative, in fp64, so that what is left is sums in another order: in fp32 it is up to 4e-5."""

@@ -16,16 +16,6 @@ import pytest
 import torch
 from tests.property.layout_instances import chain, mlp
 from tests.runtime.captured_equality import graph_of
-from tests.runtime.graph_keeping import (
-    BEFORE,
-    LOADING_MUTANTS,
-    SAVING_MUTANTS,
-    CheckpointedRun,
-    loads,
-    narrow,
-    saves,
-    whole_losses,
-)
 from tests.runtime.graph_modules import data_of, module_of
 from tests.runtime.graph_plans import (
     alone,
@@ -35,6 +25,16 @@ from tests.runtime.graph_plans import (
     sampled_in_stages,
     staged_by_rules,
 )
+from tests.runtime.graph_recompute import (
+    BEFORE,
+    LOADING_MUTANTS,
+    SAVING_MUTANTS,
+    CheckpointedRun,
+    loads,
+    narrow,
+    saves,
+    whole_losses,
+)
 from tests.runtime.plans import make_plan
 from tests.runtime.test_runtime_checkpoint import check_survives, undisturbed
 from tests.runtime.test_runtime_graphs import TOLERANCE
@@ -43,10 +43,10 @@ from torch.distributed.checkpoint import FileSystemReader, TensorStorageMetadata
 
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, OpNode, scaled
-from shardwise.plan import GraphPlan
+from shardwise.plans import GraphPlan
 from shardwise.runtime import AsyncCheckpoint, Report, WorkerPool, graph_module, load, parallelize, resumable
-from shardwise.runtime.graphs.forms import boxes_of_range, extents
-from shardwise.runtime.manifest import folder_of, graph_hash
+from shardwise.runtime.checkpoint import folder_of, graph_hash
+from shardwise.runtime.graphs.placements import boxes_of_range, extents
 
 CHAIN = chain(8, 6, 12, 5)
 UNEVEN = chain(12, 7, 11, 5)

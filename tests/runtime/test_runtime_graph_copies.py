@@ -13,13 +13,25 @@ from tests.runtime.tracked import Host, Tracker, fake_ranks
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardwise.cost.layouts.conversions import _steps_between, redistribution_elements, shifted_axes
-from shardwise.cost.layouts.forms import Integers, Placements, data_placements
+from shardwise.cost.layouts.redistribute import (
+    Integers,
+    Placements,
+    _steps_between,
+    data_placements,
+    redistribution_elements,
+    shifted_axes,
+)
 from shardwise.graph import PARTIAL, REPLICATE, shard
-from shardwise.runtime.graphs import bring
-from shardwise.runtime.graphs.bring import redistribute_local_tensor
-from shardwise.runtime.graphs.forms import Box, MeshPlacements, box_of, extents, value_placements
-from shardwise.runtime.graphs.grid import ProcessMesh
+from shardwise.runtime.graphs import redistribute
+from shardwise.runtime.graphs.placements import (
+    Box,
+    MeshPlacements,
+    ProcessMesh,
+    box_of,
+    extents,
+    value_placements,
+)
+from shardwise.runtime.graphs.redistribute import redistribute_local_tensor
 
 
 def allocated_elements(
@@ -66,12 +78,12 @@ def only_sums(start: Placements, end: Placements) -> bool:
 
 
 def copies_all(
-    step: bring._StepOnRank, local: Tensor, boxes: Sequence[Box | None], rows: list[Tensor]
+    step: redistribute._StepOnRank, local: Tensor, boxes: Sequence[Box | None], rows: list[Tensor]
 ) -> Tensor:
     return PUT(step, local, boxes, list(rows))
 
 
-PUT = bring._StepOnRank._put
+PUT = redistribute._StepOnRank._put
 
 
 def test_mutants_that_copy_more_take_more() -> None:
@@ -91,7 +103,7 @@ def test_mutants_that_copy_more_take_more() -> None:
             return allocated_elements(square, shape, value_placements(start), value_placements(end))
 
         in_order, gone = gathered(), padded()
-        with patch.object(bring, "_are_slabs", lambda boxes, whole: False):
+        with patch.object(redistribute, "_are_slabs", lambda boxes, whole: False):
             assert gathered() == in_order + 16 * 24
-        with patch.object(bring._StepOnRank, "_put", copies_all):
+        with patch.object(redistribute._StepOnRank, "_put", copies_all):
             assert padded() == gone + 8 * 24

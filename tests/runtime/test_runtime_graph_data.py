@@ -17,8 +17,9 @@ from tests.runtime.graph_plans import by_rules, plan_with
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.graph import SizeGrowth, scaled
-from shardwise.plan import write_graph_plan
-from shardwise.runtime import ArrayFolder, data, graph_data
+from shardwise.plans import write_graph_plan
+from shardwise.runtime import ArrayFolder, data
+from shardwise.runtime import data as graph_data
 
 GRAPH = replace(mlp(4, 6, 12, 5), growth={"b": SizeGrowth(batch=1)})
 SAMPLES = 10

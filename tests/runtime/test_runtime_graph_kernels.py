@@ -17,9 +17,9 @@ from torch.nn import functional
 
 from shardwise.graph import KINDS, allows, rules_of
 from shardwise.runtime import Report, WorkerPool
-from shardwise.runtime.graphs.grid import ProcessMesh
 from shardwise.runtime.graphs.kernels import KERNELS
-from shardwise.runtime.graphs.work import ShardedOperator
+from shardwise.runtime.graphs.placements import ProcessMesh
+from shardwise.runtime.graphs.sharded_operator import ShardedOperator
 
 TOLERANCE = 1e-9
 """In fp64."""

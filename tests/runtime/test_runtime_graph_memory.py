@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shardwise.cost import Training
-from shardwise.cost.one_layout.ledger import StepLedger, _Bytes
+from shardwise.cost.one_layout.layout import StepLedger, _Bytes
 from shardwise.graph import (
     REPLICATE,
     REPLICATE_SHARD_STATES,
@@ -34,13 +34,13 @@ from shardwise.graph import (
     shard,
 )
 from shardwise.graph.sizes import SizeGrowth
-from shardwise.plan import GraphPlan
+from shardwise.plans import GraphPlan
 from shardwise.runtime import Report, WorkerPool
-from shardwise.runtime.graphs import interpreter, kernels_attention, kernels_losses, kernels_normal
-from shardwise.runtime.graphs.bring import TensorSpec
+from shardwise.runtime.graphs import interpreter, kernels, kernels_elementwise
 from shardwise.runtime.graphs.interpreter import Interpreter, _SectionRun
-from shardwise.runtime.graphs.store import ShardedParameter
-from shardwise.runtime.graphs.work import Dims, ShardedOperator, aligned
+from shardwise.runtime.graphs.parameters import ShardedParameter
+from shardwise.runtime.graphs.redistribute import TensorSpec
+from shardwise.runtime.graphs.sharded_operator import Dims, ShardedOperator, aligned
 from shardwise.search import GraphCurves
 
 BATCH, WIDTH, RANKS = 2048, 256, 8
@@ -173,10 +173,10 @@ def test_copies_that_are_not_predicted_are_not_made() -> None:
     plan = small_gpt()
     least = allocated_bytes(plan)
     assert least < 1.05 * predicted_bytes(plan)
-    copied = patch.object(kernels_attention, "_as_4d", lambda each: each.reshape(-1, 1, *each.shape[-2:]))
+    copied = patch.object(kernels, "_as_4d", lambda each: each.reshape(-1, 1, *each.shape[-2:]))
     with copied:
         assert allocated_bytes(plan) - least > 0.9 * 2 * (4 * 8 * 1024 * 1600)
-    with patch.object(kernels_losses._TargetLogLikelihood, "apply", _entropy):
+    with patch.object(kernels_elementwise._TargetLogLikelihood, "apply", _entropy):
         assert allocated_bytes(plan) - least > 0.9 * (4 * 8 * 1024 * 50257)
 
 
@@ -226,7 +226,7 @@ def test_a_norm_among_ranks_keeps_what_it_read_alone() -> None:
     layout = by_rules(graph, (RANKS,), lambda op: split.get(op.kind, ("split b",)))
     plan = without_recomputation(plan_with(graph, (RANKS,), layout))
     least = allocated_bytes(plan)
-    with patch.object(kernels_normal, "_normed", _composed):
+    with patch.object(kernels_elementwise, "_normed", _composed):
         assert allocated_bytes(plan) > 1.1 * least
 
 

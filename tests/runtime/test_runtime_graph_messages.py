@@ -9,11 +9,16 @@ import pytest
 import torch
 
 from shardwise.graph import PARTIAL, REPLICATE, Placement, shard
-from shardwise.runtime.graphs import messages
-from shardwise.runtime.graphs.bring import redistribute_steps
-from shardwise.runtime.graphs.forms import Coordinates, box_of, extents, mesh_coordinates, value_placements
-from shardwise.runtime.graphs.grid import ProcessMesh
-from shardwise.runtime.graphs.messages import CollectiveRequest
+from shardwise.runtime.graphs import redistribute
+from shardwise.runtime.graphs.placements import (
+    Coordinates,
+    ProcessMesh,
+    box_of,
+    extents,
+    mesh_coordinates,
+    value_placements,
+)
+from shardwise.runtime.graphs.redistribute import CollectiveRequest, redistribute_steps
 
 COUNTS = (2, 2)
 
@@ -47,8 +52,8 @@ def test_how_long_a_message_is_is_the_same_on_all_ranks(monkeypatch: pytest.Monk
     assert {tuple(call.nbytes for call in own) for own in calls.values()} == {(4 * 35, 4 * 27, 4 * 64)}
     sent = {here: tuple(4 * call.sent.numel() for call in own) for here, own in calls.items()}
     assert len(set(sent.values())) > 1
-    monkeypatch.setattr(messages, "MAX_BATCH_BYTES", 4 * 62)  # 35 + 27 elements
-    assert {messages._fitting([call.nbytes for call in own]) for own in calls.values()} == {2}
+    monkeypatch.setattr(redistribute, "MAX_BATCH_BYTES", 4 * 62)  # 35 + 27 elements
+    assert {redistribute._fitting([call.nbytes for call in own]) for own in calls.values()} == {2}
     bounds = {total for own in sent.values() for total in accumulate(own)}
     assert any(
         len({sum(total <= most for total in accumulate(own)) for own in sent.values()}) > 1 for most in bounds
@@ -91,10 +96,10 @@ def test_sums_take_the_place_of_what_is_spare() -> None:
     """Only where all of a message is, and one behind the other."""
     memory = torch.arange(6.0)
     first, second = memory.split([2, 4])
-    row = messages.contiguous_view([first, second])
+    row = redistribute.contiguous_view([first, second])
     assert row is not None and row.untyped_storage() is memory.untyped_storage()
     assert torch.equal(row, memory)
-    assert messages.contiguous_view([second, first]) is None
-    assert messages.contiguous_view([first, memory[3:]]) is None
-    assert messages.contiguous_view([memory[::2]]) is None
-    assert messages.contiguous_view([first, second.clone()]) is None
+    assert redistribute.contiguous_view([second, first]) is None
+    assert redistribute.contiguous_view([first, memory[3:]]) is None
+    assert redistribute.contiguous_view([memory[::2]]) is None
+    assert redistribute.contiguous_view([first, second.clone()]) is None

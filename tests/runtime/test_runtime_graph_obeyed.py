@@ -25,15 +25,14 @@ from tests.runtime.test_runtime_graphs import BY_HAND
 from torch import Tensor
 
 from shardwise.graph import REPLICATE_SHARD_STATES, OpNode, rules_of
-from shardwise.plan import GraphPlan
+from shardwise.plans import GraphPlan
 from shardwise.runtime import GraphTrainingJob, Report, WorkerPool, capture, graph_module, parallelize
 from shardwise.runtime.collectives import record_collectives
 from shardwise.runtime.graphs import interpreter
-from shardwise.runtime.graphs.bring import TensorSpec
-from shardwise.runtime.graphs.grid import ProcessMesh
-from shardwise.runtime.graphs.messages import CollectiveCoroutine, run_alone
+from shardwise.runtime.graphs.parameters import ShardedParameter
+from shardwise.runtime.graphs.placements import ProcessMesh
 from shardwise.runtime.graphs.program import program_of
-from shardwise.runtime.graphs.store import ShardedParameter
+from shardwise.runtime.graphs.redistribute import CollectiveCoroutine, TensorSpec, run_alone
 
 MLP = mlp(8, 8, 16, 4)
 """All dims go evenly: else parts are padded to the largest."""
@@ -76,9 +75,9 @@ def _one_by_one(grid: ProcessMesh, coroutines: Iterable[CollectiveCoroutine]) ->
     return [run_alone(grid, coroutine) for coroutine in coroutines]
 
 
-FLAT, APART = "shardwise.runtime.graphs.graph_job.program_of", "shardwise.runtime.graphs.store.run_batched"
+FLAT, APART = "shardwise.runtime.graphs.job.program_of", "shardwise.runtime.graphs.parameters.run_batched"
 
-MOST = "shardwise.runtime.graphs.messages.MAX_BATCH_BYTES"
+MOST = "shardwise.runtime.graphs.redistribute.MAX_BATCH_BYTES"
 
 MUTANTS: Mapping[str, Any] = {FLAT: _with_flat_shares, APART: _one_by_one, MOST: 767}
 """Shares of states are runs of elements whatever their gradients are; every parameter travels alone; messages

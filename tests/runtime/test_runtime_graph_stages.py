@@ -33,9 +33,9 @@ from shardwise.app.cli.main import main
 from shardwise.cost.one_layout.pipeline import actions_of
 from shardwise.errors import ConfigError
 from shardwise.graph import OpNode, graph_text, loss_weight
-from shardwise.plan import GraphPlan, read_graph_plan
+from shardwise.plans import GraphPlan, read_graph_plan
 from shardwise.runtime import Report, WorkerPool, check_graph_runnable, graph_module, parallelize
-from shardwise.runtime.trace import NORM, OPTIMIZER, traced
+from shardwise.runtime.profiling import NORM, OPTIMIZER, traced
 from shardwise.sim import COMPUTE
 
 STEPS = 2

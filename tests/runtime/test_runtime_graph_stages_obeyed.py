@@ -18,13 +18,13 @@ from tests.runtime.graph_plans import sampled_in_stages, staged_by_rules
 from tests.runtime.test_runtime_graph_obeyed import as_predicted, second_step, without_recomputation
 from tests.runtime.test_runtime_graph_stages import columns, data, whole
 
-from shardwise.cost.layouts.storage import storage_placements
-from shardwise.cost.one_layout import parameters
+from shardwise.cost.layouts.parameters import storage_placements
+from shardwise.cost.one_layout import layout
 from shardwise.cost.one_layout.rank import owned_shards
-from shardwise.plan import GraphPlan
+from shardwise.plans import GraphPlan
 from shardwise.runtime import Report, WorkerPool, graph_module, parallelize
-from shardwise.runtime.graphs.stage import _Passes
-from shardwise.runtime.graphs.store import reduce_gradients
+from shardwise.runtime.graphs.interpreter import _Passes
+from shardwise.runtime.graphs.parameters import reduce_gradients
 
 CHAIN = chain(16, 8, 16, 4)
 """All dims go evenly, those of a micro-batch too: else parts are padded to the largest."""
@@ -103,7 +103,7 @@ def test_gradients_along_two_axes_are_summed_as_often_as_is_predicted(team: Work
     plain = staged_by_rules(CHAIN, (2, 2), (), MICROBATCHES, data, data)
     plans = [stored_anyhow(plain, seed) for seed in range(5)]
     assert all(is_obeyed(team, plans))
-    with patch.object(parameters, "_after_backward", lambda use, used: owned_shards(use.stored)):
+    with patch.object(layout, "_after_backward", lambda use, used: owned_shards(use.stored)):
         assert not all(is_obeyed(team, plans))  # the twin that charges all of it for each micro-batch
     assert not all(is_obeyed(team, plans[:2], early=True))
 

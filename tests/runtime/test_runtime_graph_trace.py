@@ -23,14 +23,12 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from shardwise.app.cli.main import main
 from shardwise.cluster import load_cluster, mesh_of
 from shardwise.graph import OpGraph, block_labels, operator_label
-from shardwise.plan import GraphPlan, write_graph_plan
+from shardwise.plans import GraphPlan, write_graph_plan
 from shardwise.runtime import Report, WorkerPool, graph_module, parallelize
-from shardwise.runtime.graphs.grid import ProcessMesh
-from shardwise.runtime.graphs.store import ShardedParameter, publish
-from shardwise.runtime.marks import OPERATOR, profiled_range
-from shardwise.runtime.operator_spans import operator_spans
-from shardwise.runtime.profiled import ProfiledEvent
-from shardwise.runtime.trace import traced
+from shardwise.runtime.graphs.parameters import ShardedParameter, publish
+from shardwise.runtime.graphs.placements import ProcessMesh
+from shardwise.runtime.private import ProfiledEvent
+from shardwise.runtime.profiling import OPERATOR, operator_spans, profiled_range, traced
 from shardwise.sim import BLOCKS, COMMUNICATION, COMPUTE, OPERATORS, TRAFFIC, Span, read_trace
 
 CHAIN = chain(16, 8, 16, 4)
@@ -108,12 +106,12 @@ def _twice(grid: ProcessMesh, parameters: Sequence[ShardedParameter]) -> None:
     publish(grid, parameters)
 
 
-PASSES = "shardwise.runtime.operator_spans._first_node", "shardwise.runtime.marks.is_profiled"
+PASSES = "shardwise.runtime.profiling._first_node", "shardwise.runtime.profiling.is_profiled"
 
 MUTANTS: dict[str, Any] = {
     PASSES[0]: _constant,
     PASSES[1]: lambda: False,
-    "shardwise.runtime.graphs.graph_job.publish": _twice,
+    "shardwise.runtime.graphs.job.publish": _twice,
 }
 """All nodes are taken for those of the last operator; nothing is marked; what others updated is gathered
 twice."""
@@ -183,7 +181,7 @@ def test_collectives_are_as_many_as_are_predicted(team: WorkerPool) -> None:
     plans = list(map(without_recomputation, sampled(CHAIN, (2,), range(4))))
     right = team.run(2, traced_steps, plans, None)[0]
     assert all(is_as_predicted(spans, plan) for spans, plan in zip(right, plans, strict=True))
-    twice = team.run(2, traced_steps, plans, "shardwise.runtime.graphs.graph_job.publish")[0]
+    twice = team.run(2, traced_steps, plans, "shardwise.runtime.graphs.job.publish")[0]
     assert not all(is_as_predicted(spans, plan) for spans, plan in zip(twice, plans, strict=True))
 
 

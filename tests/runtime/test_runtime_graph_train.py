@@ -24,10 +24,10 @@ from tests.sampling import sample_of
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, OpNode, graph_text
-from shardwise.plan import GraphPlan, read_graph_plan, write_graph_plan, write_plan
+from shardwise.plans import GraphPlan, read_graph_plan, write_graph_plan, write_plan
 from shardwise.runtime import check_computable
-from shardwise.runtime.graph_train import module_of_graph
-from shardwise.runtime.manifest import finished
+from shardwise.runtime.checkpoint import finished
+from shardwise.runtime.train import module_of_graph
 
 MLP = mlp(8, 6, 12, 5)
 

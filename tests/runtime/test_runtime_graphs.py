@@ -15,7 +15,7 @@ from tests.runtime.graph_plans import alone, by_rules, plan_with, sampled
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
 from shardwise.graph import OpNode
-from shardwise.plan import GraphPlan
+from shardwise.plans import GraphPlan
 from shardwise.runtime import WorkerPool, check_graph_runnable
 
 TOLERANCE = 2e-5

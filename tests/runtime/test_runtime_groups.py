@@ -11,9 +11,9 @@ from tests.runtime.uneven_plans import make_uneven
 from torch import distributed
 from torch.distributed import DeviceMesh
 
-from shardwise.plan import Plan, UnevenFile
+from shardwise.plans import Plan, UnevenFile
 from shardwise.runtime import parallelize, reference_module
-from shardwise.runtime.groups import group_among, mesh_of
+from shardwise.runtime.mesh import group_among, mesh_of
 from shardwise.runtime.private import process_groups
 
 

@@ -17,7 +17,7 @@ from tests.runtime.plans import make_plan
 
 from shardwise.app.cli import main
 from shardwise.app.cli.launched import TORCHRUN_VARIABLE
-from shardwise.plan import write_graph_plan, write_plan
+from shardwise.plans import write_graph_plan, write_plan
 
 
 def test_torchrun_trains_as_launched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,19 +23,21 @@ from tests.runtime.plans import make_plan
 
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan, write_plan
+from shardwise.plans import Plan, write_plan
 from shardwise.runtime import Report, TrainOptions, WorkerPool, export, parallelize, resumed_options, train
-from shardwise.runtime.checkpoint import AsyncCheckpoint, check_visible, load
-from shardwise.runtime.manifest import (
+from shardwise.runtime.checkpoint import (
     MANIFEST,
     MARKER,
+    AsyncCheckpoint,
     Manifest,
     check_unfinished,
+    check_visible,
     clear_unfinished,
     commit,
     files_in,
     finished,
     folder_of,
+    load,
     mark_folder,
     model_hash,
     newest,

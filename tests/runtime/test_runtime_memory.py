@@ -16,7 +16,7 @@ from torch import nn
 from shardwise import search
 from shardwise.cluster import Cluster, load_cluster
 from shardwise.model import model_from_config
-from shardwise.plan import Plan
+from shardwise.plans import Plan
 from shardwise.strategy import MEGATRON_2024, Job, complete, parse_fields, target_of
 
 WITHIN = 0.10
@@ -144,7 +144,7 @@ def test_what_is_offloaded_is_not_on_the_device(
 
 
 def test_a_mutant_whose_layers_do_not_leave_is_caught() -> None:
-    with patch("shardwise.runtime.host_activations.ActivationOffload._finish_offload", lambda _: None):
+    with patch("shardwise.runtime.offload.ActivationOffload._finish_offload", lambda _: None):
         assert ratio(plan_on(1, "micro_batch_size=8,offload=activations", 8, "bf16")) > 1.0 + WITHIN
 
 
@@ -225,7 +225,7 @@ def test_a_mutant_that_keeps_more_is_caught(full: bool) -> None:
     """Norms and gated activations as PyTorch has them keep three more tensors a layer."""
     with (
         patch("shardwise.runtime.modules.RmsNorm", plain_norm),
-        patch("shardwise.runtime.feed_forward.gated", plain_gate),
+        patch("shardwise.runtime.layers.gated", plain_gate),
     ):
         plan = plan_on(8, "dp=8,zero_stage=3,micro_batch_size=4", 32, "fp32", small("", full))
         assert ratio(plan) > 1.0 + WITHIN

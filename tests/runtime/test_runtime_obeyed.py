@@ -21,7 +21,7 @@ from torch import distributed
 from torch.profiler import ProfilerActivity, profile
 
 from shardwise.cluster import find_device
-from shardwise.plan import Plan
+from shardwise.plans import Plan
 from shardwise.runtime import Report, TrainingJob, WorkerPool, parallelize
 from shardwise.runtime.collectives import CollectiveRecord, record_collectives
 

@@ -21,10 +21,10 @@ from shardwise.app.cli import training
 from shardwise.app.cli.launched import COMMAND_VARIABLE, TORCHRUN_VARIABLE
 from shardwise.app.cli.main import main
 from shardwise.app.cli.output import Output
-from shardwise.app.cli.resuming import resume_arguments, resume_lines
+from shardwise.app.cli.training import resume_arguments, resume_lines
 from shardwise.app.cli.training_run import TrainArguments, TrainingRun, resumed_log_bytes
 from shardwise.errors import ConfigError
-from shardwise.runtime import StepRecord, TrainOptions, team
+from shardwise.runtime import StepRecord, TrainOptions, workers
 
 
 def arguments_of(arguments: list[str]) -> TrainArguments:
@@ -172,7 +172,7 @@ def test_sigterm_ends_a_run_as_the_keyboard_does(tmp_path: Path) -> None:
         assert list(Path(temporary).iterdir()) == []
 
 
-@pytest.mark.parametrize("length", [team.MAX_TEMPDIR_BYTES, team.MAX_TEMPDIR_BYTES + 1])
+@pytest.mark.parametrize("length", [workers.MAX_TEMPDIR_BYTES, workers.MAX_TEMPDIR_BYTES + 1])
 def test_the_folder_of_temporary_files_may_have_a_long_name(tmp_path: Path, length: int) -> None:
     """A socket's name has an end: at the last length that a fork server can take, and one byte behind it."""
     with tempfile.TemporaryDirectory(dir="/tmp") as short:

@@ -20,9 +20,9 @@ from tests.runtime.plans import make_plan
 import shardwise
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
-from shardwise.plan import write_plan
+from shardwise.plans import write_plan
 from shardwise.runtime import RankLost, Report, TrainOptions, WorkerPool, parallelize, reference_module, train
-from shardwise.runtime.team import HOST, process_group
+from shardwise.runtime.workers import HOST, process_group
 from shardwise.sim import COMMUNICATION, COMPUTE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -286,7 +286,7 @@ def test_a_data_file_that_is_too_short_is_refused(tmp_path: Path, capsys: pytest
 
 
 def test_without_gloo_the_error_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardwise.runtime.team.distributed.is_gloo_available", lambda: False)
+    monkeypatch.setattr("shardwise.runtime.workers.distributed.is_gloo_available", lambda: False)
     with pytest.raises(ConfigError, match="torch: has no gloo"), process_group(0, 1, 0, name="none"):
         pass
 
@@ -318,7 +318,7 @@ def dies_at_start(rank: int, port: int, threads: int, connection: Any) -> None:
 def test_a_rank_that_dies_at_start_ends_all_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("shardwise.runtime.team._serve", dies_at_start)
+    monkeypatch.setattr("shardwise.runtime.workers._serve", dies_at_start)
     before = {child.pid for child in multiprocessing.active_children()}
     assert main(["train", saved(tmp_path, "dp=2")]) == 1
     error = capsys.readouterr().err

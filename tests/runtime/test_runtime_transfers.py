@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.runtime.moving import messages_of
-from shardwise.runtime.transfers import RankRegion, Region, Transfer, overlap, transfers
+from shardwise.runtime.migration import messages_of
+from shardwise.runtime.regions import RankRegion, Region, Transfer, overlap, transfers
 
 NODE_OF = (0, 0, 1, 1, 2)
 SHAPE = (6, 4)

@@ -22,18 +22,11 @@ from tests.sampling import sample_of
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.model import parameters
-from shardwise.plan import (
-    Layout,
-    Pipeline,
-    StagePart,
-    UnevenFile,
-    read_uneven_plan,
-    write_uneven_plan,
-)
+from shardwise.plans import Layout, Pipeline, StagePart, UnevenFile, read_uneven_plan, write_uneven_plan
 from shardwise.runtime import Report, TrainOptions, WorkerPool, parallelize, reference_module, train
 from shardwise.runtime.collectives import CollectiveRecord, record_collectives
 from shardwise.runtime.gradients import local
-from shardwise.runtime.holdings import LocalRegion, region_of
+from shardwise.runtime.regions import LocalRegion, region_of
 from shardwise.schedule import generate
 from shardwise.sim import COMPUTE
 

@@ -15,7 +15,7 @@ from tests.runtime.uneven_plans import make_uneven
 from torch import Tensor
 
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan, UnevenFile
+from shardwise.plans import Plan, UnevenFile
 from shardwise.runtime import (
     Report,
     TrainingJob,
@@ -24,12 +24,12 @@ from shardwise.runtime import (
     initialise,
     parallelize,
     reference_module,
-    values,
+    state_dict,
 )
 from shardwise.runtime.gradients import local
-from shardwise.runtime.initial import initial_value
+from shardwise.runtime.initialization import initial_value
 from shardwise.runtime.parallelize import divided
-from shardwise.runtime.transfers import Region
+from shardwise.runtime.regions import Region
 from shardwise.runtime.uneven import UnevenTrainingJob
 
 SEED = 3
@@ -66,8 +66,8 @@ def filled(
         module = reference_module(plan.model)
     with patch.object(devices, "_placed", placed):
         job = divided(module, plan)
-    with patch.object(values, "_part", part or values._part):
-        values.fill_parameters(job, partial(initial_value, seed=SEED, layers=plan.model.layers))
+    with patch.object(state_dict, "_part", part or state_dict._part):
+        state_dict.fill_parameters(job, partial(initial_value, seed=SEED, layers=plan.model.layers))
     found = local_tensors(job)
     is_same = len(found) == len(expected) and all(map(torch.equal, found, expected))
     return is_same, sum(local(parameter).numel() for parameter in job.parameters), sum(made)

@@ -16,7 +16,7 @@ from tests.runtime.plans import CONFIGS, SLOPED_ONCE, make_plan
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.model import Model, model_from_config
-from shardwise.plan import write_plan
+from shardwise.plans import write_plan
 from shardwise.runtime import ModelStage, initialise, load_weights, reference_module, save_weights
 from shardwise.runtime.weights import weights_in
 

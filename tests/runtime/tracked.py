@@ -17,8 +17,8 @@ from torch.distributed._tools import mod_tracker
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from shardwise.plan import Plan
-from shardwise.runtime import host, host_activations, host_states, parallelize, reference_module
+from shardwise.plans import Plan
+from shardwise.runtime import offload, parallelize, reference_module
 from shardwise.runtime.gradients import local
 from shardwise.runtime.job import TrainingJob
 
@@ -35,7 +35,7 @@ class Host:
     ) -> torch.Tensor:
         """In the place of the runtime's own."""
         self._is_making = True
-        buffer = host.host_buffer_like(tensor, shape, dtype)
+        buffer = offload.host_buffer_like(tensor, shape, dtype)
         self._is_making = False
         self.take(buffer)
         return buffer
@@ -92,8 +92,8 @@ def allocated_bytes(plan: Plan, rank: int) -> dict[str, int]:
     fake, there = FakeTensorMode(allow_non_fake_inputs=True), Host()
     with (
         fake_ranks(rank, plan.cluster.devices),
-        patch.object(host_states, "host_buffer_like", there.host_buffer_like),
-        patch.object(host_activations, "host_buffer_like", there.host_buffer_like),
+        patch.object(offload, "host_buffer_like", there.host_buffer_like),
+        patch.object(offload, "host_buffer_like", there.host_buffer_like),
     ):
         with fake:
             module = reference_module(plan.model)

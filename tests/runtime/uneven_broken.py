@@ -7,8 +7,14 @@ from typing import Any
 
 from torch import Tensor, distributed
 
-from shardwise.runtime.owned import _gradient, _weight_region_of
-from shardwise.runtime.uneven_stages import _peer_slices, engine_of, local_samples, stage_of
+from shardwise.runtime.uneven import (
+    _gradient,
+    _peer_slices,
+    _weight_region_of,
+    engine_of,
+    local_samples,
+    stage_of,
+)
 
 
 def _mean_of_pipelines(stage: Any, plan: Any, coordinates: Any, mesh: Any) -> Any:
@@ -61,19 +67,19 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 MUTANTS: dict[str, tuple[str, Any]] = {
     "shares are not weighed": ("shardwise.runtime.uneven.engine_of", _mean_of_pipelines),
-    "a pipeline's gradients are left out": ("shardwise.runtime.owned._gradient", _none_of_the_last_rank),
-    "pieces upside down": ("shardwise.runtime.owned._gradient", _upside_down_on_rank_0),
-    "the tied head is left out": ("shardwise.runtime.owned._gradient", _none_of_the_head),
-    "every tensor rank counts": ("shardwise.runtime.owned._weight_region_of", _whole_weight),
+    "a pipeline's gradients are left out": ("shardwise.runtime.uneven._gradient", _none_of_the_last_rank),
+    "pieces upside down": ("shardwise.runtime.uneven._gradient", _upside_down_on_rank_0),
+    "the tied head is left out": ("shardwise.runtime.uneven._gradient", _none_of_the_head),
+    "every tensor rank counts": ("shardwise.runtime.uneven._weight_region_of", _whole_weight),
     "all pipelines take the first samples": (
-        "shardwise.runtime.uneven_stages.first_sequence",
+        "shardwise.runtime.uneven.first_sequence",
         _from_the_first,
     ),
     "all replicas take the first rows": ("shardwise.runtime.uneven.local_samples", _first_rows),
-    "hidden states change places": ("shardwise.runtime.uneven_stages._peer_slices", _other_way_round),
+    "hidden states change places": ("shardwise.runtime.uneven._peer_slices", _other_way_round),
     "no sum over tensor ranks": ("shardwise.runtime.uneven.reduce_partial_gradients", _nothing),
     "no clipping": ("shardwise.runtime.gradients.scale", _nothing),
-    "weights stay": ("shardwise.runtime.owned.OptimizerShards.sync_weights", _nothing),
+    "weights stay": ("shardwise.runtime.uneven.OptimizerShards.sync_weights", _nothing),
 }
 """What is replaced (a dotted name), and by what."""
 
@@ -87,7 +93,7 @@ def _rounded_stage(*of: Any) -> Any:
 
 
 HALF_MUTANTS: dict[str, tuple[str, Any]] = {
-    "gradients are added up in bf16": ("shardwise.runtime.owned._gradient", _rounded_sum),
+    "gradients are added up in bf16": ("shardwise.runtime.uneven._gradient", _rounded_sum),
     "weights are owned in bf16": ("shardwise.runtime.uneven.stage_of", _rounded_stage),
     "weights compute in fp32": ("shardwise.runtime.uneven.to_compute_dtype", _nothing),
 }

@@ -9,7 +9,7 @@ from tests.runtime.equality import LR, MAX_NORM, Difference, Gradients, Trajecto
 from tests.runtime.twin import with_mutant
 from tests.runtime.uneven_broken import MUTANTS
 
-from shardwise.plan import UnevenFile
+from shardwise.plans import UnevenFile
 from shardwise.runtime import Report, parallelize
 from shardwise.runtime.uneven import TABLE
 

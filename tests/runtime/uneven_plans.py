@@ -7,7 +7,7 @@ import re
 from tests.runtime.plans import BATCH, SEQ_LEN, tiny
 
 from shardwise.cluster import load_cluster
-from shardwise.plan import (
+from shardwise.plans import (
     Certificate,
     Layout,
     MixedFigures,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardwise.plan import Plan
+from shardwise.plans import Plan
 from shardwise.targets import ReaderRequest, megatron_lm_flags, reader_request
 
 ROOT = Path(__file__).resolve().parents[2]

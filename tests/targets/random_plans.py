@@ -12,7 +12,7 @@ from shardwise.cluster import load_cluster
 from shardwise.cost import bind, costs_of_all_stages
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import Model, load_model, model_from_config
-from shardwise.plan import Plan
+from shardwise.plans import Plan
 from shardwise.strategy import (
     ORDERS,
     SCHEDULES,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.targets.megatron import environment
 
-from shardwise.plan import Plan, read_plan
+from shardwise.plans import Plan, read_plan
 from shardwise.targets import ReaderRequest, differences, read_by_megatron_lm
 
 pytestmark = pytest.mark.xdist_group("megatron-lm files")

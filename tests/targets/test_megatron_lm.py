@@ -20,7 +20,7 @@ from tests.targets.random_plans import (
 )
 
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan
+from shardwise.plans import Plan
 from shardwise.strategy import target_of
 from shardwise.targets import (
     ReaderRequest,

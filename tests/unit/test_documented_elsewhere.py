@@ -13,9 +13,9 @@ import pytest
 
 from shardwise.cluster import load_cluster
 from shardwise.model import model_from_config
-from shardwise.plan import Plan, write_plan
+from shardwise.plans import Plan, write_plan
 from shardwise.search import Question, plan, plan_of_strategy
-from shardwise.search.space_file import read_space
+from shardwise.search.space import read_space
 from shardwise.strategy import Job, Strategy
 
 ROOT = Path(__file__).resolve().parents[2]

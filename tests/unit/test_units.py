@@ -9,14 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.errors import ConfigError
-from shardwise.units import (
-    UNITS,
-    format_bytes,
-    format_count,
-    format_rate,
-    format_seconds,
-    parse_quantity,
-)
+from shardwise.units import UNITS, format_bytes, format_count, format_rate, format_seconds, parse_quantity
 
 
 @pytest.mark.parametrize(

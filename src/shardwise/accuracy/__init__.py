@@ -42,18 +42,29 @@ from shardwise.accuracy.calibration import (
     with_speed,
     with_tables,
 )
-from shardwise.accuracy.compare import Comparison, compare, stage_label
-from shardwise.accuracy.compare_graph import GraphComparison, OperatorTimes, compare_graph
-from shardwise.accuracy.devices import device_named
-from shardwise.accuracy.graph_parts import PARTS
-from shardwise.accuracy.judge import JudgedRow
-from shardwise.accuracy.metrics import Errors, kendall_tau
-from shardwise.accuracy.record import FitResult, bands_of, fit_document, fit_rows
-from shardwise.accuracy.rows import LEVELS, SHIPPED, Fault, Row, read_rows
-from shardwise.accuracy.skipped import Skipped, skipped_by_reason
-from shardwise.accuracy.stage_times import StageBreakdown
-from shardwise.accuracy.validate import GROUPINGS, Group, Validation, validate
-from shardwise.accuracy.workloads import LEAST_PLANS, Workload
+from shardwise.accuracy.compare import (
+    Comparison,
+    GraphComparison,
+    OperatorTimes,
+    compare,
+    compare_graph,
+    stage_label,
+)
+from shardwise.accuracy.cross_validation import FitResult, bands_of, fit_document, fit_rows
+from shardwise.accuracy.rows import LEVELS, SHIPPED, Fault, Row, Skipped, read_rows, skipped_by_reason
+from shardwise.accuracy.spellings import device_named
+from shardwise.accuracy.stage_breakdown import PARTS, StageBreakdown
+from shardwise.accuracy.validate import (
+    GROUPINGS,
+    LEAST_PLANS,
+    Errors,
+    Group,
+    JudgedRow,
+    Validation,
+    Workload,
+    kendall_tau,
+    validate,
+)
 
 __all__ = [
     "COLLECTIVES",

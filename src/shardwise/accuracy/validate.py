@@ -1,19 +1,242 @@
-"""Predictions held against measured rows: row by row, per group, and overall."""
+"""Predictions held against measured rows: row by row, per group, and overall.
+
+What errors of many predictions come to: plain numbers in, plain numbers out.
+
+How far a measured time may lie from a predicted one.
+
+Each row beside its prediction.
+
+Rows that ran the same work in different ways: how well predictions rank them.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shardwise.accuracy.devices import device_named
-from shardwise.accuracy.judge import JudgedRow, judged
-from shardwise.accuracy.known import family_named
-from shardwise.accuracy.metrics import Errors, errors_of, mean, share
+import numpy as np
+
+from shardwise.accuracy.case import Case, CaseBuilder, fault_of
+from shardwise.accuracy.measured import Measured, measured_of, predicted_bytes
+from shardwise.accuracy.predict import Prediction, predictions_of
 from shardwise.accuracy.rows import LEVELS, Fault, Row, read_rows, source_of
-from shardwise.accuracy.workloads import Workload, workloads_of
+from shardwise.accuracy.spellings import device_named, family_named
 from shardwise.errors import ConfigError
 from shardwise.inputs import short_repr
+from shardwise.search import band_of as band_of_software
+from shardwise.strategy import Strategy
+from shardwise.ties import ties_of_least
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """Of errors (predicted over measured, minus 1): how many there are, mean and median of their sizes, their
+    mean with signs (the bias), and the largest size."""
+
+    n: int
+    mape: float
+    median: float
+    bias: float
+    worst: float
+
+
+def errors_of(errors: Sequence[float]) -> Errors | None:
+    """The summary of some errors; None of none."""
+    if not errors:
+        return None
+    sizes = [abs(error) for error in errors]
+    return Errors(
+        n=len(errors),
+        mape=mean(sizes),
+        median=float(np.median(sizes)),
+        bias=mean(errors),
+        worst=max(sizes),
+    )
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean of one value or more, summed exactly."""
+    return math.fsum(values) / len(values)
+
+
+def kendall_tau(measured: Sequence[float], predicted: Sequence[float]) -> float | None:
+    """Kendall's tau-b: (concordant - discordant) / sqrt(pairs not tied in one * pairs not tied in the other).
+
+    1 for the same order, -1 for the reverse; 0 where all predictions are equal; None where all measured
+    values are, or there are fewer than two.
+    """
+    a, x = np.asarray(measured, np.float64), np.asarray(predicted, np.float64)
+    agreement = untied_measured = untied_predicted = 0
+    for i in range(1, len(a)):
+        of_a, of_x = np.sign(a[i] - a[:i]), np.sign(x[i] - x[:i])
+        agreement += int(of_a @ of_x)
+        untied_measured += int(np.count_nonzero(of_a))
+        untied_predicted += int(np.count_nonzero(of_x))
+    if untied_measured == 0:
+        return None
+    if untied_predicted == 0:
+        return 0.0
+    return agreement / math.sqrt(untied_measured * untied_predicted)
+
+
+def regret(measured: Sequence[float], predicted: Sequence[float]) -> float:
+    """Measured value of the one predicted least over the least measured, minus 1; of several that are
+    predicted least (equal to a part in 1e9), the one measured worst."""
+    least = min(predicted)
+    chosen = [a for a, x in zip(measured, predicted, strict=True) if x <= least * (1.0 + 1e-9)]
+    return max(chosen) / min(measured) - 1.0
+
+
+def share(flags: Sequence[bool]) -> float | None:
+    """The share of flags that are set; None of none."""
+    return sum(flags) / len(flags) if flags else None
+
+
+Band = tuple[float, float]
+"""Factors of the predicted step time, low and high."""
+
+
+def band_of(case: Case) -> Band:
+    """The central 80 % prediction interval of the case's step time, multiplicative."""
+    return band_of_software(case.problem.profile, case.problem.efficiency)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedRow:
+    """A row with what was measured and predicted: seconds per step, and peak bytes of `memory_kind`.
+
+    Measured values are None where the row gives none. `device` is the name of the device it was taken for.
+    """
+
+    row: Row
+    device: str
+    strategy: Strategy
+    measured_s: float | None
+    predicted_s: float
+    band: Band
+    measured_bytes: float | None
+    predicted_bytes: float
+    memory_kind: str
+    assumed: tuple[str, ...]
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured step time, minus 1."""
+        return None if self.measured_s is None else self.predicted_s / self.measured_s - 1.0
+
+    @property
+    def memory_error(self) -> float | None:
+        """Predicted over measured peak memory, minus 1."""
+        return None if self.measured_bytes is None else self.predicted_bytes / self.measured_bytes - 1.0
+
+    @property
+    def is_in_band(self) -> bool | None:
+        """Whether the measured time lies in the predicted band."""
+        if self.measured_s is None:
+            return None
+        low, high = self.band
+        return self.predicted_s * low <= self.measured_s <= self.predicted_s * high
+
+
+def judged(rows: Sequence[Row]) -> tuple[list[JudgedRow], list[Fault]]:
+    """Every row that can be used with its prediction, and why the others cannot; both in the order of the
+    rows."""
+    ready = CaseBuilder()
+    cases: list[Case] = []
+    figures: list[Measured] = []
+    faults: list[Fault] = []
+    for row in rows:
+        try:
+            case = ready.of(row)
+            figures.append(measured_of(row, case.problem))
+            cases.append(case)
+        except ConfigError as error:
+            faults.append(fault_of(row, error))
+    predictions = predictions_of(cases)
+    return [_judged(one, what) for one, what in zip(predictions, figures, strict=True)], faults
+
+
+def _judged(prediction: Prediction, measured: Measured) -> JudgedRow:
+    case = prediction.case
+    return JudgedRow(
+        row=case.row,
+        device=case.problem.device.name,
+        strategy=prediction.strategy,
+        measured_s=measured.step_time_s,
+        predicted_s=prediction.step_time_s,
+        band=band_of(case),
+        measured_bytes=measured.peak_bytes,
+        predicted_bytes=predicted_bytes(prediction, measured.memory_kind),
+        memory_kind=measured.memory_kind,
+        assumed=(*case.assumed, *measured.assumed),
+    )
+
+
+LEAST_PLANS: Final = 5
+"""Rows that a workload needs for its ranking to say something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One piece of work: its rows, how well they are ranked (tau-b), and what it costs to take the plan that
+    is predicted fastest; `chosen` and `best` are the ids of that row and of the fastest measured."""
+
+    source: str
+    model: str
+    device: str
+    devices: int
+    seq_len: int
+    global_batch_size: int
+    dtype: str
+    framework: str
+    rows: tuple[str, ...]
+    chosen: str
+    best: str
+    kendall_tau: float | None
+    regret: float
+
+
+def workloads_of(judged: Sequence[JudgedRow]) -> tuple[Workload, ...]:
+    """The workloads with at least LEAST_PLANS rows that have both times, in the order of their first rows."""
+    groups: dict[tuple[str | int, ...], list[JudgedRow]] = {}
+    for one in judged:
+        if one.measured_s is not None and one.predicted_s is not None:
+            groups.setdefault(_key(one), []).append(one)
+    return tuple(_workload(group) for group in groups.values() if len(group) >= LEAST_PLANS)
+
+
+def _key(one: JudgedRow) -> tuple[str | int, ...]:
+    """Same source, model, device, device count, sequence, global batch, dtype, framework."""
+    row = one.row
+    return (
+        row.group, row.source, row.model_name, row.gpu, row.gpus or 0, row.seq_len or 0,
+        row.global_batch or 0, row.dtype, row.framework,
+    )  # fmt: skip
+
+
+def _workload(group: Sequence[JudgedRow]) -> Workload:
+    row = group[0].row
+    measured = [one.measured_s or 0.0 for one in group]
+    predicted = [one.predicted_s or 0.0 for one in group]
+    ties = np.flatnonzero(ties_of_least(predicted)).tolist()
+    return Workload(
+        source=row.source or row.group,
+        model=row.model_name,
+        device=row.gpu,
+        devices=row.gpus or 0,
+        seq_len=row.seq_len or 0,
+        global_batch_size=row.global_batch or 0,
+        dtype=row.dtype,
+        framework=row.framework,
+        rows=tuple(one.row.id for one in group),
+        chosen=group[max(ties, key=lambda index: measured[index])].row.id,
+        best=group[min(range(len(group)), key=lambda index: measured[index])].row.id,
+        kendall_tau=kendall_tau(measured, predicted),
+        regret=regret(measured, predicted),
+    )
+
 
 GROUPINGS: Final = ("source", "gpu", "family", "row")
 

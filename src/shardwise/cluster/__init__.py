@@ -1,7 +1,5 @@
 """What a job runs on: devices, nodes, tiers and links, from a shorthand, a file or a plan's record."""
 
-from shardwise.cluster.backend import NATIVE, Backend
-from shardwise.cluster.capacity import Capacity
 from shardwise.cluster.catalogue import (
     device_names,
     devices,
@@ -10,7 +8,7 @@ from shardwise.cluster.catalogue import (
     numbers_of_device,
     with_efficiency,
 )
-from shardwise.cluster.cluster import Cluster, Link, Node, Tier, node_runs
+from shardwise.cluster.cluster import Capacity, Cluster, Link, Node, Tier, node_runs
 from shardwise.cluster.conditions import (
     Conditions,
     NodeState,
@@ -19,44 +17,61 @@ from shardwise.cluster.conditions import (
     rounded_down,
     uniform_cluster,
 )
-from shardwise.cluster.device import Device
-from shardwise.cluster.device_file import ATTENTION_KERNELS, device_of
-from shardwise.cluster.efficiency import (
+from shardwise.cluster.device import (
     MEASURED,
+    NATIVE,
     AttentionCurve,
+    Backend,
     CollectiveCurve,
+    Device,
     Efficiency,
     GroupedMatmulCurve,
     MatmulCurve,
     MemoryCurve,
 )
-from shardwise.cluster.event_convert import convert_events
-from shardwise.cluster.event_file import events_text, load_events, parse_events
-from shardwise.cluster.event_generate import EVENT_KINDS, generate_events
-from shardwise.cluster.event_nodes import NodeEvents, events_of_nodes
-from shardwise.cluster.event_words import events_from_text
+from shardwise.cluster.device_file import ATTENTION_KERNELS, device_of
+from shardwise.cluster.event_file import (
+    convert_events,
+    events_from_text,
+    events_text,
+    load_events,
+    parse_events,
+)
 from shardwise.cluster.events import (
+    EVENT_KINDS,
     ClusterEvent,
     DeviceLost,
     EventTrace,
     LinkChange,
+    NodeEvents,
     NodeJoined,
     NodeLost,
     Notice,
     Slowdown,
     check_events,
+    events_of_nodes,
     first_invalid_event,
+    generate_events,
 )
 from shardwise.cluster.groups import NodeGroups
 from shardwise.cluster.links import link_graph, route
-from shardwise.cluster.load import load_cluster
+from shardwise.cluster.load import cluster_names, load_cluster
 from shardwise.cluster.mesh import Mesh, MeshAxis, mesh_of, meshes_of, tier_mesh
-from shardwise.cluster.named import cluster_names
-from shardwise.cluster.parts import Parts, Selection
-from shardwise.cluster.placement import group_members, group_members_of
-from shardwise.cluster.pools import Pool, cluster_of_pools, pools_of, tier_of_pool
+from shardwise.cluster.parts import (
+    Parts,
+    Pool,
+    Selection,
+    cluster_of_nodes,
+    cluster_of_pools,
+    multiplied,
+    part_of,
+    part_sizes,
+    pools_of,
+    resized,
+    tier_of_pool,
+)
 from shardwise.cluster.record import cluster_from_record, cluster_record
-from shardwise.cluster.resize import cluster_of_nodes, multiplied, part_of, part_sizes, resized
+from shardwise.cluster.tiers import group_members, group_members_of
 
 __all__ = [
     "ATTENTION_KERNELS",

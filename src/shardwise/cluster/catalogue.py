@@ -10,10 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from shardwise.cluster.backend import NATIVE, Backend
-from shardwise.cluster.device import Device
+from shardwise.cluster.device import NATIVE, Backend, Device, efficiency_from_numbers
 from shardwise.cluster.device_file import device_of
-from shardwise.cluster.efficiency import efficiency_from_numbers
 from shardwise.errors import ConfigError
 from shardwise.inputs import Fields, nearest, short_repr
 from shardwise.numbers import Number, most_specific, numbers_of

@@ -24,8 +24,7 @@ from shardwise.cluster.events import (
 )
 from shardwise.cluster.groups import NodeGroups, default_tiers_in_groups, inter_node_tiers, with_spans
 from shardwise.cluster.links import link_graph
-from shardwise.cluster.pools import Pool, pools_of
-from shardwise.cluster.resize import clipped_tiers, cluster_of_nodes, with_nodes
+from shardwise.cluster.parts import Pool, clipped_tiers, cluster_of_nodes, pools_of, with_nodes
 from shardwise.cluster.tiers import default_tiers
 from shardwise.errors import InternalError
 

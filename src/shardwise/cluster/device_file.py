@@ -8,9 +8,7 @@ from dataclasses import MISSING, replace
 from dataclasses import fields as dataclass_fields
 from typing import Any
 
-from shardwise.cluster.backend import NATIVE
-from shardwise.cluster.device import Device
-from shardwise.cluster.efficiency import CURVES, AttentionCurve, Efficiency
+from shardwise.cluster.device import CURVES, NATIVE, AttentionCurve, Device, Efficiency
 from shardwise.cluster.ranges import COUNT, DEVICE_PRICE, HOST_MEMORY, LATENCY, MEMORY, PEAK, RATE
 from shardwise.inputs import Fields, short_repr
 

@@ -1,11 +1,25 @@
-"""What happens to a cluster over time: links that change, devices that slow, nodes that come and go."""
+"""What happens to a cluster over time: links that change, devices that slow, nodes that come and go.
+
+Events as they are planned for, node by node, and what is to be said of those that this changes.
+
+A device that is lost or runs at a speed of its own is taken for its node, and a link that changes for all
+that its nodes send and receive.
+
+Event traces made from a seed: links that follow the day, fail in bursts or flap; nodes and devices that
+come, go and slow. The same cluster, kind, length and seed give the same trace.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, groupby
+from math import prod
 
-from shardwise.cluster.cluster import Cluster
+from shardwise.cluster.cluster import Cluster, Link
 from shardwise.cluster.links import link_graph
 from shardwise.errors import ConfigError
 
@@ -190,3 +204,285 @@ def _names_links(events: Iterable[ClusterEvent]) -> bool:
 def _is_place(where: str, cluster: Cluster) -> bool:
     count = {"n": len(cluster.nodes), "d": cluster.devices}.get(where[:1], 0)
     return _is_number_below(where[1:], count)
+
+
+NAMED = 3
+"""Nodes or links that a line names, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEvents:
+    """A trace in which nodes are lost, and no devices; `priced_as` says what of the trace as it was given is
+    priced as something else, a line each."""
+
+    trace: EventTrace
+    priced_as: tuple[str, ...]
+
+
+def events_of_nodes(trace: EventTrace, cluster: Cluster, *, file: str | None = None) -> NodeEvents:
+    """The events of a trace of `cluster` node by node. ConfigError where a device is lost whose node is not
+    there, or a node joins that is."""
+    replay = _NodeReplay(trace, cluster, file)
+    events: list[ClusterEvent] = []
+    for _, at_once in groupby(enumerate(trace.events, start=1), key=lambda one: one[1].time_s):
+        for place, event in at_once:
+            events += replay.after(place, event)
+        replay.note_slow_devices()
+    lines = (*replay.device_lines(), *_link_lines(trace, cluster))
+    return NodeEvents(trace=replace(trace, events=tuple(events)), priced_as=lines)
+
+
+@dataclass
+class _NodeApproximation:
+    """Devices that are taken for their node, and the least speed at which all of it is priced: 0 where it
+    counts as lost."""
+
+    devices: dict[str, None] = field(default_factory=dict)
+    speed: float = 1.0
+
+
+class _NodeReplay:
+    """The nodes of a cluster, from event to event."""
+
+    def __init__(self, trace: EventTrace, cluster: Cluster, file: str | None) -> None:
+        self._cluster, self._file = cluster, file
+        self._firsts = tuple(accumulate((node.devices for node in cluster.nodes), initial=0))
+        self._there = {f"n{index}" for index in range(trace.nodes)} - trace.absent
+        self._without_device: set[str] = set()
+        """Nodes that count as lost since a device of theirs is."""
+        self._speeds: dict[str, float] = {}
+        self._changed: set[str] = set()
+        self._approximations: dict[str, _NodeApproximation] = {}
+
+    def after(self, place: int, event: ClusterEvent) -> Iterator[ClusterEvent]:
+        """What an event is for the nodes."""
+        if isinstance(event, DeviceLost):
+            yield from self._device_lost(place, event)
+        elif isinstance(event, NodeLost | Notice) and event.node in self._without_device:
+            pass  # it counts as lost already
+        elif isinstance(event, NodeJoined):
+            yield from self._joined(place, event)
+        else:
+            if isinstance(event, NodeLost):
+                self._there.discard(event.node)
+            if isinstance(event, Slowdown):
+                self._speeds[event.where] = event.speed
+                self._changed.add(self._node_of(event.where))
+            yield event
+
+    def _device_lost(self, place: int, event: DeviceLost) -> Iterator[ClusterEvent]:
+        node = self._node_of(event.device)
+        if node in self._without_device:
+            self._approximate(node, [event.device], 0.0)
+        elif node not in self._there:
+            raise self._error(place, f"loses {event.device}, whose node {node} is not there")
+        else:
+            self._there.discard(node)
+            self._without_device.add(node)
+            if self._devices(node) > 1:
+                self._approximate(node, [event.device], 0.0)
+            yield NodeLost(time_s=event.time_s, node=node)
+
+    def _joined(self, place: int, event: NodeJoined) -> Iterator[ClusterEvent]:
+        """A node that joins is as new, with all of its devices."""
+        if event.node in self._there:
+            raise self._error(place, f"lets {event.node} join, which is there already")
+        self._there.add(event.node)
+        self._without_device.discard(event.node)
+        self._speeds.pop(event.node, None)
+        yield event
+        for device in self._names(event.node):
+            if self._speeds.pop(device, 1.0) != 1.0:
+                yield Slowdown(time_s=event.time_s, where=device, speed=1.0)
+
+    def note_slow_devices(self) -> None:
+        """At an instant: which nodes have devices at other speeds than all of them are priced at."""
+        for node in sorted(self._changed & self._there):
+            own = {
+                name: prod(self._speeds.get(which, 1.0) for which in (name, node))
+                for name in self._names(node)
+            }
+            node_speed = min(1.0, *own.values())
+            if any(speed != node_speed for speed in own.values()):
+                self._approximate(
+                    node, [name for name in own if self._speeds.get(name, 1.0) != 1.0], node_speed
+                )
+        self._changed.clear()
+
+    def _approximate(self, node: str, devices: Iterable[str], speed: float) -> None:
+        approximation = self._approximations.setdefault(node, _NodeApproximation())
+        approximation.devices.update(dict.fromkeys(devices))
+        approximation.speed = min(approximation.speed, speed)
+
+    def device_lines(self) -> Iterator[str]:
+        """A line for all devices that are taken for their nodes, if any are."""
+        texts = []
+        for node, approximation in sorted(self._approximations.items(), key=lambda one: int(one[0][1:]))[
+            :NAMED
+        ]:
+            names = list(approximation.devices)
+            many = self._devices(node)
+            at = f"run at {approximation.speed:g}" if approximation.speed else "count as lost"
+            if not names:
+                texts.append(f"{node} runs no faster than the cluster has it")
+            else:
+                verb = "is taken for its" if len(names) == 1 else "are taken for their"
+                texts.append(f"{_named(names)} {verb} node {node}: all {many} devices of it {at}")
+        if len(self._approximations) > NAMED:
+            texts.append(f"{len(self._approximations) - NAMED} more nodes alike")
+        if texts:
+            yield f"{'; '.join(texts)}; nothing is proven of the devices themselves"
+
+    def _error(self, place: int, text: str) -> ConfigError:
+        return ConfigError(f"{text} (event {place})", file=self._file, key="events")
+
+    def _node_of(self, where: str) -> str:
+        return where if where[0] == "n" else f"n{bisect_right(self._firsts, int(where[1:])) - 1}"
+
+    def _names(self, node: str) -> list[str]:
+        index = int(node[1:])
+        return [f"d{rank}" for rank in range(self._firsts[index], self._firsts[index + 1])]
+
+    def _devices(self, node: str) -> int:
+        return self._cluster.nodes[int(node[1:])].devices
+
+
+def _link_lines(trace: EventTrace, cluster: Cluster) -> Iterator[str]:
+    """A line for all links that change, if any do."""
+    changes = [event for event in trace.events if isinstance(event, LinkChange)]
+    own = {link.name: link for link in link_graph(cluster)} if changes else {}
+    names = list(dict.fromkeys(_name(change) for change in changes if not _is_as_before(change, own)))
+    if names:
+        verb = "changes" if len(names) == 1 else "change"
+        yield (
+            f"{_named(names)} {verb}: taken for all that the nodes at the ends send and receive, and every "
+            "node goes at the pace of the worst connected one; nothing is proven of the links themselves"
+        )
+
+
+def _name(change: LinkChange) -> str:
+    return " and ".join(change.sites) if change.sites is not None else str(change.link)
+
+
+def _is_as_before(change: LinkChange, own: Mapping[str, Link]) -> bool:
+    """Whether a link gets the bandwidth and the latency that it has."""
+    if change.link is None:
+        return False
+    link = own[change.link]
+    has_rate = change.bytes_per_s in (None, link.capacity.at(0.0))
+    return has_rate and change.latency_s in (None, link.latency_s)
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"
+
+
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+
+DIURNAL_STEP_S, DIURNAL_LEAST, DIURNAL_NOISE = 900.0, 0.4, 0.05
+"""Every quarter of an hour each link gets a bandwidth between 0.4 and 1 of its own, least at the same time of
+day, give or take 5 %."""
+
+QUIET_S, BURST_S, BURST_SHARE = 2 * HOUR_S, 600.0, (0.1, 0.5)
+"""Means of the times between bursts of other traffic and of their length, and what they leave of a link."""
+
+STEADY_S, FLAPS, FLAP_S, FLAP_SHARE = 6 * HOUR_S, 8, 20.0, 0.05
+"""Mean time until a link starts to flap, how often it goes down then, mean seconds of each state, and what is
+left of it when it is down."""
+
+STAY_S, AWAY_S, NOTICE_S = 8 * HOUR_S, HOUR_S, 120.0
+"""Means of how long a preemptible node stays and is away; a notice comes two minutes before."""
+
+WELL_S, SLOW_S, SLOW_SPEED = 12 * HOUR_S, HOUR_S, (0.3, 0.9)
+"""Means of how long a device is at its nominal speed and is slow, and how slow."""
+
+
+def generate_events(cluster: Cluster, kind: str, *, length_s: float, seed: int) -> EventTrace:
+    """A trace of one of `EVENT_KINDS` for a cluster, `length_s` long."""
+    rng = random.Random(f"{kind} {seed}")
+    events = sorted(EVENT_KINDS[kind](cluster, rng, length_s), key=lambda event: event.time_s)
+    source = f"shardwise events generate {kind}, seed {seed}, {length_s:g} s, for {cluster.name}"
+    return EventTrace(nodes=len(cluster.nodes), events=tuple(events), source=source[:1000])
+
+
+def _network_links(cluster: Cluster) -> list[Link]:
+    """The links between nodes and switches; all, where there are none such."""
+    links = link_graph(cluster)
+    network = [link for link in links if "d" not in (link.source[:1], link.target[:1])]
+    network = [link for link in network if "u" not in (link.source[:1], link.target[:1])]
+    return network or list(links)
+
+
+def _diurnal(cluster: Cluster, rng: random.Random, length_s: float) -> Iterator[ClusterEvent]:
+    phase_s = rng.uniform(0.0, DAY_S)
+    links = _network_links(cluster)
+    steps = int(length_s // DIURNAL_STEP_S)
+    for step in range(steps + 1):
+        time_s = step * DIURNAL_STEP_S
+        day = (1.0 + math.cos(2.0 * math.pi * (time_s - phase_s) / DAY_S)) / 2.0
+        for link in links:
+            share = DIURNAL_LEAST + (1.0 - DIURNAL_LEAST) * day
+            share *= 1.0 + rng.uniform(-DIURNAL_NOISE, DIURNAL_NOISE)
+            yield _at(link, time_s, min(share, 1.0))
+
+
+def _bursty(cluster: Cluster, rng: random.Random, length_s: float) -> Iterator[ClusterEvent]:
+    for link in _network_links(cluster):
+        now = rng.expovariate(1.0 / QUIET_S)
+        while now < length_s:
+            yield _at(link, now, rng.uniform(*BURST_SHARE))
+            now += rng.expovariate(1.0 / BURST_S)
+            yield from [_at(link, now, 1.0)] if now < length_s else []
+            now += rng.expovariate(1.0 / QUIET_S)
+
+
+def _flapping(cluster: Cluster, rng: random.Random, length_s: float) -> Iterator[ClusterEvent]:
+    for link in _network_links(cluster):
+        now = rng.expovariate(1.0 / STEADY_S)
+        while now < length_s:
+            for _ in range(FLAPS):
+                for share in (FLAP_SHARE, 1.0):
+                    if now < length_s:
+                        yield _at(link, now, share)
+                    now += rng.expovariate(1.0 / FLAP_S)
+            now += rng.expovariate(1.0 / STEADY_S)
+
+
+def _preemption(cluster: Cluster, rng: random.Random, length_s: float) -> Iterator[ClusterEvent]:
+    for index in range(len(cluster.nodes)):
+        now, node = rng.expovariate(1.0 / STAY_S), f"n{index}"
+        while now < length_s:
+            if now > NOTICE_S:
+                yield Notice(time_s=now - NOTICE_S, node=node, lost_at_s=now)
+            yield NodeLost(time_s=now, node=node)
+            # A node is away for longer than the notice, so that each is told while it is there.
+            now += NOTICE_S + rng.expovariate(1.0 / AWAY_S)
+            if now < length_s:
+                yield NodeJoined(time_s=now, node=node)
+            now += NOTICE_S + rng.expovariate(1.0 / STAY_S)
+
+
+def _slowdown(cluster: Cluster, rng: random.Random, length_s: float) -> Iterator[ClusterEvent]:
+    for rank in range(cluster.devices):
+        now = rng.expovariate(1.0 / WELL_S)
+        while now < length_s:
+            yield Slowdown(time_s=now, where=f"d{rank}", speed=rng.uniform(*SLOW_SPEED))
+            now += rng.expovariate(1.0 / SLOW_S)
+            yield from [Slowdown(time_s=now, where=f"d{rank}", speed=1.0)] if now < length_s else []
+            now += rng.expovariate(1.0 / WELL_S)
+
+
+def _at(link: Link, time_s: float, share: float) -> LinkChange:
+    return LinkChange(time_s=time_s, link=link.name, bytes_per_s=link.capacity.at(0.0) * share)
+
+
+EVENT_KINDS: Mapping[str, Callable[[Cluster, random.Random, float], Iterator[ClusterEvent]]] = {
+    "diurnal": _diurnal,
+    "bursty": _bursty,
+    "flapping": _flapping,
+    "preemption": _preemption,
+    "slowdown": _slowdown,
+}
+"""The kinds of traces that can be made."""

@@ -6,15 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shardwise.cluster.capacity import Capacity
 from shardwise.cluster.catalogue import device_names, find_device
-from shardwise.cluster.cluster import Cluster, Link, Node, Tier
+from shardwise.cluster.cluster import Capacity, Cluster, Link, Node, Tier
 from shardwise.cluster.device import Device
 from shardwise.cluster.device_file import device_of
-from shardwise.cluster.graph_tiers import tiers_of_links
+from shardwise.cluster.load import default_lines, default_node
 from shardwise.cluster.ranges import HOST_MEMORY, LATENCY, MAX_DEVICES, NODE_PRICE, RATE, SPEED
-from shardwise.cluster.shorthand import default_lines, default_node
-from shardwise.cluster.tiers import NodeRun, common_span, default_tiers, network_figures
+from shardwise.cluster.tiers import NodeRun, common_span, default_tiers, network_figures, tiers_of_links
 from shardwise.errors import ConfigError
 from shardwise.inputs import Fields, nearest, read_mapping, short_repr
 

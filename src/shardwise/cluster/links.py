@@ -23,8 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from shardwise.cluster.capacity import Capacity
-from shardwise.cluster.cluster import Cluster, Link, Node, node_runs
+from shardwise.cluster.cluster import Capacity, Cluster, Link, Node, node_runs
 from shardwise.errors import ConfigError
 
 

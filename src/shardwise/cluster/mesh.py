@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import gcd, prod
 
 from shardwise.cluster.cluster import Cluster
-from shardwise.cluster.placement import group_members
+from shardwise.cluster.tiers import group_members
 from shardwise.errors import ConfigError
 
 MAX_AXES = 3

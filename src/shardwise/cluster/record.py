@@ -6,21 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from shardwise.cluster.backend import Backend
-from shardwise.cluster.capacity import Capacity
-from shardwise.cluster.cluster import Cluster, Link, Node, Tier, node_runs
-from shardwise.cluster.device import Device
+from shardwise.cluster.cluster import Capacity, Cluster, Link, Node, Tier, node_runs
+from shardwise.cluster.device import Backend, Device
 from shardwise.cluster.device_file import checked_links, efficiency_from_record
-from shardwise.cluster.ranges import (
-    DERIVED_RATE,
-    DEVICE,
-    LINK,
-    MAX_DEVICES,
-    NODE,
-    PEAK,
-    TIER,
-    Range,
-)
+from shardwise.cluster.ranges import DERIVED_RATE, DEVICE, LINK, MAX_DEVICES, NODE, PEAK, TIER, Range
 from shardwise.inputs import Fields, join_key, short_repr
 
 

@@ -1,14 +1,24 @@
 """The tiers that a cluster's nodes stand for: the scale-up fabric, the node, and the network between
-nodes."""
+nodes.
+
+The tiers of a cluster whose file gives links: what a ring over consecutive devices reaches on them.
+
+How many members of a group of ranks share a group of each tier.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 
-from shardwise.cluster.cluster import Node, Tier
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.cluster.cluster import Cluster, Link, Node, Tier, node_runs
 from shardwise.cluster.device import Device
+from shardwise.cluster.links import route
 
 NodeRun = tuple[Node, int]
 """A node and how many such nodes follow each other."""
@@ -160,3 +170,97 @@ def network_figures(
     share = min(node.nics * node.nic_bytes_per_s / node.devices for node in nodes)
     alone = min(node.nics * node.nic_bytes_per_s / (rails or node.nics) for node in nodes)
     return NetworkFigures(share / oversubscription, max(share / oversubscription, alone))
+
+
+def tiers_of_links(cluster: Cluster) -> tuple[Tier, ...]:
+    """A tier for the node and one for the whole cluster (`cluster` has links and no tiers yet).
+
+    A ring over the devices of each group, by the routes of the graph: `bytes_per_s` is the least share of a
+    link that carries several of its hops, `flow_bytes_per_s` the least capacity on one hop, `latency_s` the
+    longest hop.
+    """
+    inner = common_span(node_runs(cluster.nodes), _devices)
+    spans = [span for span in (inner, cluster.devices) if span > 1] or [1]
+    tiers: list[Tier] = []
+    for span in dict.fromkeys(spans):
+        ring = _rings(cluster, span)
+        name = "node" if span < cluster.devices else "cluster"
+        tiers.append(
+            Tier(
+                name=name,
+                span=span,
+                bytes_per_s=ring.shared,
+                flow_bytes_per_s=ring.alone,
+                latency_s=ring.latency_s,
+            )
+        )
+    return tuple(tiers)
+
+
+def _devices(node: Node) -> int:
+    return node.devices
+
+
+@dataclass(frozen=True, slots=True)
+class _Rings:
+    shared: float
+    alone: float
+    latency_s: float
+
+
+def _rings(cluster: Cluster, span: int) -> _Rings:
+    """What the hops of one ring per group of `span` devices reach, all rings sending at once."""
+    by_name = {link.name: link for link in cluster.links}
+    load: Counter[str] = Counter()
+    paths: list[Sequence[Link]] = []
+    for first in range(0, cluster.devices, span):
+        ranks = range(first, min(first + span, cluster.devices))
+        for rank in ranks if len(ranks) > 1 else ():
+            names = route(cluster, rank, rank + 1 if rank + 1 < ranks.stop else first)
+            load.update(names)
+            paths.append([by_name[name] for name in names])
+    if not paths:
+        fastest = max(link.capacity.at(0.0) for link in cluster.links)
+        return _Rings(fastest, fastest, 0.0)
+    return _Rings(
+        shared=min(link.capacity.at(0.0) / load[link.name] for path in paths for link in path),
+        alone=min(link.capacity.at(0.0) for path in paths for link in path),
+        latency_s=max(sum(link.latency_s for link in path) for path in paths),
+    )
+
+
+Integers = npt.NDArray[np.int64]
+
+
+def group_members(tiers: Sequence[Tier], stride: npt.ArrayLike, size: npt.ArrayLike) -> tuple[Integers, ...]:
+    """Members of one mesh-axis group that share a group of each tier, innermost first; columns in, columns
+    out.
+
+    A group has `size` ranks, `stride` apart, and starts at a multiple of `stride * size` plus less than
+    `stride`. With `stride * k` dividing the span, k consecutive members share it: k = gcd(size, span /
+    stride), which is 1 where the stride does not divide the span. The counts never decrease; the last tier
+    holds all `size` members. In nodes of 8, tp 8 at stride 1 has 8 members inside a node, dp 8 at stride 8
+    has one.
+    """
+    strides, sizes = np.asarray(stride, dtype=np.int64), np.asarray(size, dtype=np.int64)
+    members: list[Integers] = []
+    least = np.ones(np.broadcast_shapes(strides.shape, sizes.shape), dtype=np.int64)
+    for index, tier in enumerate(tiers):
+        if index == len(tiers) - 1:
+            inside = sizes
+        else:
+            fits = np.where(tier.span % strides == 0, tier.span // strides, 1)
+            inside = np.gcd(sizes, fits)
+        least = np.maximum(least, inside)
+        members.append(least)
+    return tuple(members)
+
+
+def group_members_of(tiers: Sequence[Tier], ranks: Sequence[int]) -> tuple[int, ...]:
+    """The largest number of `ranks` in any one group of each tier, innermost first: for groups of any
+    shape."""
+    last = len(tiers) - 1
+    return tuple(
+        len(ranks) if index == last else max(Counter(rank // tier.span for rank in ranks).values())
+        for index, tier in enumerate(tiers)
+    )

@@ -1,28 +1,49 @@
 """Equations bound to a model, a cluster and a job: prices of strategies, one or many."""
 
-from shardwise.cost.abreast import ProblemShapes
-from shardwise.cost.block_bytes import host_lower_bound_bytes, lower_bound_bytes, schedules_lower_bound_bytes
-from shardwise.cost.block_time import (
+from shardwise.cost.activations import ACTIVATIONS
+from shardwise.cost.bounds.capacity import LayerCapacity, capacity_of, memory_capacity
+from shardwise.cost.bounds.memory import (
+    host_lower_bound_bytes,
+    lower_bound_bytes,
+    schedules_lower_bound_bytes,
+)
+from shardwise.cost.bounds.subproblem import (
+    NO_TRAFFIC,
+    Grids,
+    LayerCounts,
+    Split,
+    Subproblem,
+    Totals,
+    Traffic,
+    TrafficTable,
+    grids_of,
+    known_split,
+    layer_counts_of,
+    most_sharded,
+    subproblem_of,
+    totals_of,
+    traffic_of,
+    traffic_table,
+)
+from shardwise.cost.bounds.time import (
+    CriticalPaths,
     any_micro_batch_compute_bound_s,
     any_micro_batch_lower_bound_s,
     end_s,
     grid_lower_bound_s,
     grid_work_lower_bound_s,
+    lower_bound_s,
 )
-from shardwise.cost.blocks import (
-    LayerCounts,
-    Split,
-    Subproblem,
-    known_split,
-    layer_counts_of,
-    most_sharded,
-    subproblem_of,
+from shardwise.cost.collectives import alike_grids
+from shardwise.cost.estimate import (
+    GridCostTable,
+    PartitionTable,
+    TableCosts,
+    costs_of_all_stages,
+    costs_of_peak_stages,
+    taken,
 )
-from shardwise.cost.distinct import Index, distinct_rows
-from shardwise.cost.fabric import alike_grids
-from shardwise.cost.handing import StageTransfer, stage_transfer_of
-from shardwise.cost.keeping import ACTIVATIONS
-from shardwise.cost.layers import GRID_FIELDS
+from shardwise.cost.layers import GRID_FIELDS, PhaseTimes
 from shardwise.cost.layouts import (
     LayoutSpace,
     entry_shapes,
@@ -31,7 +52,28 @@ from shardwise.cost.layouts import (
     stage_layouts,
     transfer_elements,
 )
-from shardwise.cost.lone_stage import (
+from shardwise.cost.layouts.chain import StageTransfer, stage_transfer_of
+from shardwise.cost.memory import (
+    MEMORY_PARTS,
+    PeakBytes,
+    RankBytes,
+    host_bytes,
+    outside_schedule_s,
+    peak_bytes,
+    peaks_of,
+    rank_bytes,
+)
+from shardwise.cost.one_layout import (
+    Charge,
+    LayoutEstimate,
+    PipelineEstimate,
+    estimate_layout,
+    estimate_pipeline,
+    estimate_stage,
+)
+from shardwise.cost.problem import Index, Problem, bind, distinct_rows, has_fused_attention, limits_of
+from shardwise.cost.recipe import OPTIMIZERS, RECIPES, Recipe, find_recipe
+from shardwise.cost.single_stage import (
     NodeSlot,
     StageCosts,
     StageKinds,
@@ -42,43 +84,9 @@ from shardwise.cost.lone_stage import (
     stage_costs_by_slot,
     stage_kinds_of,
 )
-from shardwise.cost.memory import MEMORY_PARTS, RankBytes, host_bytes, peak_bytes, rank_bytes
-from shardwise.cost.one_layout import (
-    Charge,
-    LayoutEstimate,
-    PipelineEstimate,
-    estimate_layout,
-    estimate_pipeline,
-    estimate_stage,
-)
-from shardwise.cost.parts import PhaseTimes
-from shardwise.cost.paths import CriticalPaths, lower_bound_s
-from shardwise.cost.peaks import PeakBytes, outside_schedule_s, peaks_of
-from shardwise.cost.price import (
-    GridCostTable,
-    PartitionTable,
-    TableCosts,
-    costs_of_all_stages,
-    costs_of_peak_stages,
-    taken,
-)
-from shardwise.cost.problem import Problem, bind, has_fused_attention, limits_of
-from shardwise.cost.recipe import OPTIMIZERS, RECIPES, Recipe, find_recipe
-from shardwise.cost.room import LayerCapacity, capacity_of, memory_capacity
+from shardwise.cost.stacking import ProblemShapes
 from shardwise.cost.times import StageTimes, StepEnd, stage_times, step_end
-from shardwise.cost.totals import (
-    NO_TRAFFIC,
-    Grids,
-    Totals,
-    Traffic,
-    TrafficTable,
-    grids_of,
-    totals_of,
-    traffic_of,
-    traffic_table,
-)
-from shardwise.cost.training import Training
-from shardwise.cost.turns import StepCounts
+from shardwise.cost.training import StepCounts, Training
 
 __all__ = [
     "ACTIVATIONS",

@@ -2,6 +2,11 @@
 
 The price of a layer is a sum over its typed operators, to which the communication of its parallel axes is
 added.
+
+What a pass through a block spends its seconds on, and what of it contends for the cards of replicas.
+
+What the largest operation of a stage needs beside what is kept: its tensors, and gradients of weights that
+are whole for a while.
 """
 
 from __future__ import annotations
@@ -12,15 +17,154 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.cost.fabric import CollectiveModel, ProcessGroups, collective_model_of, groups_of
-from shardwise.cost.hops import HopTimes
+from shardwise.cluster import Tier
+from shardwise.cost.collectives import (
+    CollectiveModel,
+    HopTimes,
+    ProcessGroups,
+    collective_model_of,
+    contends,
+    groups_of,
+)
 from shardwise.cost.operators import UNFUSED_SCORE_BYTES, element_bytes, operator_times, rows_of, width_of
-from shardwise.cost.parts import COMPONENTS, PhaseTimes
 from shardwise.cost.problem import Problem
-from shardwise.cost.temporaries import Temporaries, temporaries_of
-from shardwise.equations import comm, compute
+from shardwise.equations import comm, compute, memory
 from shardwise.model import Experts
 from shardwise.operators import Attention, GroupedMatmul, Lookup, Loss, Matmul, Operator, Pointwise, Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """Of each kind of collectives within the passes, whether (0 or 1) they leave by the cards by which
+    gradients are summed over replicas."""
+
+    tensor: Any = 1.0
+    context: Any = 1.0
+    expert: Any = 1.0
+
+    @staticmethod
+    def of(tiers: Sequence[Tier], groups: ProcessGroups) -> Contention:
+        """Of grids with these groups on these tiers."""
+        kinds = (groups.tensor, groups.context, groups.expert)
+        return Contention(*(1.0 * contends(tiers, kind, groups.data) for kind in kinds))
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimes:
+    """Seconds of one phase, by what they are spent on; communication as far as it is exposed."""
+
+    matmul_s: Any = 0.0
+    attention_s: Any = 0.0
+    memory_bound_s: Any = 0.0
+    tensor_s: Any = 0.0
+    context_s: Any = 0.0
+    expert_s: Any = 0.0
+    host_s: Any = 0.0
+
+    @property
+    def compute_s(self) -> Any:
+        """What communication can hide beside: computation, and waiting for the host."""
+        return self.matmul_s + self.attention_s + self.memory_bound_s + self.host_s
+
+    @property
+    def total_s(self) -> Any:
+        return self.compute_s + self.tensor_s + self.context_s + self.expert_s
+
+    def contended_s(self, contention: Contention) -> Any:
+        """What passes in collectives of the kinds that contend."""
+        return (
+            contention.tensor * self.tensor_s
+            + contention.context * self.context_s
+            + contention.expert * self.expert_s
+        )
+
+    def __add__(self, other: PhaseTimes) -> PhaseTimes:
+        return PhaseTimes(
+            matmul_s=self.matmul_s + other.matmul_s,
+            attention_s=self.attention_s + other.attention_s,
+            memory_bound_s=self.memory_bound_s + other.memory_bound_s,
+            tensor_s=self.tensor_s + other.tensor_s,
+            context_s=self.context_s + other.context_s,
+            expert_s=self.expert_s + other.expert_s,
+            host_s=self.host_s + other.host_s,
+        )
+
+    def taken(self, rows: Any) -> PhaseTimes:
+        """The columns at these rows."""
+        return PhaseTimes(*(getattr(self, name)[rows] for name in COMPONENTS))
+
+    def scaled(self, factor: Any) -> PhaseTimes:
+        """Every part times `factor`."""
+        return PhaseTimes(**{f.name: factor * getattr(self, f.name) for f in fields(PhaseTimes)})
+
+
+COMPONENTS = tuple(f.name for f in fields(PhaseTimes))
+
+
+TENSOR_COPIES = 2.0
+"""A tensor and its gradient: what the largest operation needs beside what is kept."""
+
+LOGITS_COPIES = 1.0
+"""The logits in fp32; their gradient takes their place."""
+
+LOGITS_NUMBER_BYTES = 4.0
+"""Of a number of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Temporaries:
+    """Bytes that the largest operation of a layer needs, and that of the head; and the most of these and what
+    reducing their gradients needs."""
+
+    layer: Any
+    head: Any
+    reduced_layer: Any
+    reduced_head: Any
+
+
+def temporaries_of(
+    problem: Problem,
+    table: Any,
+    *,
+    largest_bytes: Any,
+    logits_bytes: Any,
+    layer_weights: Any,
+    head_weights: Any,
+) -> Temporaries:
+    """Of each row of `table`.
+
+    The gradients of a layer's weights are whole, in the dtype of the weights, before they are added up; where
+    each block is reduced by itself, the head's too, and then beside the copy that goes to other ranks. Such
+    software takes its loss from logits that it widens beside themselves.
+    """
+    recipe = problem.recipe
+    at_layer, at_head = TENSOR_COPIES * largest_bytes, LOGITS_COPIES * logits_bytes
+    if not problem.profile.reduces_by_block:
+        own_bytes = layer_weights * recipe.weight_bytes
+        return Temporaries(*(2 * (at_layer + own_bytes, at_head + own_bytes)))
+    at_loss = 0.0 * at_head
+    if recipe.activation_bytes < LOGITS_NUMBER_BYTES:
+        # The head's own output, narrower, beside them; of the gradient it alone is left to the product.
+        low_precision_bytes = logits_bytes * (recipe.activation_bytes / LOGITS_NUMBER_BYTES)
+        at_loss, at_head = at_head + low_precision_bytes, low_precision_bytes
+    weights_freed = has_single_backward(problem, table)
+    of_blocks = []
+    for work_bytes, weights in ((at_layer, layer_weights), (at_head, head_weights)):
+        own_bytes = weights * recipe.weight_bytes
+        reduced = memory.block_reduction_bytes(
+            work_bytes, own_bytes, weights * recipe.gradient_bytes, weights_freed
+        )
+        of_blocks.append((work_bytes + own_bytes, reduced))
+    (layer, reduced_layer), (head, reduced_head) = of_blocks
+    return Temporaries(layer, np.maximum(head, at_loss), reduced_layer, np.maximum(reduced_head, at_loss))
+
+
+def has_single_backward(problem: Problem, table: Any) -> Any:
+    """Whether a step has one backward pass, which reduces gradients as they come: one microbatch, and no
+    pipeline. 1 or 0."""
+    microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)
+    return 1 * ((microbatches == 1) & (table.pp == 1))
+
 
 GRID_FIELDS = (
     "tp", "cp", "cp_kind", "pp", "dp", "ep", "etp", "micro_batch_size", "sequence_parallel", "axis_order",

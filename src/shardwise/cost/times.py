@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.cost.keeping import BOTH, OPTIMIZER
-from shardwise.cost.price import TableCosts
+from shardwise.cost.activations import BOTH, OPTIMIZER
+from shardwise.cost.estimate import TableCosts
 from shardwise.cost.problem import Problem
 from shardwise.equations import pipeline
 

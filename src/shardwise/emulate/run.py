@@ -1,4 +1,9 @@
-"""Runs a command on every device of an emulated cluster, and leaves nothing behind, however it ends."""
+"""Runs a command on every device of an emulated cluster, and leaves nothing behind, however it ends.
+
+What an event trace changes while the command runs: bandwidths of links, shares of devices.
+
+Signals that ask for the end, noted as they come and heeded where nothing is half done.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +14,112 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from shardwise.cluster import Cluster, EventTrace
-from shardwise.emulate.changes import EmulatedChange, changes_of
-from shardwise.emulate.network import EmulatedNetwork, remove_leftovers
-from shardwise.emulate.shares import CpuShares, remove_leftover_shares
-from shardwise.emulate.signals import DeferredSignals, deferred_signals
-from shardwise.emulate.system import check_system, tool_path
-from shardwise.emulate.ticks import Ticks
+from shardwise.cluster import Cluster, EventTrace, LinkChange, Slowdown
+from shardwise.emulate.cgroups import CpuShares, Ticks, remove_leftover_shares
+from shardwise.emulate.network import EmulatedNetwork, check_system, remove_leftovers, tool_path
 from shardwise.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatedChange:
+    """At `time_s` after the start, `link` gets `value` bytes per second, or each of `ranks` that speed."""
+
+    time_s: float
+    value: float
+    link: str | None = None
+    ranks: tuple[int, ...] = ()
+
+
+def changes_of(trace: EventTrace, cluster: Cluster) -> list[EmulatedChange]:
+    """The changes of a trace, in order. ConfigError for events that are not emulated."""
+    if trace.nodes != len(cluster.nodes) or trace.absent:
+        raise ConfigError(
+            "is for another cluster", key="--events",
+            found=f"{trace.nodes} nodes, {len(trace.absent)} absent",
+            allowed=f"{len(cluster.nodes)}, none absent",
+        )  # fmt: skip
+    shares: dict[str, float] = {}
+    found: list[EmulatedChange] = []
+    for event in trace.events:
+        if isinstance(event, Slowdown):
+            shares[event.where] = event.speed
+            found += _slowed(event, shares, cluster)
+        else:
+            found.append(_change(event))
+    return found
+
+
+def _slowed(event: Slowdown, shares: Mapping[str, float], cluster: Cluster) -> Iterator[EmulatedChange]:
+    """The devices that are touched, each at the product of its own speed and its node's, as it is planned."""
+    starts = [0, *accumulate(node.devices for node in cluster.nodes)]
+    number = int(event.where[1:])
+    node = number if event.where[0] == "n" else bisect_right(starts, number) - 1
+    touched = range(starts[node], starts[node + 1]) if event.where[0] == "n" else (number,)
+    by_speed: dict[float, list[int]] = {}
+    for rank in touched:
+        speed = shares.get(f"n{node}", 1.0) * shares.get(f"d{rank}", 1.0)
+        by_speed.setdefault(speed, []).append(rank)
+    for speed, ranks in by_speed.items():
+        yield EmulatedChange(time_s=event.time_s, value=speed, ranks=tuple(ranks))
+
+
+def _change(event: object) -> EmulatedChange:
+    if isinstance(event, LinkChange) and event.link is not None and event.bytes_per_s is not None:
+        return EmulatedChange(time_s=event.time_s, value=event.bytes_per_s, link=event.link)
+    raise ConfigError(
+        "is not emulated", key="--events", found=type(event).__name__,
+        allowed="the bandwidth of a link, the speed of a device or node",
+    )  # fmt: skip
+
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class DeferredSignals:
+    """Whether a signal has come. It is waited for like a file (`fileno`), which can be read once one has."""
+
+    def __init__(self, reader: int) -> None:
+        self._reader = reader
+        self.has_come = False
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def check(self) -> None:
+        """KeyboardInterrupt where one has come."""
+        if self.has_come:
+            raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def deferred_signals() -> Iterator[DeferredSignals]:
+    """Within this, SIGINT, SIGTERM and SIGHUP are noted and interrupt nothing: however many come, what takes
+    down is not stopped on its way. Those that are ignored stay so. A first one that came when nothing was
+    left to check is a KeyboardInterrupt at the end."""
+    reader, writer = os.pipe()
+    noted = DeferredSignals(reader)
+
+    def note(number: int, frame: object) -> None:
+        if not noted.has_come:
+            noted.has_come = True
+            os.write(writer, b"!")
+
+    taken = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in taken}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reader)
+        os.close(writer)
+    noted.check()
+
 
 PORT = "29500"
 GRACE_S = 5.0

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardwise.equations.number import Quantity
+from shardwise.equations.quantity import Quantity
 
 
 def has_peers(n: Quantity) -> Quantity:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwise.equations.number import Quantity
+from shardwise.equations.quantity import Quantity
 
 
 def ceil_div(a: Quantity, b: Quantity) -> Quantity:

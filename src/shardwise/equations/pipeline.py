@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwise.equations.number import Quantity
+from shardwise.equations.quantity import Quantity
 
 
 def equal_stages_s(

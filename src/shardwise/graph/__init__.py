@@ -1,35 +1,71 @@
 """What is trained, operator by operator: graphs of typed operators and the ways to lay them on a mesh."""
 
+from shardwise.graph.baselines import data_parallel, megatron
+from shardwise.graph.batch import loss_weight, samples_dim, scaled
 from shardwise.graph.check import check_graph
-from shardwise.graph.customary import data_parallel, megatron
-from shardwise.graph.file import GRAPH_SCHEMA, parse_graph
+from shardwise.graph.file import (
+    GRAPH_FILES,
+    GRAPH_PREFIX,
+    GRAPH_SCHEMA,
+    graph_names,
+    graph_text,
+    load_graph,
+    parse_graph,
+    shipped_graphs,
+)
 from shardwise.graph.kinds import KINDS, Attribute, OperatorKind
-from shardwise.graph.labels import block_labels, operator_label
-from shardwise.graph.layout import allows, divided_dims, local_sizes
-from shardwise.graph.load import GRAPH_FILES, GRAPH_PREFIX, graph_names, load_graph, shipped_graphs
-from shardwise.graph.loans import SkipTensors, blocks_joined_by_skips, skip_tensors_of, tensor_shapes
-from shardwise.graph.microbatches import loss_weight, samples_dim
-from shardwise.graph.named import MODES, BlockLayout, GraphLayout, Mode
-from shardwise.graph.operator import check_op, rules_of, saved_of, work_of
-from shardwise.graph.placement import (
+from shardwise.graph.layouts import (
+    MODES,
+    BlockLayout,
+    GraphLayout,
+    Mode,
+    StagedLayout,
+    layout_from_record,
+    layout_record,
+    staged_from_record,
+    staged_record,
+)
+from shardwise.graph.operator import (
+    check_op,
+    forward_flop,
+    parameter_count,
+    rules_of,
+    saved_of,
+    step_flop,
+    work_of,
+)
+from shardwise.graph.record import (
+    Block,
+    KernelWork,
+    Moved,
+    Operand,
+    OpGraph,
+    OpNode,
+    Parameter,
+    SavedTensors,
+    SkipTensors,
+    block_labels,
+    blocks_joined_by_skips,
+    operator_label,
+    skip_tensors_of,
+    tensor_shapes,
+)
+from shardwise.graph.rules import (
     PARTIAL,
     REPLICATE,
     REPLICATE_SHARD_STATES,
     REPLICATE_SUM_GRAD,
+    CollectiveCall,
     Placement,
+    ShardingRule,
+    allows,
+    divided_dims,
+    local_sizes,
     placement_text,
     placements_of,
     shard,
 )
-from shardwise.graph.record import Block, Operand, OpGraph, OpNode, Parameter
-from shardwise.graph.rule import CollectiveCall, ShardingRule
-from shardwise.graph.scale import scaled
 from shardwise.graph.sizes import SizeGrowth
-from shardwise.graph.staged import StagedLayout, staged_from_record, staged_record
-from shardwise.graph.told import layout_from_record, layout_record
-from shardwise.graph.totals import forward_flop, parameter_count, step_flop
-from shardwise.graph.work import KernelWork, Moved, SavedTensors
-from shardwise.graph.write import graph_text
 
 __all__ = [
     "GRAPH_FILES",

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from math import prod
 
 from shardwise.errors import ConfigError
-from shardwise.graph.loans import skip_tensors_of
 from shardwise.graph.operator import check_op
-from shardwise.graph.record import Block, Operand, OpGraph, OpNode
+from shardwise.graph.record import Block, Operand, OpGraph, OpNode, skip_tensors_of
 from shardwise.graph.sizes import CONSTANT, SizeGrowth
 from shardwise.inputs import nearest, short_repr
 

@@ -1,19 +1,53 @@
-"""Operator graphs from YAML or JSON. Strict; docs/reference/formats.md has the keys."""
+"""Operator graphs from YAML or JSON. Strict; docs/reference/formats.md has the keys.
+
+What a graph file that is not read yet seems to say, to tell of what is wrong in it.
+
+From what a user writes for a graph to the graph: a file, or `graph:NAME` of a shipped one.
+
+Graphs as text: what is written is read as an equal graph.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
 
 from shardwise.errors import ConfigError
+from shardwise.graph.batch import input_growth
 from shardwise.graph.check import check_graph
-from shardwise.graph.raw import first_user
 from shardwise.graph.record import Block, Operand, OpGraph, OpNode, Parameter
-from shardwise.graph.scale import input_growth
-from shardwise.graph.sizes import CONSTANT, SizeGrowth, parse_size
-from shardwise.inputs import Fields, printable, read_mapping, short_repr
+from shardwise.graph.sizes import CONSTANT, SizeGrowth, parse_size, size_text
+from shardwise.inputs import Fields, dumps_flow_yaml, dumps_yaml, nearest, printable, read_mapping, short_repr
+
+
+def first_user(document: object, name: str) -> str | None:
+    """The first operator that names a dim or a tensor so, in a file that is not read yet and may hold
+    anything."""
+    for block in _listed(document, "blocks"):
+        for operator in _listed(block, "operators"):
+            title = operator.get("name") if isinstance(operator, Mapping) else None
+            if isinstance(title, str) and _names(operator, name):
+                return title
+    return None
+
+
+def _listed(value: object, key: str) -> Sequence[object]:
+    found = value.get(key) if isinstance(value, Mapping) else None
+    return found if isinstance(found, list) else ()
+
+
+def _names(value: object, name: str) -> bool:
+    """Whether any text within is this name."""
+    if isinstance(value, Mapping):
+        return any(_names(part, name) for part in value.values())
+    return any(_names(part, name) for part in value) if isinstance(value, list) else value == name
+
 
 GRAPH_SCHEMA = "shardwise.graph"
 VERSION = 1
@@ -223,3 +257,157 @@ def _refuse_unused(fields: Fields, scope: _Scope, graph: OpGraph) -> None:
             raise fields.error(
                 "sizes", "has a name that no operator has", found=short_repr(dim), allowed="names in use"
             )
+
+
+FOLDER: Final = Path(__file__).parent / "catalogue"
+GRAPH_PREFIX: Final = "graph:"
+"""What stands before the name of a shipped graph."""
+GRAPH_FILES: Final = (".yaml", ".yml", ".json")
+"""How the names of graph files end, in any case."""
+
+
+def load_graph(text: str) -> OpGraph:
+    """The graph that `text` stands for: `graph:NAME`, in any case, is a shipped one, else it is the path of
+    a YAML or JSON file. Raises ConfigError with the file, the key and the operator."""
+    if text.casefold().startswith(GRAPH_PREFIX):
+        return _shipped(text[len(GRAPH_PREFIX) :].casefold(), text)
+    if not os.path.exists(text) and not _looks_like_path(text):
+        guess = nearest(text, graph_names())
+        hint = f" (did you mean {GRAPH_PREFIX}{guess}?)" if guess else ""
+        raise ConfigError(
+            f"is neither a file nor a known graph{hint}",
+            key="GRAPH",
+            found=printable(text) or "nothing",
+            allowed="a YAML or JSON file of operators, or a name that `shardwise graphs` lists",
+        )
+    return graph_of_file(text)
+
+
+def shipped_graphs() -> dict[str, OpGraph]:
+    """All shipped graphs by name, without the prefix `graph:`."""
+    return {name: _read(name) for name in graph_names()}
+
+
+def graph_names() -> tuple[str, ...]:
+    """The names of the shipped graphs, sorted."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+
+
+@cache
+def _read(name: str) -> OpGraph:
+    return graph_of_file(str(FOLDER / f"{name}.yaml"))
+
+
+def _shipped(name: str, text: str) -> OpGraph:
+    names = graph_names()
+    if name not in names:
+        guess = nearest(name, names)
+        hint = f" (did you mean {GRAPH_PREFIX}{guess}?)" if guess else ""
+        raise ConfigError(
+            f"is no shipped graph{hint}",
+            key="GRAPH",
+            found=printable(text),
+            allowed=", ".join(f"{GRAPH_PREFIX}{known}" for known in names),
+        )
+    return _read(name)
+
+
+def _looks_like_path(text: str) -> bool:
+    return "/" in text or os.sep in text or text.lower().endswith(GRAPH_FILES)
+
+
+_WIDTH = 118
+"""Where lines of operators are broken."""
+
+
+def graph_text(graph: OpGraph) -> str:
+    """`graph` as a YAML file, each operator on one or few lines. `load_graph` reads it as an equal graph."""
+    shared = _shared_sizes(graph)
+    text = dumps_yaml(_head(graph, shared)) + "blocks:\n"
+    return text + "".join(
+        f"{line}\n" for block in graph.blocks for line in _block_lines(graph, block, shared)
+    )
+
+
+def _head(graph: OpGraph, shared: dict[str, int]) -> dict[str, object]:
+    """All but the blocks, as plain values."""
+    document: dict[str, object] = {"schema": GRAPH_SCHEMA, "version": VERSION, "name": graph.name}
+    if graph.source:
+        document["source"] = graph.source
+    document["batch"] = graph.batch
+    if graph.seq_len is not None:
+        document["seq_len"] = graph.seq_len
+    document["sizes"] = {dim: _size(graph, dim, size) for dim, size in shared.items()}
+    document["inputs"] = {
+        name: [
+            size_text(size, growth, graph.batch, graph.seq_len)
+            for size, growth in zip(shape, input_growth(graph, name), strict=True)
+        ]
+        for name, shape in graph.inputs.items()
+    }
+    return document
+
+
+def _shared_sizes(graph: OpGraph) -> dict[str, int]:
+    """For each name of a dim the size that most operators give it, the first of those that are level."""
+    counts: dict[str, Counter[int]] = {}
+    for block in graph.blocks:
+        for node in block.operators:
+            for dim, size in node.dims.items():
+                counts.setdefault(dim, Counter())[size] += 1
+    return {dim: sizes.most_common(1)[0][0] for dim, sizes in counts.items()}
+
+
+def _size(graph: OpGraph, dim: str, size: int) -> int | str:
+    return size_text(size, graph.growth.get(dim, CONSTANT), graph.batch, graph.seq_len)
+
+
+def _block_lines(graph: OpGraph, block: Block, shared: dict[str, int]) -> Iterator[str]:
+    yield f"- name: {dumps_flow_yaml(block.name)}"
+    if block.entry is not None:
+        yield f"  entry: {dumps_flow_yaml(block.entry)}"
+    if block.repeat > 1:
+        yield f"  repeat: {block.repeat}"
+    yield "  operators:"
+    for node in block.operators:
+        pairs = [
+            f"{key}: {dumps_flow_yaml(value)}" for key, value in _operator_entry(graph, node, shared).items()
+        ]
+        yield from _wrapped(pairs)
+
+
+def _wrapped(pairs: list[str]) -> Iterator[str]:
+    """A flow mapping as an item of a list, broken between its keys where it is too long for a line."""
+    line = "  - {"
+    for index, pair in enumerate(pairs):
+        if len(line) + len(pair) + 1 > _WIDTH and index:
+            yield line.rstrip()
+            line = "     "
+        line += pair + ("}" if index == len(pairs) - 1 else ", ")
+    yield line
+
+
+def _operator_entry(graph: OpGraph, node: OpNode, shared: dict[str, int]) -> dict[str, object]:
+    """One operator; keys that would say nothing are left out."""
+    tensors = {dim for dims in node.tensors for dim in dims}
+    own = {
+        dim: _size(graph, dim, size)
+        for dim, size in node.dims.items()
+        if size != shared[dim] or dim not in tensors
+    }
+    document: dict[str, object] = {"name": node.name, "kind": node.kind}
+    if own:
+        document["dims"] = own
+    if node.inputs:
+        document["inputs"] = [{"from": o.source, "dims": list(o.dims)} for o in node.inputs]
+    if node.parameters:
+        document["parameters"] = [{"name": p.name, "dims": list(p.dims)} for p in node.parameters]
+    document["output"] = list(node.output)
+    if node.attributes:
+        document["attributes"] = dict(node.attributes)
+    if node.whole:
+        document["whole"] = list(node.whole)
+    for key, value in (("flop", node.flop), ("moved_bytes", node.moved_bytes)):
+        if value is not None:
+            document[key] = value
+    return document

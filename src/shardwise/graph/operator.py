@@ -1,17 +1,18 @@
-"""What the kind of an operator says of it: legality of its tensors, its rules, its work, what it keeps."""
+"""What the kind of an operator says of it: legality of its tensors, its rules, its work, what it keeps.
+
+What a graph amounts to: its parameters, and the floating-point operations of a pass and of a step.
+"""
 
 from __future__ import annotations
 
-from math import isfinite
+from collections.abc import Collection
+from math import isfinite, prod
 
 from shardwise.errors import ConfigError
-from shardwise.graph.dividing import operands_of, replicated_rules
 from shardwise.graph.kinds import KINDS, Attribute, OperatorKind
 from shardwise.graph.kinds.kind import dims_text, refuse
-from shardwise.graph.layout import divided_dims
-from shardwise.graph.record import OpNode
-from shardwise.graph.rule import ShardingRule
-from shardwise.graph.work import KernelWork, SavedTensors
+from shardwise.graph.record import KernelWork, OpGraph, OpNode, SavedTensors
+from shardwise.graph.rules import ShardingRule, divided_dims, operands_of, replicated_rules
 from shardwise.inputs import nearest, short_repr
 
 
@@ -124,3 +125,52 @@ def _wrong_value(op: OpNode, attribute: Attribute, value: object) -> str:
         fits = isinstance(value, str) and bool(value.split()) and set(value.split()) <= set(op.dims)
         allowed = f"names of dims with spaces between, of {dims_text(tuple(op.dims))}"
     return "" if fits else allowed
+
+
+def parameter_count(graph: OpGraph) -> int:
+    """Trained elements: a shared parameter once, one in a repeated block once per repetition."""
+    counts = {
+        parameter.name: node.elements(parameter.dims) * block.repeat
+        for block in graph.blocks
+        for node in block.operators
+        for parameter in node.parameters
+    }
+    return sum(counts.values())
+
+
+def forward_flop(graph: OpGraph) -> float:
+    """Products and attention of one forward pass over the whole batch, a multiplication and an addition as
+    two; causal attention counts half. An operator's own `flop` counts instead."""
+    return sum(block.repeat * sum(map(_forward, block.operators)) for block in graph.blocks)
+
+
+def step_flop(graph: OpGraph) -> float:
+    """Of one forward and backward pass: the backward pass does the same again for each operand of a product
+    that has a gradient, which graph inputs have not."""
+    return sum(
+        block.repeat * sum(_forward(node) * (1 + _gradients(node, graph.inputs)) for node in block.operators)
+        for block in graph.blocks
+    )
+
+
+def _forward(node: OpNode) -> float:
+    return sum(_flop(node, work) for work in work_of(node)) if node.flop is None else node.flop
+
+
+def _flop(node: OpNode, work: KernelWork) -> float:
+    """Of one kernel, all steps of its serial dims together."""
+    batch, m, n, k, v, steps = (
+        prod(node.shape(dims)) for dims in (work.batch, work.m, work.n, work.k, work.v, work.serial)
+    )
+    if work.kind == "matmul":
+        return 2.0 * steps * batch * m * n * k
+    if work.kind == "attention":
+        keys = n / 2 if work.causal else n
+        return 2.0 * batch * m * min(keys, work.window or keys) * (k + v)
+    return 0.0
+
+
+def _gradients(node: OpNode, data: Collection[str]) -> int:
+    """How many of the two operands of a product have gradients; parameters beside the weight are added."""
+    inputs = sum(operand.source not in data for operand in node.inputs)
+    return min(1, inputs) + 1 if node.parameters else min(2, inputs)

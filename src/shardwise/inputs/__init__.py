@@ -8,12 +8,18 @@ anything is built. Whatever is wrong becomes one ConfigError that says where, wh
 `dumps` (JSON or YAML by the file's name), `dumps_yaml` and `dumps_flow_yaml` are the way back: what they
 write, the reader reads as it was."""
 
+from shardwise.inputs.dump import dumps, dumps_flow_yaml, dumps_yaml
 from shardwise.inputs.fields import REQUIRED, Fields
-from shardwise.inputs.limits import MAX_BYTES, MAX_DEPTH, MAX_NODES
+from shardwise.inputs.messages import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_NODES,
+    join_key,
+    nearest,
+    printable,
+    short_repr,
+)
 from shardwise.inputs.read import parse_mapping, read_bytes, read_mapping, read_text
-from shardwise.inputs.words import join_key, nearest, printable, short_repr
-from shardwise.inputs.written import dumps
-from shardwise.inputs.yaml_written import dumps_flow_yaml, dumps_yaml
 
 __all__ = [
     "MAX_BYTES",

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeGuard
 
 from shardwise.errors import ConfigError
-from shardwise.inputs.limits import MAX_NODES
-from shardwise.inputs.words import join_key, nearest, printable, short_repr
+from shardwise.inputs.messages import MAX_NODES, join_key, nearest, printable, short_repr
 from shardwise.units import examples_of, parse_quantity
 
 MAX_NAME: Final = 200

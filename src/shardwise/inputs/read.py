@@ -1,17 +1,273 @@
-"""Files and texts as mappings: a regular UTF-8 file of limited size, JSON or YAML."""
+"""Files and texts as mappings: a regular UTF-8 file of limited size, JSON or YAML.
+
+What JSON and YAML have in common: numbers, text, and keys that stand once.
+
+JSON text as plain values: distinct keys, finite numbers, sizes checked before anything is built.
+
+YAML text as plain values: what JSON can say and no more, built from parser events within the limits.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Final
 
 from shardwise.errors import ConfigError
-from shardwise.inputs.json_text import json_value
-from shardwise.inputs.limits import MAX_BYTES, MAX_NODES, too_large
-from shardwise.inputs.scalars import NOT_TEXT
-from shardwise.inputs.words import printable, short_repr
-from shardwise.inputs.yaml_text import yaml_value
+from shardwise.inputs.messages import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_NODES,
+    join_key,
+    printable,
+    short_repr,
+    too_deep,
+    too_large,
+    too_many,
+)
+
+JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+NOT_TEXT = re.compile("[\ud800-\udfff\0]")
+_MAX_DIGITS: Final = 40
+
+
+def number(text: str) -> int | float:
+    """Finite number that `text` in JSON syntax stands for; ValueError where it is too long or too large."""
+    match = JSON_NUMBER.fullmatch(text)
+    if match is not None and match.group(1) is None and match.group(2) is None:
+        if len(text) > _MAX_DIGITS:
+            raise ValueError(f"a number of {len(text)} digits")
+        return int(text)
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError(f"the number {short_repr(text)[1:-1]}")
+    return value
+
+
+def checked_text(text: str, file: str | None, key: str) -> str:
+    """`text` itself; ConfigError at `key` where it holds what UTF-8 cannot, or NUL."""
+    if NOT_TEXT.search(text):
+        raise ConfigError(
+            "is not text", file=file, key=key or None, found=short_repr(text), allowed="UTF-8 without NUL"
+        )
+    return text
+
+
+def duplicate_key(file: str | None, key: str) -> ConfigError:
+    """The error of a key that stands twice in one mapping."""
+    return ConfigError("is given twice", file=file, key=key, allowed="each key once")
+
+
+_MARKS = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[][{},]', re.DOTALL)
+
+
+class _Pairs(list[tuple[str, object]]):
+    """A JSON object before its keys are known to be distinct."""
+
+
+def json_value(text: str, file: str | None, max_nodes: int) -> object:
+    """What `text` holds, of at most `max_nodes` values; ConfigError where it is not strict JSON."""
+    _check_json_size(text, file, max_nodes)
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_Pairs,
+            parse_float=number,
+            parse_int=number,
+            parse_constant=_no_constant,
+        )
+    except json.JSONDecodeError as error:
+        at = f"it at line {error.lineno}, column {error.colno}"
+        problem = error.msg[:1].lower() + error.msg[1:].removesuffix(" starting at")
+        raise ConfigError(f"is not valid JSON: {problem}", file=file, found=at) from None
+    except ValueError as error:
+        raise ConfigError(
+            "has a number that is not finite", file=file, found=str(error), allowed="numbers"
+        ) from None
+    return _distinct(value, file, "")
+
+
+def _check_json_size(text: str, file: str | None, max_nodes: int) -> None:
+    """Refuse too deep or too many values from the marks alone, so that nothing is built first."""
+    depth, nodes = 0, 1
+    for match in _MARKS.finditer(text):
+        mark = match.group()
+        if mark in "[{":
+            depth += 1
+            nodes += 1
+            if depth > MAX_DEPTH:
+                raise too_deep(file)
+        elif mark in "]}":
+            depth -= 1
+        elif mark == ",":
+            nodes += 1
+        if nodes > max_nodes:
+            raise too_many(file, max_nodes)
+
+
+def _no_constant(text: str) -> object:
+    raise ValueError(text)
+
+
+def _distinct(value: object, file: str | None, key: str) -> Any:
+    """`value` with its `_Pairs` made dicts; ConfigError where a key repeats or a string is not text."""
+    if isinstance(value, _Pairs):
+        built: dict[str, object] = {}
+        for name, item in value:
+            if name in built:
+                raise duplicate_key(file, join_key(key, name))
+            built[checked_text(name, file, key)] = _distinct(item, file, join_key(key, name))
+        return built
+    if isinstance(value, list):
+        return [_distinct(item, file, f"{key}[{index}]") for index, item in enumerate(value)]
+    return checked_text(value, file, key) if isinstance(value, str) else value
+
+
+_CONSTANTS: Final[Mapping[str, object]] = {"": None, "null": None, "true": True, "false": False}
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A mapping or list that is being filled; `name` is the key that waits for its value."""
+
+    items: dict[str, object] | list[object]
+    name: str | None = None
+
+
+class _YamlBuilder:
+    """Builds plain values from parser events, with every limit checked before the value exists."""
+
+    def __init__(self, file: str | None, max_nodes: int) -> None:
+        self.file = file
+        self.max_nodes = max_nodes
+        self.nodes = 0
+        self.documents = 0
+        self.frames: list[_Frame] = []
+        self.root: object = None
+
+    def key(self) -> str | None:
+        path = ""
+        for frame in self.frames:
+            if isinstance(frame.items, list):
+                path += f"[{len(frame.items)}]"
+            elif frame.name is not None:
+                path = join_key(path, frame.name)
+        return path or None
+
+    def refuse(self, message: str, found: str, allowed: str) -> ConfigError:
+        return ConfigError(message, file=self.file, key=self.key(), found=found, allowed=allowed)
+
+    def count_node(self, event: Any) -> None:
+        """Every node comes here first: limits, anchors and tags."""
+        self.nodes += 1
+        if self.nodes > self.max_nodes:
+            raise too_many(self.file, self.max_nodes)
+        if event.anchor is not None:
+            raise self.refuse("has an anchor", f"&{printable(event.anchor)}", "values written out")
+        if event.tag is not None:
+            raise self.refuse("has a tag", printable(event.tag), "plain values without tags")
+
+    def start(self, items: dict[str, object] | list[object]) -> None:
+        if self.awaits_key():
+            raise self.refuse("has a key that is not text", short_repr(items), "text")
+        if len(self.frames) >= MAX_DEPTH:
+            raise too_deep(self.file)
+        self.frames.append(_Frame(items))
+
+    def end(self) -> None:
+        self.put(self.frames.pop().items)
+
+    def awaits_key(self) -> bool:
+        return bool(self.frames) and isinstance(self.frames[-1].items, dict) and self.frames[-1].name is None
+
+    def scalar(self, text: str, is_plain: bool) -> None:
+        value = self.resolved(text) if is_plain else checked_text(text, self.file, self.key() or "")
+        if not self.awaits_key():
+            self.put(value)
+            return
+        if not isinstance(value, str):
+            raise self.refuse(
+                "has a key that is not text",
+                short_repr(value),
+                "text, in quotes where it looks like a number",
+            )
+        frame = self.frames[-1]
+        frame.name = value
+        if isinstance(frame.items, dict) and value in frame.items:
+            raise duplicate_key(self.file, self.key() or value)
+
+    def resolved(self, text: str) -> object:
+        if text in _CONSTANTS:
+            return _CONSTANTS[text]
+        if JSON_NUMBER.fullmatch(text):
+            try:
+                return number(text)
+            except ValueError as error:
+                raise self.refuse("is not finite", str(error), "finite numbers") from None
+        if text.lower() in (".nan", ".inf", "-.inf", "+.inf"):
+            raise self.refuse("is not finite", text, "finite numbers")
+        return checked_text(text, self.file, self.key() or "")
+
+    def put(self, value: object) -> None:
+        if not self.frames:
+            self.root = value
+            return
+        frame = self.frames[-1]
+        if isinstance(frame.items, list):
+            frame.items.append(value)
+        elif frame.name is not None:
+            frame.items[frame.name] = value
+            frame.name = None
+
+
+def yaml_value(text: str, file: str | None, max_nodes: int) -> object:
+    """What `text` holds, of at most `max_nodes` values; ConfigError where it is not the strict YAML."""
+    import yaml  # only where a YAML file is read: JSON and shorthand users do not wait for it
+
+    builder = _YamlBuilder(file, max_nodes)
+    try:
+        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            _handle_event(event, builder, yaml)
+    except yaml.YAMLError as error:
+        raise _not_yaml(error, file, builder.key()) from None
+    except (ValueError, OverflowError) as error:  # escapes beyond Unicode, in the parser written in Python
+        raise ConfigError("is not valid YAML", file=file, found=printable(str(error))) from None
+    return builder.root
+
+
+def _handle_event(event: Any, builder: _YamlBuilder, yaml: Any) -> None:
+    """Hand one parser event to the builder."""
+    if isinstance(event, yaml.ScalarEvent):
+        builder.count_node(event)
+        builder.scalar(event.value, is_plain=event.style in (None, ""))
+    elif isinstance(event, yaml.MappingStartEvent):
+        builder.count_node(event)
+        builder.start({})
+    elif isinstance(event, yaml.SequenceStartEvent):
+        builder.count_node(event)
+        builder.start([])
+    elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
+        builder.end()
+    elif isinstance(event, yaml.AliasEvent):
+        raise builder.refuse("has an alias", f"*{printable(event.anchor)}", "values written out")
+    elif isinstance(event, yaml.DocumentStartEvent):
+        builder.documents += 1
+        if builder.documents > 1:
+            raise builder.refuse("has more than one document", "a second ---", "one document")
+
+
+def _not_yaml(error: Any, file: str | None, key: str | None) -> ConfigError:
+    problem = (
+        getattr(error, "problem", None) or getattr(error, "reason", None) or "text that cannot be parsed"
+    )
+    mark = getattr(error, "problem_mark", None)
+    at = f"it at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else None
+    return ConfigError(f"is not valid YAML: {printable(str(problem))}", file=file, key=key, found=at)
 
 
 def read_mapping(path: str, *, max_bytes: int = MAX_BYTES, max_nodes: int = MAX_NODES) -> dict[str, object]:

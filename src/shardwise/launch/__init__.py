@@ -1,17 +1,17 @@
 """Which plans our own runtime runs, and how one is started on real machines: torchrun's commands, and files
 for Slurm, Ray and Kubernetes."""
 
-from shardwise.launch.capability import (
-    TARGET,
-    check_graph_runnable,
-    check_runnable,
-    check_uneven_runnable,
+from shardwise.launch.capability import TARGET, check_graph_runnable, check_runnable, check_uneven_runnable
+from shardwise.launch.launchers import (
+    LAUNCHERS,
+    PLAN_PATH,
+    Launch,
+    kubernetes_manifest,
+    launch_of,
+    ray_script,
+    slurm_script,
+    torchrun_commands,
 )
-from shardwise.launch.hosts import LAUNCHERS, Launch, launch_of
-from shardwise.launch.kubernetes import PLAN_PATH, kubernetes_manifest
-from shardwise.launch.ray import ray_script
-from shardwise.launch.slurm import slurm_script
-from shardwise.launch.torchrun import torchrun_commands
 
 __all__ = [
     "LAUNCHERS",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardwise.errors import ConfigError
 from shardwise.graph import StagedLayout, loss_weight
-from shardwise.plan import GraphPlan, Plan, UnevenFile
+from shardwise.plans import GraphPlan, Plan, UnevenFile
 from shardwise.strategy import target_of
 
 TARGET = target_of("shardwise")

@@ -10,15 +10,23 @@ except ModuleNotFoundError as error:
         "is not installed, and measuring needs it", key="torch", allowed="pip install 'shardwise[torch]'"
     ) from error
 
-from shardwise.measure.accelerator import accelerator_name, accelerator_times
-from shardwise.measure.beside import CoreSeconds, CoresUsed, core_seconds, cores_used_by_others
-from shardwise.measure.clock import BatchTimer
-from shardwise.measure.kernels import KernelTimes, kernel_times
-from shardwise.measure.links import LINK_SIZES, link_times, lockstep_s, overlap_times
-from shardwise.measure.messages import Pair, message_rates
-from shardwise.measure.process import (
+from shardwise.measure.cpu_load import CoreSeconds, CoresUsed, core_seconds, cores_used_by_others
+from shardwise.measure.kernels import (
+    BatchTimer,
+    KernelTimes,
+    accelerator_name,
+    accelerator_times,
+    kernel_times,
+)
+from shardwise.measure.links import (
+    LINK_SIZES,
+    Pair,
     group_timer,
     launched_group,
+    link_times,
+    lockstep_s,
+    message_rates,
+    overlap_times,
     threads_in_use,
     torch_version,
     use_threads,

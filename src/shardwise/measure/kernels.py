@@ -1,7 +1,13 @@
-"""Times of single kernels on this process's device: matmuls by shape, passes through memory, attention."""
+"""Times of single kernels on this process's device: matmuls by shape, passes through memory, attention.
+
+How long a call takes, on a machine that also does other things.
+
+The CUDA device of this process: what it is called, and its kernels at the sizes of training on it.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -12,7 +18,39 @@ from torch import Tensor
 from torch.nn import functional
 
 from shardwise.accuracy import AttentionSample, MatmulSample, MemorySample
-from shardwise.measure.clock import BatchTimer
+from shardwise.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTimer:
+    """Times calls in `batches` batches of at least `batch_s` seconds each; the median batch counts.
+
+    A batch spans several periods of a scheduler that gives a process a share of a core (5 ms to 100 ms), so
+    that its pauses are spread over the calls. `ready` comes back when a batch may begin: with the others',
+    where several processes measure. `now` and `wait` are the machine's clock and the device's end of work;
+    tests have their own.
+    """
+
+    batches: int = 5
+    batch_s: float = 0.03
+    now: Callable[[], float] = time.perf_counter
+    wait: Callable[[], object] = lambda: None
+    ready: Callable[[], object] = lambda: None
+
+    def seconds(self, call: Callable[[], object]) -> float:
+        """Seconds of one call, the first of all (which warms up) not counted."""
+        self._batch(call, 1)
+        once_s = self._batch(call, 1)
+        calls = max(1, round(self.batch_s / max(once_s, 1e-9)))
+        return median(self._batch(call, calls) for _ in range(self.batches))
+
+    def _batch(self, call: Callable[[], object], calls: int) -> float:
+        self.ready()
+        start_s = self.now()
+        for _ in range(calls):
+            call()
+        self.wait()
+        return (self.now() - start_s) / calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,3 +180,42 @@ def _attention(
         AttentionSample(seq_len=seq_len, work_flop=work, is_backward=False, seconds=forward_s),
         AttentionSample(seq_len=seq_len, work_flop=work, is_backward=True, seconds=backward_s),
     )
+
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def accelerator_sizes(dtype: torch.dtype) -> KernelSizes:
+    """Outputs of 512 tiles of 128 x 128 and more, so that no kernel divides their sums; passes of 200 MB and
+    more, beyond any cache, and none that the device is done with before the host hands it the next: its own
+    time for a launch is what they take beyond their bytes."""
+    return KernelSizes(
+        dtype=dtype,
+        rows=(2048, 8192),
+        widths=((512, 4096), (1024, 4096), (4096, 4096), (4096, 8192), (16384, 4096)),
+        pass_elements=(2**25, 2**26, 2**27),
+        attentions=((512, 16), (1024, 8), (2048, 4), (4096, 2)),
+        heads=16,
+        head_dim=128,
+    )
+
+
+def accelerator_name() -> str:
+    """What the driver calls the CUDA device of this process. ConfigError where PyTorch has none."""
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "finds no CUDA device here", key="--devices", found=f"PyTorch {torch.__version__}",
+            allowed="cpu, or a machine with a driver and a PyTorch built for it",
+        )  # fmt: skip
+    return str(torch.cuda.get_device_name())
+
+
+BATCH_S = 0.15
+"""How long a kernel runs at a time: a device that may draw so much power and no more runs its first products
+faster than it goes on (an H200 by a tenth, for some tens of milliseconds)."""
+
+
+def accelerator_times(dtype: str) -> KernelTimes:
+    """Times of kernels in `dtype` (bf16, fp16), each until the device has ended what was queued."""
+    clock = BatchTimer(wait=torch.cuda.synchronize, batch_s=BATCH_S, batches=3)
+    return kernel_times(clock, device="cuda", sizes=accelerator_sizes(DTYPES[dtype]))

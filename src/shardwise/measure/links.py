@@ -1,9 +1,16 @@
-"""Times of collectives between the processes of a group, by kind, bytes and number of ranks."""
+"""Times of collectives between the processes of a group, by kind, bytes and number of ranks.
+
+What links between ranks carry at this moment, in a fraction of a second.
+
+What a process that measures sets up: its threads, and the group that a launcher put it in.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 
@@ -12,6 +19,8 @@ from torch import distributed
 from torch.nn import functional
 
 from shardwise.accuracy import COLLECTIVES, Collective, LinkSample, OverlapSample
+from shardwise.errors import ConfigError
+from shardwise.measure.kernels import BatchTimer
 
 LINK_SIZES = (2**12, 2**19, 2**21, 2**23, 2**25)
 """Bytes of the whole tensor."""
@@ -191,3 +200,87 @@ def _batch_s(call: Callable[[], object], calls: int) -> float:
     spent = torch.tensor([time.perf_counter() - start_s], dtype=torch.float64)
     distributed.all_reduce(spent, op=distributed.ReduceOp.MAX)
     return float(spent) / calls
+
+
+Pair = tuple[int, int]
+"""A rank that sends and one that receives."""
+
+FIRST_BYTES = 1 << 18
+MAX_BYTES = 1 << 25
+ENOUGH_S = 0.05
+"""A message that takes this long is believed; shorter ones are doubled, so that what a link lets through in a
+burst does not count."""
+
+
+def message_rates(rounds: Iterable[Sequence[Pair]]) -> dict[Pair, float]:
+    """Bytes per second from rank to rank, the disjoint pairs of a round at a time.
+
+    Every rank of the default process group calls this with the same rounds; all get the same numbers.
+    """
+    rates: dict[Pair, float] = {}
+    for pairs in rounds:
+        _sent(pairs, 4)  # connects
+        left, nbytes = list(pairs), FIRST_BYTES
+        while left and nbytes <= MAX_BYTES:
+            spent_s = _sent(left, nbytes)
+            rates |= {pair: nbytes / spent_s[pair] for pair in left}
+            left = [pair for pair in left if spent_s[pair] < ENOUGH_S]
+            nbytes *= 2
+    return rates
+
+
+def _sent(pairs: Sequence[Pair], nbytes: int) -> dict[Pair, float]:
+    """Seconds of one message of each pair, from a barrier to the later of its two ends."""
+    rank = distributed.get_rank()
+    message = torch.zeros(nbytes // 4)
+    distributed.barrier()
+    start_s = time.perf_counter()
+    for source, target in pairs:
+        if rank == source:
+            distributed.send(message, target)
+        elif rank == target:
+            distributed.recv(message, source)
+    own = torch.tensor([time.perf_counter() - start_s], dtype=torch.float64)
+    every = own.new_empty(distributed.get_world_size())
+    distributed.all_gather_single(every, own)
+    return {(source, target): float(max(every[source], every[target])) for source, target in pairs}
+
+
+def torch_version() -> str:
+    return str(torch.__version__)
+
+
+def use_threads(threads: int) -> None:
+    """Compute with so many threads in this process from now on."""
+    torch.set_num_threads(threads)
+
+
+def threads_in_use() -> int:
+    """How many this process computes with."""
+    return int(torch.get_num_threads())
+
+
+@contextlib.contextmanager
+def launched_group() -> Iterator[int]:
+    """The process group (gloo) of all processes that a launcher started together; gives this one's rank.
+    ConfigError where they cannot meet."""
+    if not distributed.is_gloo_available():
+        raise ConfigError("has no gloo, by which ranks talk", key="torch", found=torch.__version__)
+    try:
+        distributed.init_process_group("gloo")
+    except distributed.DistNetworkError as error:
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        is_taken = "EADDRINUSE" in str(error)
+        raise ConfigError(
+            "is in use by another program" if is_taken else "is not reached by all ranks",
+            key="MASTER_ADDR and MASTER_PORT", found=place, allowed="a free port of the first host",
+        ) from None  # fmt: skip
+    try:
+        yield distributed.get_rank()
+    finally:
+        distributed.destroy_process_group()
+
+
+def group_timer(*, batches: int) -> BatchTimer:
+    """A clock whose batches all ranks of the default process group begin at once."""
+    return BatchTimer(batches=batches, ready=distributed.barrier)

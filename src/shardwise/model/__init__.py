@@ -9,9 +9,17 @@ from shardwise.model.counts import (
     mtp_parameters,
     parameters,
 )
-from shardwise.model.entries import CatalogueEntry, catalogue, catalogue_entry, catalogue_names
 from shardwise.model.families import FAMILIES
-from shardwise.model.load import decoder_of, has_plain_causal_attention, load_model, model_from_config
+from shardwise.model.load import (
+    CatalogueEntry,
+    catalogue,
+    catalogue_entry,
+    catalogue_names,
+    decoder_of,
+    has_plain_causal_attention,
+    load_model,
+    model_from_config,
+)
 from shardwise.model.model import MTP_PREFIX, Experts, Layer, Model
 from shardwise.model.shape import (
     Decoder,

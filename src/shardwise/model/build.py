@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardwise.model.attention import linear_weights
-from shardwise.model.layer import dropout_operator, layer_from_shape, norm_operator, saved_residual
+from shardwise.model.layers import (
+    dropout_operator,
+    layer_from_shape,
+    linear_weights,
+    norm_operator,
+    saved_residual,
+)
 from shardwise.model.model import MTP_PREFIX, Layer, Model
 from shardwise.model.shape import Decoder, LayerShape
 from shardwise.operators import Extent, Lookup, Loss, Matmul, Operator, Pointwise, Saved, Weight

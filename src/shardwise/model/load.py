@@ -1,21 +1,56 @@
-"""From what a user writes for a model to the model: a file, a folder, or a name of the catalogue."""
+"""From what a user writes for a model to the model: a file, a folder, or a name of the catalogue.
+
+The catalogue: configs of published models, as facts with their source, one JSON file each.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
-from shardwise.errors import ConfigError
+from shardwise.errors import ConfigError, InternalError
 from shardwise.inputs import Fields, nearest, printable, read_mapping
 from shardwise.model.build import model_from_decoder
-from shardwise.model.config_fields import ConfigFields
 from shardwise.model.counts import parameters
 from shardwise.model.dimensions import decoder_from_dimensions
-from shardwise.model.entries import catalogue_entry, catalogue_names
 from shardwise.model.families import decoder_from_config
+from shardwise.model.hugging_face_config import ConfigFields
 from shardwise.model.model import Model
 from shardwise.model.shape import Decoder, GroupedQueryAttentionShape
+
+FOLDER: Final = Path(__file__).parent / "catalogue"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueEntry:
+    """A published model: `config` is what `model_from_config` takes, `source` where its sizes are stated."""
+
+    name: str
+    source: str
+    config: Mapping[str, object] = field(hash=False)
+
+
+def catalogue_names() -> tuple[str, ...]:
+    """All names, sorted."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
+
+
+def catalogue_entry(name: str) -> CatalogueEntry:
+    """The entry of one of `catalogue_names()`."""
+    entry = read_mapping(str(FOLDER / f"{name}.json"))
+    config, source = entry["config"], entry["source"]
+    if not isinstance(config, Mapping) or not isinstance(source, str):
+        raise InternalError(f"catalogue entry {name} is malformed")
+    return CatalogueEntry(name=name, source=source, config=config)
+
+
+def catalogue() -> dict[str, CatalogueEntry]:
+    """All entries by name."""
+    return {name: catalogue_entry(name) for name in catalogue_names()}
+
 
 MAX_PARAMETERS = 10**15
 MAX_NAME = 200

@@ -9,25 +9,38 @@ except ModuleNotFoundError as error:
         "is not installed, and running plans needs it", key="torch", allowed="pip install 'shardwise[torch]'"
     ) from error
 
-from shardwise.runtime.adapt import Advice, Advisor, ReplanEvent
-from shardwise.runtime.capability import check_graph_runnable, check_runnable, check_uneven_runnable
-from shardwise.runtime.capture import capture
+from shardwise.launch import check_graph_runnable, check_runnable, check_uneven_runnable
+from shardwise.runtime.adaptive import Advice, Advisor, ReplanEvent
 from shardwise.runtime.checkpoint import AsyncCheckpoint, export, load, resumable
-from shardwise.runtime.clocks import gather_spans
-from shardwise.runtime.data import Samples, Synthetic, TokenFile
+from shardwise.runtime.collectives import all_gather_json
+from shardwise.runtime.data import ArrayFolder, RandomInputs, Samples, Synthetic, TokenFile
 from shardwise.runtime.devices import check_local_devices
-from shardwise.runtime.graph_data import ArrayFolder, RandomInputs
+from shardwise.runtime.gradients import StepResult
+from shardwise.runtime.graph_capture.capture import capture
 from shardwise.runtime.graphs import GraphModule, GraphTrainingJob, check_computable, graph_module
-from shardwise.runtime.hugging_face import check_weight_names
-from shardwise.runtime.initial import initialise
+from shardwise.runtime.initialization import initialise
 from shardwise.runtime.job import TrainingJob
-from shardwise.runtime.meeting import Rendezvous
+from shardwise.runtime.migration import migrate
 from shardwise.runtime.modules import ModelStage, reference_module
-from shardwise.runtime.moving import migrate
 from shardwise.runtime.parallelize import parallelize
-from shardwise.runtime.recover import restart_options, train_locally
-from shardwise.runtime.result import StepResult
-from shardwise.runtime.team import (
+from shardwise.runtime.profiling import gather_spans
+from shardwise.runtime.rendezvous import Rendezvous
+from shardwise.runtime.timing import TimedSteps, timed_steps
+from shardwise.runtime.train import (
+    SYNTHETIC,
+    StepRecord,
+    TrainOptions,
+    check_options,
+    check_unused,
+    restart_options,
+    resumed_options,
+    samples_of,
+    train,
+    train_locally,
+)
+from shardwise.runtime.uneven import UnevenTrainingJob
+from shardwise.runtime.weights import check_weight_names, load_weights, save_weights
+from shardwise.runtime.workers import (
     RankLost,
     Report,
     WorkerPool,
@@ -35,20 +48,6 @@ from shardwise.runtime.team import (
     peer_failures,
     threads_per_process,
 )
-from shardwise.runtime.texts import all_gather_json
-from shardwise.runtime.timed import TimedSteps, timed_steps
-from shardwise.runtime.train import (
-    SYNTHETIC,
-    StepRecord,
-    TrainOptions,
-    check_options,
-    check_unused,
-    resumed_options,
-    samples_of,
-    train,
-)
-from shardwise.runtime.uneven import UnevenTrainingJob
-from shardwise.runtime.weights import load_weights, save_weights
 
 __all__ = [
     "SYNTHETIC",

@@ -3,10 +3,15 @@
 Plans for `cpu` devices run on the host, all others on the accelerator that PyTorch is built for (CUDA, which
 is also what ROCm goes by). What ranks tell each other about their work lies on the host and goes over gloo
 in both cases.
+
+In what jobs compute: parameters are fp32 whatever it is.
+
+Host memory that a step frees stays with its process.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 import torch
@@ -14,7 +19,7 @@ from torch import Tensor, distributed, nn
 
 from shardwise.cluster import Cluster
 from shardwise.errors import ConfigError
-from shardwise.runtime.capability import TARGET
+from shardwise.launch import TARGET
 
 LOCAL_RANK = "LOCAL_RANK"
 """Set by launchers: which of the processes of its host this one is."""
@@ -109,3 +114,29 @@ def _check_group(device_type: str) -> None:
             "does not serve both hosts and accelerators", key="process group", found=config,
             allowed=f"init_process_group({backends()!r})",
         )  # fmt: skip
+
+
+COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""By the dtype of a job."""
+
+
+# The parameters of `mallopt`, of <malloc.h>.
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+
+_NEVER_TRIMMED = 2**31 - 1
+"""`mallopt` takes an int: what is free at the end of the heap goes back beyond 2 GiB alone."""
+
+
+def keep_freed_memory() -> bool:
+    """From now on tensors on the host reuse the memory of those before; False where the allocator (any but
+    glibc's) has no such setting.
+
+    Without it every large tensor, and the end of the heap whenever much of it is free, goes back to the
+    system, which clears each page of it before it gives it again: up to 6 % of a step, more or less by the
+    order of allocations. What a process took at its peak stays with it until it ends.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if mallopt is None:
+        return False
+    settings = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER_TRIMMED))
+    return all(mallopt(name, value) == 1 for name, value in settings)

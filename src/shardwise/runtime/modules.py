@@ -17,16 +17,13 @@ from torch import Tensor, nn
 from shardwise.errors import ConfigError
 from shardwise.model import Decoder, LatentAttentionShape, LayerShape, Model, RoutedMlp, decoder_of
 from shardwise.runtime.attention import GroupedQueryAttention, LatentAttention, PositionEncoding
-from shardwise.runtime.caps import softcapped
-from shardwise.runtime.configured import numerics_of
-from shardwise.runtime.experts import MixtureOfExperts
-from shardwise.runtime.feed_forward import FeedForward
-from shardwise.runtime.host_activations import ActivationOffload
-from shardwise.runtime.norms import RmsNorm
-from shardwise.runtime.numerics import Numerics
-from shardwise.runtime.parts import Boundary
+from shardwise.runtime.collectives import Boundary
+from shardwise.runtime.gradients import GradientReducer
+from shardwise.runtime.layers import FeedForward, RmsNorm, softcapped
+from shardwise.runtime.moe import MixtureOfExperts
+from shardwise.runtime.numerics import Numerics, numerics_of
+from shardwise.runtime.offload import ActivationOffload
 from shardwise.runtime.recompute import ActivationStore, recomputed
-from shardwise.runtime.replicas import GradientReducer
 from shardwise.runtime.rope import Rope, Rotation, rotation_of
 
 

@@ -1,12 +1,26 @@
-"""What modules compute with beside sizes: activations, epsilons, positions, scales, routing."""
+"""What modules compute with beside sizes: activations, epsilons, positions, scales, routing.
+
+The numerics of a model by its family and its config.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from shardwise.model import GroupedQueryAttentionShape, LatentAttentionShape
-from shardwise.runtime.rope import Rope, Scaling
+from shardwise.errors import ConfigError
+from shardwise.inputs import Fields
+from shardwise.model import GroupedQueryAttentionShape, LatentAttentionShape, Model
+from shardwise.runtime.rope import (
+    SCALINGS,
+    Rope,
+    Scaling,
+    YarnScaling,
+    rope_fields,
+    scaling_of,
+    yarn_attention_factors,
+)
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
@@ -103,3 +117,205 @@ class Numerics:
     def score_scale(self, elements: int) -> float:
         """What products of queries and keys of so many `elements` are multiplied by."""
         return (self.score_divisor or elements) ** -0.5 * self.score_factor
+
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_fast": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Family:
+    """What holds where a config does not say, and how it is read.
+
+    `scalings` are the kinds of scaled rotary embeddings that mean what they mean elsewhere, `rope` what is
+    taken where a config has none. Under YaRN scores grow too where `scales_scores`. `is_normed` says whether
+    `norm_topk_prob` is read, `refused` is a key that must not be true. Slopes beside undivided scores are
+    divided with them (`divides_slopes`).
+    """
+
+    numerics: Numerics
+    scalings: tuple[str, ...] = SCALINGS
+    rope: Mapping[str, object] = field(default_factory=dict)
+    scales_scores: bool = False
+    is_normed: bool = False
+    refused: str | None = None
+    divides_slopes: bool = False
+
+
+_SILU = _Family(numerics=Numerics(activation="silu"))
+
+_FAMILIES: Mapping[str, _Family] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _SILU),
+    "bloom": _Family(
+        numerics=Numerics(activation="gelu_tanh", epsilon=1e-5, alibi=1.0),
+        refused="apply_residual_connection_post_layernorm",
+    ),
+    "deepseek_v2": _Family(
+        numerics=Numerics(activation="silu", interleaved=True), scales_scores=True, refused="norm_topk_prob"
+    ),
+    "deepseek_v3": _Family(
+        numerics=Numerics(
+            activation="silu",
+            interleaved=True,
+            routing=Routing(
+                score="sigmoid", renormalised=True, scale=2.5, best_of_group=2, correction=True
+            ),
+        ),
+        scales_scores=True,
+        is_normed=True,
+    ),
+    "falcon": _Family(numerics=Numerics(activation="gelu", epsilon=1e-5), divides_slopes=True),
+    "gemma2": _Family(
+        numerics=Numerics(
+            activation="gelu_tanh", score_divisor=256.0, score_cap=50.0, logit_cap=30.0, are_scaled=True
+        )
+    ),
+    "gemma3": _Family(
+        numerics=Numerics(
+            activation="gelu_tanh", theta=1e6, window_theta=1e4, score_divisor=256.0, are_scaled=True
+        )
+    ),
+    "gpt2": _Family(numerics=Numerics(activation="gelu_tanh", epsilon=1e-5)),
+    "gpt_neox": _Family(numerics=Numerics(activation="gelu", epsilon=1e-5, rope_share=0.25)),
+    "gpt_oss": _Family(
+        numerics=Numerics(
+            activation="silu",
+            epsilon=1e-5,
+            theta=150_000.0,
+            expert_gate=Gate(activation="silu", gain=1.702, shift=1.0, limit=7.0),
+            routing=Routing(renormalised=True),
+        ),
+        rope={
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    ),
+    "megatron": _Family(numerics=Numerics(activation="gelu", epsilon=1e-5)),
+    "mixtral": _Family(
+        numerics=Numerics(activation="silu", epsilon=1e-5, theta=1e6, routing=Routing(renormalised=True))
+    ),
+    "opt": _Family(numerics=Numerics(activation="relu", epsilon=1e-5, first_position=2)),
+    "phi3": _Family(numerics=Numerics(activation="silu", epsilon=1e-5), scalings=()),
+    "qwen3_moe": _Family(numerics=Numerics(activation="silu"), is_normed=True),
+}  # fmt: skip
+"""By the configuration and modelling files of Transformers 5; Megatron-LM's for plain dimensions."""
+
+
+def numerics_of(model: Model) -> Numerics:
+    """The numerics of `model`. ConfigError for a family, an activation, a scaling or another choice that has
+    no module here."""
+    if model.family not in _FAMILIES:
+        raise ConfigError(
+            "cannot be trained: there is no module for this family",
+            key="model",
+            found=model.family,
+            allowed=", ".join(_FAMILIES),
+        )
+    family, fields = _FAMILIES[model.family], _text_fields(Fields(model.config))
+    if family.refused is not None and fields.boolean(family.refused, default=False):
+        raise fields.error(family.refused, "has no module here", found="true", allowed="false")
+    default = family.numerics
+    epsilons = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps")
+    slopes = default.alibi
+    if family.divides_slopes and fields.boolean("alibi", default=False):
+        slopes = (model.hidden // model.heads) ** -0.5
+    return replace(
+        _with_rope(family, fields),
+        activation=_activation(fields, default.activation),
+        epsilon=_first(fields, epsilons, default.epsilon),
+        alibi=slopes,
+        score_divisor=_optional(fields, "query_pre_attn_scalar", default.score_divisor),
+        score_cap=_optional(fields, "attn_logit_softcapping", default.score_cap),
+        logit_cap=_optional(fields, "final_logit_softcapping", default.logit_cap),
+        expert_gate=_expert_gate(fields, default.expert_gate),
+        routing=_routing(family, fields),
+    )
+
+
+def _text_fields(fields: Fields) -> Fields:
+    """The config of the text decoder, where that of a model of several kinds of input holds it."""
+    if isinstance(fields.any("text_config", default=None), Mapping):
+        return fields.mapping("text_config")
+    return fields
+
+
+def _with_rope(family: _Family, fields: Fields) -> Numerics:
+    """With what the config says of rotary embeddings; of those of layers with windows too, where it has
+    both."""
+    default, rope, local = family.numerics, rope_fields(fields, family.rope), Fields({})
+    if rope.has("full_attention"):
+        local = rope.mapping("sliding_attention", default={})
+        rope = rope.mapping("full_attention")
+    scaling = scaling_of(rope, known=family.scalings)
+    length, of_scores = yarn_attention_factors(rope) if isinstance(scaling, YarnScaling) else (1.0, 1.0)
+    window_theta = default.window_theta
+    if window_theta is not None:
+        window_theta = fields.number("rope_local_base_freq", default=window_theta)
+        window_theta = local.number("rope_theta", default=window_theta)
+    theta = _first(fields, ("rope_theta", "rotary_emb_base"), default.theta)
+    return replace(
+        default,
+        rope_share=_share(fields, rope, default.rope_share),
+        theta=rope.number("rope_theta", default=theta),
+        window_theta=window_theta,
+        scaling=scaling,
+        interleaved=default.interleaved and fields.boolean("rope_interleave", default=True),
+        rope_attention_factor=length,
+        score_factor=of_scores if family.scales_scores else 1.0,
+    )
+
+
+def _share(fields: Fields, rope: Fields, default: float) -> float:
+    for source, key in (
+        (rope, "partial_rotary_factor"), (fields, "partial_rotary_factor"), (fields, "rotary_pct")
+    ):  # fmt: skip
+        if source.has(key):
+            return source.number(key, low=0.0, high=1.0)
+    return default
+
+
+def _optional(fields: Fields, key: str, default: float | None) -> float | None:
+    """A positive number; none where the config has null."""
+    if not fields.has(key):
+        return None if key in fields.names else default
+    return fields.number(key, low=1e-6, high=1e6)
+
+
+def _expert_gate(fields: Fields, default: Gate | None) -> Gate | None:
+    if default is None:
+        return None
+    return replace(
+        default,
+        gain=fields.number("swiglu_alpha", low=-1e6, high=1e6, default=default.gain),
+        limit=_optional(fields, "swiglu_limit", default.limit),
+    )
+
+
+def _routing(family: _Family, fields: Fields) -> Routing:
+    default = family.numerics.routing
+    normed = default.renormalised
+    if family.is_normed:
+        normed = fields.boolean("norm_topk_prob", default=normed)
+    scale = fields.number("routed_scaling_factor", high=1e6, default=default.scale)
+    return replace(default, renormalised=normed, scale=scale)
+
+
+def _activation(fields: Fields, default: Activation) -> Activation:
+    if fields.has("gated") and fields.boolean("gated"):
+        return "silu"  # of plain dimensions, which name none
+    for key in ("hidden_activation", "hidden_act", "activation_function", "activation"):
+        if fields.has(key):
+            return _ACTIVATIONS[fields.choice(key, tuple(_ACTIVATIONS))]
+    return default
+
+
+def _first(fields: Fields, keys: tuple[str, ...], default: float) -> float:
+    """The number under the first of `keys` that is there."""
+    return next((fields.number(key, high=1e9) for key in keys if fields.has(key)), default)

@@ -9,13 +9,12 @@ from typing import Any, overload
 from torch import distributed, nn
 
 from shardwise.errors import ConfigError
-from shardwise.plan import AnyPlan, GraphPlan, Plan, UnevenFile, read_any_plan
-from shardwise.runtime.allocator import keep_freed_memory
-from shardwise.runtime.capability import check_graph_runnable, check_runnable, check_uneven_runnable
-from shardwise.runtime.devices import backends, select_device
+from shardwise.launch import check_graph_runnable, check_runnable, check_uneven_runnable
+from shardwise.plans import AnyPlan, GraphPlan, Plan, UnevenFile, read_any_plan
+from shardwise.runtime.devices import backends, keep_freed_memory, select_device
 from shardwise.runtime.graphs import GraphTrainingJob, graph_training_job
 from shardwise.runtime.job import TrainingJob, checked_stage, divided_job
-from shardwise.runtime.meeting import rendezvous_error
+from shardwise.runtime.rendezvous import rendezvous_error
 from shardwise.runtime.uneven import UnevenTrainingJob, uneven_job
 
 PlanFile = str | os.PathLike[str]

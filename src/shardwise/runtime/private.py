@@ -1,10 +1,13 @@
-"""The only module that uses private names of PyTorch; test_runtime_private.py holds what it assumes."""
+"""The only module that uses private names of PyTorch; test_runtime_private.py holds what it assumes.
+
+What a profile has of something that ran.
+"""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
@@ -28,7 +31,18 @@ from torch.distributed.tensor._redistribute import _gen_transform_infos, clear_r
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 
-from shardwise.runtime.profiled import ProfiledEvent
+
+class ProfiledEvent(NamedTuple):
+    """Something in a profile, in seconds on the machine's clock. `node` is the number of the node of
+    autograd's graph that it computes, where it is a backward pass, else of the next one to be made; -1 where
+    that is not told."""
+
+    name: str
+    start_s: float
+    finish_s: float
+    node: int = -1
+    is_backward: bool = False
+
 
 __all__ = [
     "ALL_TO_ALL",

@@ -14,11 +14,11 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.nn import functional
 
 from shardwise.runtime.attention import GroupedQueryAttention, LatentAttention
-from shardwise.runtime.experts import MixtureOfExperts, Router
-from shardwise.runtime.feed_forward import FeedForward
+from shardwise.runtime.collectives import all_gathered, reduce_over
 from shardwise.runtime.gradients import local
+from shardwise.runtime.layers import FeedForward
 from shardwise.runtime.modules import DecoderLayer, ModelStage
-from shardwise.runtime.parts import all_gathered, reduce_over
+from shardwise.runtime.moe import MixtureOfExperts, Router
 
 
 def split_tensors(stage: ModelStage, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:

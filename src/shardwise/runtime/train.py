@@ -1,4 +1,9 @@
-"""The training loop of one rank."""
+"""The training loop of one rank.
+
+What `train` trains under the plan of an operator graph, where nobody brings a module: the graph's own.
+
+Trains on processes of this machine, and goes on from the last checkpoint where one of them was ended.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +16,51 @@ import torch
 from torch import distributed
 
 from shardwise.errors import ConfigError
-from shardwise.plan import AnyPlan, GraphPlan, Plan, UnevenFile
-from shardwise.runtime.adapt import Adaptation, Advisor, ReplanEvent
-from shardwise.runtime.checkpoint import AnyJob, AsyncCheckpoint, load, resumable
-from shardwise.runtime.data import ORDER_VERSION, DataIdentity, Samples, Synthetic, TokenFile
-from shardwise.runtime.devices import is_on_host, synchronize_device
-from shardwise.runtime.graph_data import ArrayFolder, RandomInputs
-from shardwise.runtime.graph_train import module_of_graph
-from shardwise.runtime.initial import initial_value
+from shardwise.graph import OpGraph
+from shardwise.plans import AnyPlan, GraphPlan, Plan, UnevenFile
+from shardwise.runtime.adaptive import Adaptation, Advisor, ReplanEvent
+from shardwise.runtime.checkpoint import (
+    AnyJob,
+    AsyncCheckpoint,
+    Manifest,
+    check_unfinished,
+    clear_unfinished,
+    finished,
+    load,
+    resumable,
+)
+from shardwise.runtime.data import (
+    ORDER_VERSION,
+    ArrayFolder,
+    DataIdentity,
+    RandomInputs,
+    Samples,
+    Synthetic,
+    TokenFile,
+)
+from shardwise.runtime.devices import check_local_devices, is_on_host, synchronize_device
+from shardwise.runtime.graphs import GraphModule, check_computable, graph_module
+from shardwise.runtime.initialization import initial_value
 from shardwise.runtime.job import TrainingJob
-from shardwise.runtime.manifest import Manifest, check_unfinished, clear_unfinished, finished
 from shardwise.runtime.modules import reference_module
 from shardwise.runtime.parallelize import divided, parallelize
-from shardwise.runtime.trace import StepTrace, traced
-from shardwise.runtime.values import fill_parameters
-from shardwise.runtime.waiting import Stopwatch, thread_busy_s, unknown_busy_s
-from shardwise.runtime.weights import weights_in
+from shardwise.runtime.profiling import StepTrace, traced
+from shardwise.runtime.state_dict import fill_parameters
+from shardwise.runtime.timing import Stopwatch, thread_busy_s, unknown_busy_s
+from shardwise.runtime.weights import graph_weights_in, weights_in
+from shardwise.runtime.workers import RankLost, RankTask, WorkerPool
 from shardwise.sim import Span
 from shardwise.strategy import Strategy
+
+
+def module_of_graph(graph: OpGraph, *, seed: int, weights: str | None) -> GraphModule:
+    """The module of `graph` with the parameters in the folder `weights`, else by the seed. ConfigError where
+    the graph does not tell what it computes."""
+    check_computable(graph)
+    if weights is None:
+        return graph_module(graph, seed=seed)
+    return GraphModule(graph, graph_weights_in(weights, graph))
+
 
 SYNTHETIC = "synthetic"
 
@@ -255,3 +287,44 @@ def _check_data(options: TrainOptions, plan: AnyPlan, manifest: Manifest) -> Non
 
 def _describe(content: DataIdentity) -> str:
     return f"{content.nbytes:,} bytes ({content.hash[:19]}) in {content.windows:,} windows"
+
+
+def train_locally(
+    plan: AnyPlan,
+    options: TrainOptions,
+    *,
+    report: Callable[[StepRecord], None],
+    restarts: int = 0,
+    on_restart: Callable[[RankLost, int], None] | None = None,
+    work: RankTask = train,
+) -> list[tuple[Span, ...]]:
+    """What `work` (`train`, but in tests) returns on each of the plan's ranks, which are processes of this
+    machine.
+
+    A rank that is ended from outside, up to `restarts` times, ends the others, and all start again from the
+    newest checkpoint, or from the beginning where there is none yet; `on_restart` gets the loss and the steps
+    that are done there, and after it `report` gets the steps behind them again. Raises ConfigError where the
+    plan's devices are not all here, RankLost where a rank fails by itself, where nothing is saved, and after
+    the last restart.
+    """
+    ranks = plan.cluster.devices
+    check_local_devices(plan.cluster, ranks)
+    with WorkerPool(ranks) as team:
+        while True:
+            try:
+                return team.run(ranks, work, plan, options, report=report)
+            except RankLost as error:
+                if not (error.was_ended and options.checkpoint is not None and restarts):
+                    raise
+                restarts -= 1
+                options = restart_options(options, plan)
+                if on_restart is not None:
+                    on_restart(error, options.start)
+
+
+def restart_options(options: TrainOptions, plan: AnyPlan) -> TrainOptions:
+    """`options` to go on from the newest checkpoint of the run that had them; from its beginning where it has
+    saved none yet."""
+    if options.checkpoint is None or not finished(options.checkpoint):
+        return replace(options, resumed=None, start=0)
+    return resumed_options(options, plan)

@@ -1,34 +1,409 @@
-"""A training job under an uneven plan: pipelines side by side that differ in stages, tensor degree, share."""
+"""A training job under an uneven plan: pipelines side by side that differ in stages, tensor degree, share.
+
+Which stage of which pipeline of an uneven plan a rank works on, and that stage, ready to be run.
+
+What ranks hold the same parts of weights do with them: gradients are added up over all of them, and each
+keeps the optimizer's states of a part of its own.
+
+Pipelines whose cuts and tensor degrees differ hold different parts of a weight. It is cut wherever any of
+them cuts it, and each piece belongs to all ranks that hold it: with one group for every such set of ranks,
+each pair of ranks exchanges what both have.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
-from shardwise.plan import UnevenFile
-from shardwise.runtime.accumulate import GradientAccumulation
+from shardwise.plans import Stage as PlannedStage
+from shardwise.plans import UnevenFile
 from shardwise.runtime.data import check_batch
-from shardwise.runtime.dtypes import COMPUTE
-from shardwise.runtime.gradients import clip, reduce_partial_gradients
+from shardwise.runtime.devices import COMPUTE, to_device
+from shardwise.runtime.gradients import StepResult, clip, local, reduce_partial_gradients
+from shardwise.runtime.loss import batch_share_loss
+from shardwise.runtime.mesh import group_among
 from shardwise.runtime.modules import ModelStage
 from shardwise.runtime.optimizer import optimizer_of_parameters
-from shardwise.runtime.owned import OptimizerShards
-from shardwise.runtime.pipeline import PipelineRunner
-from shardwise.runtime.result import StepResult
-from shardwise.runtime.trace import OPTIMIZER
-from shardwise.runtime.uneven_stages import (
-    UnevenCoordinates,
-    engine_of,
-    local_samples,
-    own_coordinates,
-    stage_of,
-    tensor_mesh,
-    tensor_ranks_by_rank,
-    to_compute_dtype,
-)
+from shardwise.runtime.pipeline import GradientAccumulation, PipelineRunner
+from shardwise.runtime.private import PeerSlice, ReshardingStage
+from shardwise.runtime.profiling import OPTIMIZER
+from shardwise.runtime.regions import LocalRegion, Region, gather_rank_regions, overlap, owners, region_of
+from shardwise.runtime.tensor_parallel import split_tensors
+from shardwise.schedule import generate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnevenCoordinates:
+    """Where a rank works: its pipeline, the stage there, which replica of the stage's rows it is of, and
+    which tensor rank."""
+
+    pipeline: int
+    stage: int
+    row: int
+    tp: int
+
+
+def coordinates_by_rank(plan: UnevenFile) -> dict[int, UnevenCoordinates]:
+    """The seat of every rank that is used. Within a stage ranks count tensor ranks first."""
+    return {
+        rank: UnevenCoordinates(pipeline=place, stage=index, row=number // stage.tp, tp=number % stage.tp)
+        for place, pipeline in enumerate(plan.best.layout.pipelines)
+        for index, stage in enumerate(pipeline.stages)
+        for number, rank in enumerate(stage.rank_numbers)
+    }
+
+
+def tensor_ranks_by_rank(plan: UnevenFile) -> Mapping[int, frozenset[int]]:
+    """The ranks of every rank's tensor group, itself included."""
+    groups: dict[tuple[int, int, int], set[int]] = {}
+    by_rank = coordinates_by_rank(plan)
+    for rank, coordinates in by_rank.items():
+        groups.setdefault((coordinates.pipeline, coordinates.stage, coordinates.row), set()).add(rank)
+    return {
+        rank: frozenset(groups[coordinates.pipeline, coordinates.stage, coordinates.row])
+        for rank, coordinates in by_rank.items()
+    }
+
+
+def first_sequence(plan: UnevenFile, pipeline: int) -> int:
+    """Where in the batch a pipeline's sequences begin: each has its share, in the order of the pipelines."""
+    return sum(plan.best.microbatches[:pipeline]) * plan.best.micro_batch_size
+
+
+def tensor_mesh(plan: UnevenFile, device_type: str) -> DeviceMesh | None:
+    """The mesh of this rank's tensor group, where it has mates. Makes the groups of all ranks."""
+    groups = sorted(
+        {
+            tuple(sorted(tensor_ranks))
+            for tensor_ranks in tensor_ranks_by_rank(plan).values()
+            if len(tensor_ranks) > 1
+        }
+    )
+    own = group_among(groups) if groups else None
+    return None if own is None else DeviceMesh.from_group(own, device_type)
+
+
+def stage_of(
+    module: ModelStage,
+    plan: UnevenFile,
+    coordinates: UnevenCoordinates,
+    mesh: DeviceMesh | None,
+    device_type: str,
+) -> ModelStage:
+    """The seat's stage of the whole `module`, on a device of this type, divided over the tensor ranks of
+    `mesh` where there are more than one; between layers the sequence is then divided too."""
+    stages = plan.best.layout.pipelines[coordinates.pipeline].stages
+    start = sum(sum(stage.layers) for stage in stages[: coordinates.stage])
+    stop = start + sum(stages[coordinates.stage].layers)
+    end_modules = {"embedding"} if coordinates.stage == 0 else set()
+    end_modules |= {"head"} if coordinates.stage == len(stages) - 1 else set()
+    part = module.part(start, stop, end_modules=frozenset(end_modules))
+    if plan.model.tied_embeddings and part.head is not None and part.embedding is None:
+        part.head.output.weight = nn.Parameter(part.head.output.weight.detach().clone())
+    for layer in part.layers.values():
+        layer.recompute = plan.best.recompute[coordinates.pipeline][coordinates.stage]
+    part.positions = torch.arange(plan.job.seq_len, device=device_type)
+    part.hidden_positions = part.positions
+    if mesh is not None:
+        split_tensors(part, mesh, sequence_parallel=True)
+        part.hidden_positions = part.positions.chunk(mesh.size())[coordinates.tp]
+    to_device(part, device_type)
+    return part
+
+
+def to_compute_dtype(stage: ModelStage, dtype: torch.dtype) -> None:
+    """Have `stage` compute in `dtype`, its gradients added up in fp32. Whoever owns its weights keeps them in
+    fp32."""
+    stage.to(dtype)
+    for parameter in stage.parameters():
+        parameter.grad_dtype = torch.float32
+
+
+def engine_of(
+    stage: ModelStage, plan: UnevenFile, coordinates: UnevenCoordinates, mesh: DeviceMesh | None
+) -> GradientAccumulation | PipelineRunner:
+    """What runs 1F1B of the seat's pipeline on its stage."""
+    best, job = plan.best, plan.job
+    stages = best.layout.pipelines[coordinates.pipeline].stages
+    schedule = generate("1f1b", pp=len(stages), microbatches=best.microbatches[coordinates.pipeline], vpp=1)
+    loss = batch_share_loss(job.global_batch_size * job.seq_len, plan.model.vocab, mesh)
+    if len(stages) == 1:
+        return GradientAccumulation(stage, actions=schedule.ranks[0], loss=loss, before_backward=_nothing)
+    own = stages[coordinates.stage]
+    rows, classes, dtype = best.micro_batch_size // own.dp, -(-plan.model.vocab // own.tp), COMPUTE[job.dtype]
+    with torch.device("meta"):
+        tokens = torch.empty(rows, job.seq_len, dtype=torch.long)
+        hidden = torch.empty(rows, job.seq_len // own.tp, plan.model.hidden, dtype=dtype, requires_grad=True)
+        logits = torch.empty(rows, job.seq_len, classes, dtype=dtype, requires_grad=True)
+    part = ReshardingStage(
+        stage,
+        coordinates.stage,
+        len(stages),
+        next(stage.parameters()).device,
+        before_backward=_nothing,
+        reduce=lambda: None,
+        input_args=tokens if coordinates.stage == 0 else hidden,
+        output_args=logits if coordinates.stage == len(stages) - 1 else hidden,
+        earlier=_peer_slices(plan, coordinates, coordinates.stage - 1),
+        later=_peer_slices(plan, coordinates, coordinates.stage + 1),
+    )
+    return PipelineRunner([part], schedule=schedule, loss=loss, rank=coordinates.stage)
+
+
+def _nothing(is_last: bool) -> None:
+    """Gradients are added up behind the last backward pass."""
+
+
+def _peer_slices(plan: UnevenFile, coordinates: UnevenCoordinates, neighbour: int) -> tuple[PeerSlice, ...]:
+    """Which parts of this rank's hidden states every rank of a neighbouring stage has too."""
+    stages = plan.best.layout.pipelines[coordinates.pipeline].stages
+    if not 0 <= neighbour < len(stages):
+        return ()
+    rows, tokens = plan.best.micro_batch_size, plan.job.seq_len
+    own = list(_boxes(stages[coordinates.stage], rows, tokens))[
+        coordinates.row * stages[coordinates.stage].tp + coordinates.tp
+    ]
+    found = []
+    for rank, box in zip(
+        stages[neighbour].rank_numbers, _boxes(stages[neighbour], rows, tokens), strict=True
+    ):
+        common = overlap(own, box)
+        if common is not None:
+            places = (slice(a - first, b - first) for (a, b), (first, _) in zip(common, own, strict=True))
+            found.append((rank, tuple(places)))
+    return tuple(found)
+
+
+def _boxes(stage: PlannedStage, rows: int, tokens: int) -> Iterator[Region]:
+    """Rows and tokens of a microbatch's hidden states that each rank of a stage has between layers."""
+    high, wide = rows // stage.dp, tokens // stage.tp
+    for number in range(stage.devices):
+        row, tp = divmod(number, stage.tp)
+        yield (row * high, (row + 1) * high), (tp * wide, (tp + 1) * wide)
+
+
+def local_samples(plan: UnevenFile, coordinates: UnevenCoordinates, batch: Tensor) -> Tensor:
+    """Token ids of the seat's rows of its pipeline's share of `batch`; of shape (microbatches, rows, tokens +
+    1)."""
+    best = plan.best
+    first = first_sequence(plan, coordinates.pipeline)
+    share = batch[first : first + best.microbatches[coordinates.pipeline] * best.micro_batch_size]
+    rows = best.micro_batch_size // best.layout.pipelines[coordinates.pipeline].stages[coordinates.stage].dp
+    return share.unflatten(0, (-1, best.micro_batch_size))[
+        :, coordinates.row * rows : (coordinates.row + 1) * rows
+    ]
+
+
+def own_coordinates(plan: UnevenFile) -> UnevenCoordinates | None:
+    """The seat of this rank; None where the plan leaves it idle."""
+    return coordinates_by_rank(plan).get(distributed.get_rank())
+
+
+@dataclass(slots=True, kw_only=True)
+class _WeightRegion:
+    """A region of a weight that is here: the parameter, and what it holds; `weight` is what its gradient
+    counts, where several ranks have computed the same. Of all ranks that hold it one `saves` it."""
+
+    parameter: nn.Parameter
+    local_region: Region
+    region: Region
+    weight: float
+    saves: bool
+
+    def view(self, values: Tensor) -> Tensor:
+        """The region in `values`, which are like the parameter's part here."""
+        return LocalRegion(self.local_region, {"": values}).view("", self.region)
+
+    @property
+    def elements(self) -> int:
+        return prod(stop - start for start, stop in self.region)
+
+
+@dataclass(slots=True, kw_only=True)
+class _ShareGroup:
+    """Pieces that the same ranks own, in the same order on all of them, and this rank's `share` of their
+    elements, which lie one after the other and are dealt out in equal runs. Of `parameters`, which it is made
+    up of, each says whether it decays and where in the share it lies."""
+
+    group: ProcessGroup | None
+    weight_regions: list[_WeightRegion]
+    share: Tensor
+    parameters: list[tuple[nn.Parameter, bool, slice]] = field(default_factory=list)
+
+
+class OptimizerShards:
+    """The weights of one rank's stage, as parts of those of the whole model."""
+
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        names: Sequence[str],
+        tensor_ranks: Mapping[int, frozenset[int]],
+    ) -> None:
+        """`parameters` go by their names in the whole model, which has `names`; `tensor_ranks` are the ranks
+        of every rank's tensor group, which have equal gradients of what they all hold. Makes process groups;
+        call it on every rank."""
+        here: dict[int, list[nn.Parameter]] = defaultdict(list)
+        for name, parameter in parameters:
+            here[names.index(name)].append(parameter)
+        rank_regions = gather_rank_regions(
+            (tensor, region_of(one))
+            for tensor, same in here.items()
+            for one in same
+            if local(one.detach()).numel()
+        )
+        sets: dict[tuple[int, ...], list[tuple[int, Region]]] = defaultdict(list)
+        for tensor, region, ranks in owners(rank_regions, distributed.get_world_size()):
+            sets[ranks].append((tensor, region))
+        rank = distributed.get_rank()
+        self._share_groups: list[_ShareGroup] = []
+        for ranks, regions in sorted(sets.items()):
+            group = group_among([ranks]) if len(ranks) > 1 else None
+            if rank in ranks:
+                weight = 1.0 / len(tensor_ranks[rank] & set(ranks))
+                is_saver = (number % len(ranks) == ranks.index(rank) for number in range(len(regions)))
+                weight_regions = [
+                    _weight_region_of(here[tensor], region, weight, saves)
+                    for (tensor, region), saves in zip(regions, is_saver, strict=True)
+                ]
+                weight_regions.sort(
+                    key=lambda weight_region: weight_region.parameter.dim() <= 1
+                )  # those that decay come first
+                self._share_groups.append(
+                    _share_group_of(group, weight_regions, len(ranks), ranks.index(rank))
+                )
+
+    @property
+    def parameters(self) -> list[tuple[nn.Parameter, bool]]:
+        """This rank's share of everything that it holds, and of each whether it decays: what the optimizer
+        works on. Over all ranks every element of the model is there once."""
+        return [
+            (own, decays) for share_group in self._share_groups for own, decays, _ in share_group.parameters
+        ]
+
+    def reduce(self) -> None:
+        """Give `parameters` the sums of the gradients of all owners, and take those of the weights away."""
+        pending = []
+        for share_group in self._share_groups:
+            whole = _packed(
+                [_gradient(weight_region) for weight_region in share_group.weight_regions], share_group
+            )
+            part, work = whole, None
+            if share_group.group is not None:
+                part = torch.empty_like(share_group.share)
+                work = distributed.reduce_scatter_single(part, whole, group=share_group.group, async_op=True)
+            pending.append((share_group, part, whole, work))
+        for share_group, part, _, work in pending:
+            if work is not None:
+                work.wait()
+            for own, _, place in share_group.parameters:
+                own.grad = part[place]
+        for weight_region in (
+            weight_region
+            for share_group in self._share_groups
+            for weight_region in share_group.weight_regions
+        ):
+            weight_region.parameter.grad = None
+
+    def sync_weights(self) -> None:
+        """Give the weights what their owners' shares are now."""
+        with torch.no_grad():
+            for weight_region, values in self._gathered_regions([own for own, _ in self.parameters]):
+                there = weight_region.view(local(weight_region.parameter))
+                there.copy_(values.view(there.shape))
+
+    @property
+    def regions(self) -> list[tuple[nn.Parameter, Region, bool]]:
+        """Of every weight here the regions that are owned by the same ranks each, and whether this rank is
+        the one of them that saves it."""
+        return [
+            (weight_region.parameter, weight_region.region, weight_region.saves)
+            for share_group in self._share_groups
+            for weight_region in share_group.weight_regions
+        ]
+
+    def gathered_regions(self, shares: Sequence[Tensor]) -> Iterator[Tensor]:
+        """What the owners of every one of `regions` have in their `shares`, which are like `parameters`; a
+        region's elements one after the other. Call it on every rank."""
+        return (values for _, values in self._gathered_regions(shares))
+
+    def scattered(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """This rank's shares, like `parameters`, of `values`, which are those of `regions`."""
+        left, shares = iter(values), []
+        for share_group in self._share_groups:
+            whole = _packed([next(left) for _ in share_group.weight_regions], share_group)
+            first = (
+                0
+                if share_group.group is None
+                else distributed.get_rank(share_group.group) * len(share_group.share)
+            )
+            own = whole[first : first + len(share_group.share)]
+            shares += [own[place] for _, _, place in share_group.parameters]
+        return shares
+
+    def _gathered_regions(self, shares: Sequence[Tensor]) -> Iterator[tuple[_WeightRegion, Tensor]]:
+        left = iter(shares)
+        for share_group in self._share_groups:
+            own = torch.cat([next(left).detach() for _ in share_group.parameters])
+            whole = own
+            if share_group.group is not None:
+                whole = own.new_empty(len(own) * distributed.get_world_size(share_group.group))
+                distributed.all_gather_single(whole, own, group=share_group.group)
+            sizes = [weight_region.elements for weight_region in share_group.weight_regions]
+            parts = whole[: sum(sizes)].split(sizes)
+            yield from zip(share_group.weight_regions, parts, strict=True)
+
+
+def _weight_region_of(
+    same: Sequence[nn.Parameter], region: Region, weight: float, saves: bool
+) -> _WeightRegion:
+    (parameter,) = same
+    return _WeightRegion(
+        parameter=parameter, local_region=region_of(parameter), region=region, weight=weight, saves=saves
+    )
+
+
+def _share_group_of(
+    group: ProcessGroup | None, weight_regions: list[_WeightRegion], ranks: int, place: int
+) -> _ShareGroup:
+    elements = sum(weight_region.elements for weight_region in weight_regions)
+    decaying = sum(
+        weight_region.elements for weight_region in weight_regions if weight_region.parameter.dim() > 1
+    )
+    size = -(-elements // ranks)
+    start = place * size
+    share_group = _ShareGroup(group=group, weight_regions=weight_regions, share=torch.empty(0))
+    with torch.no_grad():
+        values = _packed(
+            [weight_region.view(local(weight_region.parameter)) for weight_region in weight_regions],
+            share_group,
+        )
+    share_group.share = values[start : start + size].clone()
+    middle = min(max(decaying - start, 0), size)
+    for decays, run in ((True, slice(0, middle)), (False, slice(middle, size))):
+        if run.start < run.stop:
+            share_group.parameters.append((nn.Parameter(share_group.share[run]), decays, run))
+    return share_group
+
+
+def _gradient(weight_region: _WeightRegion) -> Tensor:
+    return weight_region.view(local(weight_region.parameter.grad)) * weight_region.weight
+
+
+def _packed(values: Sequence[Tensor], share_group: _ShareGroup) -> Tensor:
+    """These one after the other, and zeros to the end of equal shares."""
+    ranks = 1 if share_group.group is None else distributed.get_world_size(share_group.group)
+    flat = torch.cat([one.reshape(-1) for one in values])
+    return torch.cat((flat, flat.new_zeros(-len(flat) % ranks)))
+
 
 TABLE = "embedding.tokens.weight"
 

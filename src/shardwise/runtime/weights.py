@@ -1,14 +1,18 @@
 """Parameters from and to folders as Hugging Face's libraries write them: `config.json` and safetensors; those
-of operator graphs by the graph's names."""
+of operator graphs by the graph's names.
+
+Names and forms of a reference module's parameters in the files of Hugging Face's libraries.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +20,308 @@ from torch import Tensor, nn
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph
 from shardwise.inputs import read_mapping
-from shardwise.model import Model
-from shardwise.plan import write_file
+from shardwise.model import Model, decoder_of
+from shardwise.plans import write_file
 from shardwise.runtime.graphs import first_readers
-from shardwise.runtime.hugging_face import check_weight_names, from_hugging_face, to_hugging_face
+
+Read = Callable[[str], Tensor]
+"""The tensor of a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """Several modules of ours that are one of theirs: one `stacked` behind the other, or `grouped`: of each
+    key-value head its queries, its key and its value."""
+
+    name: str
+    parts: tuple[str, ...]
+    layout: Literal["stacked", "grouped"] = "stacked"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Experts that are modules of a list, one by one, with these names of their matrices."""
+
+    name: str
+    matrices: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Interleaved:
+    """Experts stacked as ours, matrices [in, out], gates and ups by turns in one."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat:
+    """A family's files: the list of layers, and of each module of ours the name of theirs.
+
+    `transposed` says whether matrices inside layers are stored [in, out], `norm_offset` how much less than
+    ours the weights of norms are."""
+
+    layers: str
+    names: Mapping[str, str]
+    fused: tuple[Fused, ...] = ()
+    experts: Listed | Interleaved | None = None
+    transposed: bool = False
+    norm_offset: float = 0.0
+
+
+_LLAMA = {
+    "embedding.tokens": "model.embed_tokens", "head.norm": "model.norm", "head.output": "lm_head",
+    "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
+    "attention.q": "self_attn.q_proj", "attention.k": "self_attn.k_proj", "attention.v": "self_attn.v_proj",
+    "attention.out": "self_attn.o_proj", "attention.q_norm": "self_attn.q_norm",
+    "attention.k_norm": "self_attn.k_norm",
+    "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
+}  # fmt: skip
+
+_GEMMA = _LLAMA | {
+    "attention_post_norm": "post_attention_layernorm", "mlp_norm": "pre_feedforward_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
+}  # fmt: skip
+
+_DEEPSEEK = _LLAMA | {
+    "attention.q_down": "self_attn.q_a_proj", "attention.q_norm": "self_attn.q_a_layernorm",
+    "attention.q_up": "self_attn.q_b_proj", "attention.kv_down": "self_attn.kv_a_proj_with_mqa",
+    "attention.kv_norm": "self_attn.kv_a_layernorm", "attention.kv_up": "self_attn.kv_b_proj",
+    "mlp.router": "mlp.gate", "mlp.shared.gate": "mlp.shared_experts.gate_proj",
+    "mlp.shared.up": "mlp.shared_experts.up_proj", "mlp.shared.down": "mlp.shared_experts.down_proj",
+}  # fmt: skip
+
+_BLOOM = {
+    "embedding.tokens": "transformer.word_embeddings",
+    "embedding.norm": "transformer.word_embeddings_layernorm",
+    "head.norm": "transformer.ln_f", "head.output": "lm_head", "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm", "attention.out": "self_attention.dense",
+    "mlp.up": "mlp.dense_h_to_4h", "mlp.down": "mlp.dense_4h_to_h",
+}  # fmt: skip
+
+_GPT_NEOX = {
+    "embedding.tokens": "gpt_neox.embed_in", "head.norm": "gpt_neox.final_layer_norm",
+    "head.output": "embed_out", "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm", "attention.out": "attention.dense",
+    "mlp.up": "mlp.dense_h_to_4h", "mlp.down": "mlp.dense_4h_to_h",
+}  # fmt: skip
+
+_GPT2 = {
+    "embedding.tokens": "transformer.wte", "embedding.positions": "transformer.wpe",
+    "head.norm": "transformer.ln_f", "head.output": "lm_head", "attention_norm": "ln_1",
+    "mlp_norm": "ln_2", "attention.out": "attn.c_proj", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
+}  # fmt: skip
+
+_OPT = {
+    "embedding.tokens": "model.decoder.embed_tokens", "embedding.project": "model.decoder.project_in",
+    "embedding.positions": "model.decoder.embed_positions", "head.norm": "model.decoder.final_layer_norm",
+    "head.project": "model.decoder.project_out", "head.output": "lm_head",
+    "attention_norm": "self_attn_layer_norm", "mlp_norm": "final_layer_norm",
+    "attention.q": "self_attn.q_proj", "attention.k": "self_attn.k_proj", "attention.v": "self_attn.v_proj",
+    "attention.out": "self_attn.out_proj", "mlp.up": "fc1", "mlp.down": "fc2",
+}  # fmt: skip
+
+_QKV = ("attention.q", "attention.k", "attention.v")
+_PROJECTED = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+_LLAMA_FORMAT = WeightFormat(layers="model.layers", names=_LLAMA)
+_DEEPSEEK_FORMAT = WeightFormat(
+    layers="model.layers", names=_DEEPSEEK, experts=Listed("mlp.experts", _PROJECTED)
+)
+
+_FORMATS: Mapping[str, WeightFormat] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA_FORMAT),
+    **dict.fromkeys(("gemma2", "gemma3"), WeightFormat(layers="model.layers", names=_GEMMA, norm_offset=1.0)),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _DEEPSEEK_FORMAT),
+    "bloom": WeightFormat(
+        layers="transformer.h",
+        names=_BLOOM,
+        fused=(Fused("self_attention.query_key_value", _QKV, "grouped"),),
+    ),
+    "falcon": WeightFormat(
+        layers="transformer.h",
+        names=_BLOOM,
+        fused=(Fused("self_attention.query_key_value", _QKV, "grouped"),),
+    ),
+    "gpt2": WeightFormat(
+        layers="transformer.h", names=_GPT2, fused=(Fused("attn.c_attn", _QKV),), transposed=True
+    ),
+    "gpt_neox": WeightFormat(
+        layers="gpt_neox.layers",
+        names=_GPT_NEOX,
+        fused=(Fused("attention.query_key_value", _QKV, "grouped"),),
+    ),
+    "gpt_oss": WeightFormat(
+        layers="model.layers",
+        names=_LLAMA | {"mlp.router": "mlp.router", "attention": "self_attn"},
+        experts=Interleaved("mlp.experts"),
+    ),
+    "mixtral": WeightFormat(
+        layers="model.layers",
+        names=_LLAMA | {"mlp.router": "block_sparse_moe.gate"},
+        experts=Listed("block_sparse_moe.experts", {"gate": "w1", "up": "w3", "down": "w2"}),
+    ),
+    "opt": WeightFormat(layers="model.decoder.layers", names=_OPT),
+    "phi3": WeightFormat(
+        layers="model.layers",
+        names=_LLAMA,
+        fused=(
+            Fused("self_attn.qkv_proj", _QKV),
+            Fused("mlp.gate_up_proj", ("mlp.gate", "mlp.up")),
+        ),
+    ),
+    "qwen3_moe": WeightFormat(
+        layers="model.layers",
+        names=_LLAMA | {"mlp.router": "mlp.gate"},
+        experts=Listed("mlp.experts", _PROJECTED),
+    ),
+}  # fmt: skip
+"""The files of each family, under the names that Transformers reads and that are published."""
+
+_TWO_NORMS = {"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"}
+"""Of Falcons whose attention and MLP, side by side, have a norm each."""
+
+_KINDS = {"correction": "e_score_correction_bias"}
+"""Tensors of a module that have another name there."""
+
+
+def check_weight_names(model: Model) -> None:
+    """ConfigError where files of this family have no names here."""
+    if model.family not in _FORMATS:
+        raise ConfigError(
+            "has no names of Hugging Face's", key="model", found=model.family, allowed=", ".join(_FORMATS)
+        )
+
+
+def to_hugging_face(model: Model, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of their file that hold `state`, the whole module's tensors by our names."""
+    named = _Named(model)
+    for name, tensor in state.items():
+        if name == "head.output.weight" and model.tied_embeddings:
+            continue
+        at, inner, kind = named.place(name)
+        fused = named.fused_with(inner)
+        if inner == "mlp.experts":
+            yield from named.of_experts(state, name, at, kind)
+        elif fused is not None:
+            if inner == fused.parts[0]:
+                parts = [state[name.replace(inner, part)] for part in fused.parts]
+                yield f"{at}.{fused.name}.{kind}", named.transposed(at, named.joined(fused, parts))
+        else:
+            yield (
+                named.hugging_face_name(at, inner, kind),
+                named.with_norm_offset(inner, named.transposed(at, tensor), -1),
+            )
+
+
+def from_hugging_face(model: Model, name: str, read: Read) -> Tensor:
+    """Our tensor `name` from the tensors of their file."""
+    named = _Named(model)
+    if name == "head.output.weight" and model.tied_embeddings:
+        name = "embedding.tokens.weight"
+    at, inner, kind = named.place(name)
+    if inner == "mlp.experts":
+        return named.experts(at, kind, read)
+    fused = named.fused_with(inner)
+    if fused is not None:
+        whole = named.transposed(at, read(f"{at}.{fused.name}.{kind}"))
+        return named.split_fused(fused, whole)[fused.parts.index(inner)]
+    return named.with_norm_offset(
+        inner, named.transposed(at, read(named.hugging_face_name(at, inner, kind))), 1
+    )
+
+
+class _Named:
+    """The tensors of one model's files."""
+
+    def __init__(self, model: Model) -> None:
+        decoder = decoder_of(model)
+        self._format = _FORMATS[model.family]
+        self._names = self._format.names
+        self._attention = decoder.layers[0].attention
+        self._count = model.experts.experts if model.experts is not None else 0
+        if model.family == "falcon" and decoder.layers[0].norm_placement == "parallel":
+            self._names = {**self._names, **_TWO_NORMS}
+        # The text decoder of a model of several kinds of input.
+        self._prefix = "language_model." if model.config.get("text_config") is not None else ""
+
+    def place(self, name: str) -> tuple[str, str, str]:
+        """Their name of the layer (empty at the ends), our name of the module inside, and that of its
+        tensor."""
+        stem, _, kind = name.rpartition(".")
+        if not stem.startswith("layers."):
+            return "", stem, kind
+        _, index, inner = stem.split(".", 2)
+        return f"{self._prefix}{self._format.layers}.{index}", inner, kind
+
+    def hugging_face_name(self, at: str, inner: str, kind: str) -> str:
+        stem = f"{at}.{self._names[inner]}" if at else f"{self._prefix}{self._names[inner]}"
+        return f"{stem}.{_KINDS.get(kind, kind)}"
+
+    def transposed(self, at: str, tensor: Tensor) -> Tensor:
+        """Matrices inside layers of a family that stores them [in, out]."""
+        return tensor.t().contiguous() if self._format.transposed and at and tensor.dim() == 2 else tensor
+
+    def with_norm_offset(self, inner: str, tensor: Tensor, sign: int) -> Tensor:
+        """The weights of a norm, more (`sign` 1) or less by the offset of the family's."""
+        offset = self._format.norm_offset if inner.endswith("norm") else 0.0
+        return tensor + sign * offset if offset else tensor
+
+    def fused_with(self, inner: str) -> Fused | None:
+        return next((fused for fused in self._format.fused if inner in fused.parts), None)
+
+    def joined(self, fused: Fused, parts: Sequence[Tensor]) -> Tensor:
+        if fused.layout == "stacked":
+            return torch.cat(list(parts))
+        heads = self._attention.kv_heads
+        return torch.cat([part.unflatten(0, (heads, -1)) for part in parts], dim=1).flatten(0, 1)
+
+    def split_fused(self, fused: Fused, whole: Tensor) -> Sequence[Tensor]:
+        if fused.parts != _QKV:
+            return whole.chunk(len(fused.parts))
+        heads, kv_heads = self._attention.heads, self._attention.kv_heads
+        dim = len(whole) // (heads + 2 * kv_heads)
+        if fused.layout == "stacked":
+            return whole.split((heads * dim, kv_heads * dim, kv_heads * dim))
+        groups = whole.unflatten(0, (kv_heads, -1))
+        return [part.flatten(0, 1) for part in groups.split((heads // kv_heads * dim, dim, dim), dim=1)]
+
+    def of_experts(
+        self, state: Mapping[str, Tensor], name: str, at: str, kind: str
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Their tensors of all experts that hold our `name`."""
+        layout = self._format.experts
+        if isinstance(layout, Listed):
+            for expert, matrix in enumerate(state[name]):
+                yield f"{at}.{layout.name}.{expert}.{layout.matrices[kind]}.weight", matrix.contiguous()
+        elif layout is not None:
+            end = "_bias" if kind.endswith("_bias") else ""
+            if kind.startswith("down"):
+                yield f"{at}.{layout.name}.down_proj{end}", _transposed_last(state[name])
+            elif kind.startswith("gate"):
+                halves = [
+                    _transposed_last(state[name.replace(kind, f"{half}{end}")]) for half in ("gate", "up")
+                ]
+                yield f"{at}.{layout.name}.gate_up_proj{end}", torch.stack(halves, dim=-1).flatten(-2)
+
+    def experts(self, at: str, kind: str, read: Read) -> Tensor:
+        """Ours of this `kind`, of all experts."""
+        layout = self._format.experts
+        if isinstance(layout, Listed):
+            names = [f"{at}.{layout.name}.{e}.{layout.matrices[kind]}.weight" for e in range(self._count)]
+            return torch.stack([read(name) for name in names])
+        if layout is None:
+            raise TypeError(kind)
+        which, _, end = kind.partition("_")
+        end = f"_{end}" if end else ""
+        if which == "down":
+            return _transposed_last(read(f"{at}.{layout.name}.down_proj{end}"))
+        both = read(f"{at}.{layout.name}.gate_up_proj{end}")
+        return _transposed_last(both[..., 0 if which == "gate" else 1 :: 2])
+
+
+def _transposed_last(stacked: Tensor) -> Tensor:
+    """Matrices [out, in] for such as are [in, out], and the reverse; vectors as they are."""
+    return stacked.mT.contiguous() if stacked.dim() == 3 else stacked.contiguous()
+
 
 SINGLE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_FILE_BYTES = 4 << 30

@@ -10,37 +10,39 @@ from shardwise.search.answer import (
     step_durations,
     step_time_s,
 )
+from shardwise.search.bnb.incumbent import Fastest, Goal, Incumbent, Smallest, Tradeoff
+from shardwise.search.bnb.ledger import LedgerEntry
+from shardwise.search.bnb.solver import BranchAndBound, Progress, SearchResult
 from shardwise.search.clock import WorkLimit
-from shardwise.search.curve_parts import MOST_UNITED, PartChoice
-from shardwise.search.curves import Curve, CurveSource, Point, Reference
-from shardwise.search.drive import BranchAndBound, Progress, SearchResult
-from shardwise.search.evaluate import (
-    PipelineFigures,
-    StepFigures,
-    pipeline_figures,
-    spare_microbatches,
-    step_figures,
-    step_figures_of,
-    step_times_s,
+from shardwise.search.cluster_parts import MOST_POOLS, is_mixed
+from shardwise.search.curve_parts import MOST_UNITED, MeshChoice, PartChoice
+from shardwise.search.curves import (
+    MODES,
+    Curve,
+    CurveSource,
+    Point,
+    Reference,
+    chosen,
+    curves_for,
+    points_of,
+    smallest,
+    uses_any_part,
 )
-from shardwise.search.explain import band_of
-from shardwise.search.explanation import Explanation, PlanComparison, explained, question_of, what_if, why_not
-from shardwise.search.goals import Fastest, Goal, Incumbent, Smallest, Tradeoff
-from shardwise.search.graph_curves import GraphCurve, GraphCurves
+from shardwise.search.explanation import (
+    CHANGES,
+    Alternative,
+    Axis,
+    Binding,
+    Explanation,
+    PlanComparison,
+    explained,
+    question_of,
+    what_if,
+    why_not,
+)
+from shardwise.search.graph_curves import GraphCurve, GraphCurves, StagedCurve, StagedCurves
 from shardwise.search.graph_timeline import TRAFFIC_PARTS, GraphTimeline, graph_timeline, graph_trace
-from shardwise.search.mesh_choice import MeshChoice
-from shardwise.search.mixed import MOST_POOLS, is_mixed
-from shardwise.search.modes import MODES, chosen, curves_for, points_of, smallest, uses_any_part
-from shardwise.search.pinned import Alternative, Axis, Binding
-from shardwise.search.question import SPACES, Question, best_dtype, default_job, shortest_text
-from shardwise.search.space import Space
-from shardwise.search.space_file import SpaceChoice, read_space
-from shardwise.search.stage_curves import StagedCurve, StagedCurves
-from shardwise.search.strategy_curves import StrategyCurve, StrategyCurves, answer_at
-from shardwise.search.targets import parts_within, plan_for, restricted_to
-from shardwise.search.tracking import ParetoSearchResult, pareto_search
-from shardwise.search.tree import LedgerEntry
-from shardwise.search.uneven import (
+from shardwise.search.hetero import (
     UNEVEN_GAP,
     RecordCostModel,
     RecordPrediction,
@@ -59,8 +61,24 @@ from shardwise.search.uneven import (
     search_uneven,
     spread_stages,
 )
-from shardwise.search.unlike import pipelines_s, step_figures_over, worst_durations
-from shardwise.search.whatif import CHANGES
+from shardwise.search.pareto import ParetoSearchResult, pareto_search
+from shardwise.search.question import SPACES, Question, best_dtype, default_job, shortest_text
+from shardwise.search.result import band_of
+from shardwise.search.space import Space, SpaceChoice, read_space
+from shardwise.search.step_times import (
+    PipelineFigures,
+    StepFigures,
+    pipeline_figures,
+    pipelines_s,
+    spare_microbatches,
+    step_figures,
+    step_figures_of,
+    step_figures_over,
+    step_times_s,
+    worst_durations,
+)
+from shardwise.search.strategy_curves import StrategyCurve, StrategyCurves, answer_at
+from shardwise.search.targets import parts_within, plan_for, restricted_to
 
 __all__ = [
     "CHANGES",

@@ -10,7 +10,7 @@ from shardwise.cluster import Cluster, Parts, Selection, pools_of
 from shardwise.cost import Problem, bind, peaks_of
 from shardwise.errors import Infeasible
 from shardwise.model import Model
-from shardwise.plan import (
+from shardwise.plans import (
     Answer,
     Certificate,
     FrontierPoint,
@@ -22,15 +22,14 @@ from shardwise.plan import (
     plan_of,
 )
 from shardwise.schedule import Schedule, generate
-from shardwise.search import evaluate as evaluation
+from shardwise.search import step_times
+from shardwise.search.bnb.incumbent import Fastest, Goal, Smallest, Tradeoff
+from shardwise.search.bnb.solver import BranchAndBound, Progress, SearchResult
 from shardwise.search.clock import SearchClock
-from shardwise.search.drive import BranchAndBound, Progress, SearchResult
-from shardwise.search.explain import as_ranges, result_of
-from shardwise.search.goals import Fastest, Goal, Smallest, Tradeoff
-from shardwise.search.mixed import why_not_mixed
-from shardwise.search.parts import Searched, best_part, on_all_devices
+from shardwise.search.cluster_parts import Searched, best_part, on_all_devices, why_not_mixed
+from shardwise.search.infeasibility import OutOfTime, infeasible, legal_reason
 from shardwise.search.question import Question
-from shardwise.search.relax import OutOfTime, infeasible, legal_reason
+from shardwise.search.result import as_ranges, result_of
 from shardwise.search.space import Degrees
 from shardwise.sim import Durations
 from shardwise.strategy import HOST_MEMORY, MEMORY, Job, Strategy, StrategyTable
@@ -241,7 +240,7 @@ def _frontier(
 def frontier_points(problem: Problem, outcome: SearchResult) -> tuple[FrontierPoint, ...]:
     """What a search for a tradeoff found, fastest first."""
     table = StrategyTable.joined([found.table for found in outcome.found])
-    times_s = evaluation.step_times_s(problem, table).tolist()
+    times_s = step_times.step_times_s(problem, table).tolist()
     return tuple(
         FrontierPoint(strategy=strategy, step_time_s=time_s, device_bytes=found.device_bytes)
         for strategy, time_s, found in zip(table, times_s, outcome.found, strict=True)
@@ -322,7 +321,7 @@ def step_time_s(model: Model, cluster: Cluster, job: Job, strategy: Strategy) ->
     reason, text = legal_reason(problem, strategy)
     if reason is not None:
         raise Infeasible(f"{reason}: {text}", reasons={reason: 1})
-    return float(evaluation.step_times_s(problem, StrategyTable.of([strategy]))[0])
+    return float(step_times.step_times_s(problem, StrategyTable.of([strategy]))[0])
 
 
 def step_durations(
@@ -336,9 +335,9 @@ def step_durations(
         microbatches=job.global_batch_size // (strategy.dp * strategy.micro_batch_size),
         vpp=strategy.vpp,
     )
-    return schedule, evaluation.step_durations(problem, strategy)
+    return schedule, step_times.step_durations(problem, strategy)
 
 
 def stage_activation_bytes(model: Model, cluster: Cluster, job: Job, strategy: Strategy) -> tuple[float, ...]:
     """Bytes that one microbatch keeps on each stage from its forward to its backward."""
-    return evaluation.stage_activation_bytes(bind(model, cluster, job), strategy)
+    return step_times.stage_activation_bytes(bind(model, cluster, job), strategy)

@@ -1,22 +1,561 @@
-"""Why a plan is what it is: its question asked again, and questions beside it."""
+"""Why a plan is what it is: its question asked again, and questions beside it.
+
+Every change of one field of a strategy, with what must change beside it so that it is a candidate again.
+
+A degree takes another degree with it, since their product is the number of devices; shards, micro-batch,
+stages and recomputed layers follow where the change leaves them no other way.
+
+What pinned the optimum: what every change of one field would cost, and what stands in its way.
+
+Another cluster or job than a plan's: `inter_node_bandwidth=2x,seq_len=16384`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import isclose
+from math import gcd, isclose, lcm
+from typing import Any
 
-from shardwise.errors import Infeasible
-from shardwise.plan import Answer, Plan, Result, Value
+import numpy as np
+
+from shardwise.cluster import Cluster, Device, Node, Tier, multiplied, resized
+from shardwise.cost import Problem, find_recipe, peaks_of
+from shardwise.errors import ConfigError, Infeasible
+from shardwise.inputs import nearest, short_repr
+from shardwise.plans import Answer, Plan, Result, Value
 from shardwise.search.answer import goal_of, plan, search
+from shardwise.search.bnb.ledger import LedgerEntry, ledger_entries, ledger_totals
+from shardwise.search.bnb.solver import Progress
 from shardwise.search.clock import SearchClock
-from shardwise.search.drive import Progress
-from shardwise.search.pinned import Axis, Binding, axes_of, binding_of
 from shardwise.search.question import Question
+from shardwise.search.space import Space, divisors
+from shardwise.search.step_times import step_times_s
 from shardwise.search.targets import searched_limits
-from shardwise.search.tree import LedgerEntry, ledger_entries, ledger_totals
-from shardwise.search.whatif import changed_question
-from shardwise.strategy import FIELDS
+from shardwise.strategy import (
+    AXES,
+    CP_KINDS,
+    FIELDS,
+    HOST_MEMORY,
+    MEMORY,
+    OFFLOADS,
+    ORDERS,
+    RECOMPUTES,
+    RULES,
+    SCHEDULES,
+    TARGET_LIMIT,
+    Strategy,
+    StrategyTable,
+    canonical_orders,
+    even_ends,
+    first_broken,
+    largest_stage,
+)
+from shardwise.ties import first_largest, first_least
+from shardwise.units import parse_quantity
+
+SHARDS = ("param_shard", "grad_shard", "optim_shard")
+
+
+def changes_of(question: Question, best: Strategy, field: str) -> Iterator[Strategy]:
+    """Candidates of the question whose `field` has another value than in `best`, all values of the axis that
+    can be had from `best` this way; some values more than once."""
+    changes_by = _CHANGES_BY_FIELD.get(field, _degree_changes)
+    seen = {best}
+    for changed in changes_by(question, best, field):
+        if changed not in seen and getattr(changed, field) != getattr(best, field):
+            seen.add(changed)
+            if is_candidate(question, changed):
+                yield changed
+
+
+def is_candidate(question: Question, strategy: Strategy) -> bool:
+    """Whether the question's space, with what it fixes, has this strategy."""
+    values = {name: getattr(strategy, name) for name in FIELDS}
+    if any(values[name] != value for name, value in question.fixed.items() if name in values):
+        return False
+    if any(values[name] not in allowed for name, allowed in question.axes.items()):
+        return False
+    space = replace(question, fixed={**question.fixed, **values}, axes={}).candidates()
+    return bool(space.count_below_grids(space.grids(space.degrees())).sum())
+
+
+def _degree_changes(question: Question, best: Strategy, field: str) -> Iterator[Strategy]:
+    """Another degree, made up for by one of the others."""
+    devices = question.cluster.devices
+    for value in divisors(devices):
+        for other in AXES:
+            rest = devices
+            for axis in AXES:
+                if axis != other:
+                    rest, left = divmod(rest, value if axis == field else getattr(best, axis))
+                    if left:
+                        break
+            else:
+                if other != field:
+                    yield _repaired(question, best, **{field: value, other: rest})
+
+
+def _expert_changes(question: Question, best: Strategy, field: str) -> Iterator[Strategy]:
+    if question.model.experts is None:
+        return
+    width = best.tp * best.cp * best.dp
+    other = "ep" if field == "etp" else "etp"
+    for value in divisors(width):
+        for other_value in dict.fromkeys((getattr(best, other), 1)):
+            yield _changed(best, {field: value, other: other_value})
+
+
+def _shard_changes(question: Question, best: Strategy, field: str) -> Iterator[Strategy]:
+    """Another degree of sharding; those that must divide it or be divided by it follow."""
+    place = SHARDS.index(field)
+    for value in divisors(best.dp * best.cp):
+        degrees = {field: value}
+        for name in SHARDS[:place]:
+            degrees[name] = gcd(getattr(best, name), value)
+        for name in SHARDS[place + 1 :]:
+            degrees[name] = lcm(getattr(best, name), value)
+        yield _changed(best, degrees)
+
+
+def _batch_changes(question: Question, best: Strategy, field: str) -> Iterator[Strategy]:
+    for size in divisors(max(question.job.global_batch_size // best.dp, 1)):
+        yield replace(best, micro_batch_size=size)
+
+
+def _schedule_changes(question: Question, best: Strategy, field: str) -> Iterator[Strategy]:
+    """Other schedules with all their chunks per rank, or other chunks under the schedules that have them."""
+    variants = _unrestricted_space(question).variants(best.pp)
+    for code, vpp in zip(variants.schedule.tolist(), variants.vpp.tolist(), strict=True):
+        yield _repaired(question, best, schedule=SCHEDULES[code], vpp=vpp)
+
+
+def _split_changes(question: Question, best: Strategy, field: str) -> Iterator[Strategy]:
+    """Another first or last stage; with two stages the other one has the rest."""
+    splits = _unrestricted_space(question).splits(best.pp * best.vpp)
+    other = "last_stage_layers" if field == "first_stage_layers" else "first_stage_layers"
+    for value, other_value in zip(splits[field].tolist(), splits[other].tolist(), strict=True):
+        if best.pp * best.vpp == 2 or other_value == getattr(best, other):
+            yield _with_layers(question, _changed(best, {field: value, other: other_value}))
+
+
+def _recompute_changes(question: Question, best: Strategy, field: str) -> Iterator[Strategy]:
+    for recompute in RECOMPUTES:
+        most = _most_layers(question, best)
+        for layers in range(1, most + 1) if recompute == "full" else (0,):
+            yield _changed(best, {"recompute": recompute, "recompute_layers": layers})
+
+
+def _named_changes(values: tuple[Any, ...]) -> Callable[[Question, Strategy, str], Iterator[Strategy]]:
+    def changes(question: Question, best: Strategy, field: str) -> Iterator[Strategy]:
+        for value in values:
+            yield _changed(best, {field: value})
+
+    return changes
+
+
+def _order_changes(question: Question, best: Strategy, field: str) -> Iterator[Strategy]:
+    for code in canonical_orders({axis: getattr(best, axis) for axis in AXES}):
+        yield replace(best, axis_order=ORDERS[code])
+
+
+def _recomputed_layer_changes(question: Question, best: Strategy, field: str) -> Iterator[Strategy]:
+    if best.recompute == "full":
+        yield from _recompute_changes(question, best, field)
+
+
+_CHANGES_BY_FIELD: dict[str, Callable[[Question, Strategy, str], Iterator[Strategy]]] = {
+    "ep": _expert_changes,
+    "etp": _expert_changes,
+    "vpp": _schedule_changes,
+    "schedule": _schedule_changes,
+    "cp_kind": _named_changes(CP_KINDS),
+    "sequence_parallel": _named_changes((False, True)),
+    "offload": _named_changes(OFFLOADS),
+    "axis_order": _order_changes,
+    "micro_batch_size": _batch_changes,
+    "recompute": _recompute_changes,
+    "recompute_layers": _recomputed_layer_changes,
+    "first_stage_layers": _split_changes,
+    "last_stage_layers": _split_changes,
+    **dict.fromkeys(SHARDS, _shard_changes),
+}
+"""How a field changes; degrees of the mesh change in pairs."""
+
+
+def _repaired(question: Question, best: Strategy, **changes: Any) -> Strategy:
+    """`best` with other degrees or another schedule, and all that follows from them as near as it can be."""
+    s = _changed(best, changes)
+    if s.pp == 1 or (s.vpp > 1 and s.pp * s.vpp > question.model.layers):
+        s = replace(s, schedule="1f1b", vpp=1)
+    if s.pp * s.vpp != best.pp * best.vpp:
+        first, last = (int(end) for end in even_ends(question.model.layers, s.pp * s.vpp))
+        s = replace(s, first_stage_layers=first, last_stage_layers=last)
+    before, ranks = best.dp * best.cp, s.dp * s.cp
+    shards = {name: getattr(best, name) for name in SHARDS}
+    s = _changed(s, {name: ranks if n == before else gcd(n, ranks) for name, n in shards.items()})
+    each, left = divmod(question.job.global_batch_size, s.dp)
+    s = replace(s, micro_batch_size=1 if left else gcd(s.micro_batch_size, each))
+    s = replace(s, sequence_parallel=s.tp > 1 and (s.sequence_parallel or best.tp == 1))
+    if s.cp == 1:
+        s = replace(s, cp_kind="ring")
+    if question.model.experts is not None:
+        s = _with_experts(best, s)
+    return _with_layers(question, _with_order(s))
+
+
+def _with_layers(question: Question, s: Strategy) -> Strategy:
+    """No more layers recomputed than there are on a stage."""
+    return replace(s, recompute_layers=min(s.recompute_layers, _most_layers(question, s)))
+
+
+def _most_layers(question: Question, s: Strategy) -> int:
+    return int(largest_stage(question.model.layers, s.pp * s.vpp, s.first_stage_layers, s.last_stage_layers))
+
+
+def _with_experts(best: Strategy, s: Strategy) -> Strategy:
+    """Experts split as before where the ranks allow it; where etp was tp, it still is."""
+    width, etp = s.tp * s.cp * s.dp, s.tp if best.etp == best.tp else best.etp
+    if width % (etp * s.ep):
+        etp = 1
+    return replace(s, etp=etp, ep=gcd(s.ep, width // etp))
+
+
+def _with_order(s: Strategy) -> Strategy:
+    """The same order of the axes larger than 1, in its canonical spelling."""
+    sizes = {axis: getattr(s, axis) for axis in AXES}
+
+    def larger(order: str) -> list[str]:
+        return [axis for axis in order.split("-") if sizes[axis] > 1]
+
+    same = (ORDERS[code] for code in canonical_orders(sizes) if larger(ORDERS[code]) == larger(s.axis_order))
+    return replace(s, axis_order=next(same))
+
+
+def _changed(s: Strategy, values: dict[str, Any]) -> Strategy:
+    return replace(s, **values)
+
+
+def _unrestricted_space(question: Question) -> Space:
+    """The tree without what the question fixes."""
+    return replace(question, fixed={}, axes={}).candidates()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """The best strategy with another `value` of a field, other fields changed no more than they must be.
+
+    `reason` is why it cannot be had (a rule's code, `target`, `memory`, `host_memory`), None where it can;
+    then it lacks `lacking_bytes` on the device or the host. `slower` is its step time over the best's,
+    minus 1; None where a rule forbids it.
+    """
+
+    value: Value
+    strategy: Strategy
+    reason: str | None
+    lacking_bytes: float
+    slower: float | None
+    device_bytes: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """A field with its value in the best strategy and its alternatives: those that can be had first, by
+    time."""
+
+    field: str
+    value: Value
+    alternatives: tuple[Alternative, ...]
+
+    @property
+    def nearest(self) -> Alternative | None:
+        """The fastest alternative that can be had."""
+        first = self.alternatives[0] if self.alternatives else None
+        return first if first is not None and first.reason is None else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """What stands in the way of a shorter step: `memory`, where some change of one field would be faster and
+    does not fit (`lacking` is the one of them that lacks least), else `time`, spent most on
+    `largest_part`."""
+
+    resource: str
+    free_bytes: float
+    usable_bytes: float
+    largest_part: str
+    largest_part_s: float
+    lacking: Alternative | None
+    lacking_field: str | None
+
+
+def axes_of(question: Question, problem: Problem, best: Result) -> tuple[Axis, ...]:
+    """Every field of a strategy with its alternatives, one for each other value."""
+    return tuple(_axis(question, problem, best, field) for field in FIELDS)
+
+
+def binding_of(problem: Problem, best: Result, axes: tuple[Axis, ...]) -> Binding:
+    """The resource that pinned the best strategy."""
+    lacking = [
+        (alternative.lacking_bytes, axis.field, alternative)
+        for axis in axes
+        for alternative in axis.alternatives
+        if alternative.reason in (MEMORY, HOST_MEMORY)
+        and alternative.slower is not None
+        and alternative.slower < 0.0
+    ]
+    least = lacking[int(first_least([item[0] for item in lacking]))] if lacking else None
+    part = list(best.breakdown)[int(first_largest(list(best.breakdown.values())))]
+    return Binding(
+        resource="time" if least is None else str(least[2].reason),
+        free_bytes=problem.usable_bytes - best.peak_memory.device,
+        usable_bytes=problem.usable_bytes,
+        largest_part=part,
+        largest_part_s=best.breakdown[part],
+        lacking=None if least is None else least[2],
+        lacking_field=None if least is None else least[1],
+    )
+
+
+def _axis(question: Question, problem: Problem, best: Result, field: str) -> Axis:
+    found: dict[Value, Alternative] = {}
+    changed = list(changes_of(question, best.strategy, field))
+    for alternative in _evaluated(question, problem, best, field, changed) if changed else []:
+        known = found.get(alternative.value)
+        if known is None or _rank(alternative) < _rank(known):
+            found[alternative.value] = alternative
+    return Axis(
+        field=field,
+        value=getattr(best.strategy, field),
+        alternatives=tuple(sorted(found.values(), key=_rank)),
+    )
+
+
+def _rank(alternative: Alternative) -> tuple[int, float]:
+    """What can be had before what does not fit (by what is lacking) before what is illegal."""
+    if alternative.reason is None:
+        return 0, alternative.slower or 0.0
+    return (2, 0.0) if alternative.slower is None else (1, alternative.lacking_bytes)
+
+
+def _evaluated(
+    question: Question, problem: Problem, best: Result, field: str, changed: list[Strategy]
+) -> list[Alternative]:
+    table = StrategyTable.of(changed)
+    broken = first_broken(table, problem.limits, RULES)
+    excluded = np.zeros(len(table), dtype=bool)
+    for limit in question.limits:
+        excluded |= limit.excluded(table)
+    evaluated = [
+        Alternative(
+            value=getattr(changed[row], field), strategy=changed[row],
+            reason=RULES[broken[row]].code if broken[row] >= 0 else TARGET_LIMIT,
+            lacking_bytes=0.0, slower=None, device_bytes=None,
+        )
+        for row in np.flatnonzero((broken >= 0) | excluded).tolist()
+    ]  # fmt: skip
+    legal = np.flatnonzero((broken < 0) & ~excluded)
+    if not len(legal):
+        return evaluated
+    bounds, times_s = peaks_of(problem, table.take(legal)), step_times_s(problem, table.take(legal))
+    for place, row in enumerate(legal.tolist()):
+        device_bytes = float(bounds.device_bytes[place])
+        device_lacks = device_bytes - problem.usable_bytes
+        host_lacks = float(bounds.host_bytes[place]) - problem.host_bytes_per_device
+        reason = MEMORY if device_lacks > 0.0 else HOST_MEMORY if host_lacks > 0.0 else None
+        evaluated.append(
+            Alternative(
+                value=getattr(changed[row], field), strategy=changed[row], reason=reason,
+                lacking_bytes=max(device_lacks if reason == MEMORY else host_lacks, 0.0),
+                slower=float(times_s[place]) / best.step_time_s - 1.0, device_bytes=device_bytes,
+            )
+        )  # fmt: skip
+    return evaluated
+
+
+_FACTOR = re.compile(r"([0-9]{1,9}(?:\.[0-9]{0,9})?)x")
+_LARGEST_FACTOR = 1e6
+_LARGEST_COUNT = 10_000_000
+
+
+def changed_question(question: Question, text: str, *, key: str = "--what-if") -> Question:
+    """The question with the changes that `text` names: `name=2x` multiplies, `name=quantity` sets.
+
+    Names are those of CHANGES. ConfigError, below `key`, for an unknown or repeated name, and for a value
+    that is no factor and no quantity of that kind, or that the cluster cannot take.
+    """
+    changed, names = question, set[str]()
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (piece.strip() for piece in pair.partition("="))
+        if name not in CHANGES:
+            near = nearest(name, CHANGES)
+            hint = f" (did you mean {near}?)" if near else ""
+            raise ConfigError(
+                f"is not known{hint}", key=key, found=short_repr(name), allowed=", ".join(CHANGES)
+            )
+        where = f"{key}.{name}"
+        if not equals or not value:
+            raise ConfigError("needs a value", key=where, allowed="a factor such as 2x, or a quantity")
+        if name in names:
+            raise ConfigError("is given twice", key=where)
+        names.add(name)
+        try:
+            changed = CHANGES[name](changed, value)
+        except ConfigError as error:
+            raise ConfigError(error.message, key=where, found=error.found, allowed=error.allowed) from None
+    if not names:
+        raise ConfigError("names no change", key=key, found=short_repr(text), allowed=", ".join(CHANGES))
+    return changed
+
+
+def _ratio(value: str, unit: str, now: float) -> float:
+    """By how much a figure that is `now` changes."""
+    match = _FACTOR.fullmatch(value)
+    try:
+        ratio = float(match[1]) if match else parse_quantity(value, unit) / now
+    except ConfigError as error:
+        raise ConfigError(
+            error.message, found=error.found, allowed=f"a factor such as 2x, or {error.allowed}"
+        ) from None
+    if not 1.0 / _LARGEST_FACTOR <= ratio <= _LARGEST_FACTOR:
+        raise ConfigError(
+            "is out of range",
+            found=short_repr(value),
+            allowed=f"1/{_LARGEST_FACTOR:g} to {_LARGEST_FACTOR:g} times",
+        )
+    return ratio
+
+
+def _count(value: str, now: int) -> int:
+    """A whole number, or a multiple of the one that is `now`."""
+    match = _FACTOR.fullmatch(value)
+    number = float(match[1]) * now if match else float(value) if re.fullmatch(r"[0-9]{1,9}", value) else 0.0
+    if not number.is_integer() or not 1 <= number <= _LARGEST_COUNT:
+        allowed = f"1 to {_LARGEST_COUNT}, or a factor that gives a whole number"
+        raise ConfigError("is not a whole number in range", found=short_repr(value), allowed=allowed)
+    return int(number)
+
+
+def _inter_node(question: Question, value: str) -> Question:
+    cluster = question.cluster
+    if not any(tier.is_network for tier in cluster.tiers):
+        raise ConfigError("the cluster has no network between nodes", found=cluster.name)
+    ratio = _ratio(value, "B/s", cluster.nodes[0].nic_bytes_per_s)
+    return _with_cluster(question, _retiered(_with_nodes(cluster, lambda node: replace(
+        node, nic_bytes_per_s=node.nic_bytes_per_s * ratio
+    )), ratio, is_network=True))  # fmt: skip
+
+
+def _intra_node(question: Question, value: str) -> Question:
+    cluster = question.cluster
+    inside = [tier for tier in cluster.tiers if not tier.is_network]
+    if not inside:
+        raise ConfigError("the cluster has no fabric inside nodes", found=cluster.name)
+    ratio = _ratio(value, "B/s", inside[0].bytes_per_s)
+
+    def faster(node: Node) -> Node:
+        given = node.scale_up_bytes_per_s
+        return node if given is None else replace(node, scale_up_bytes_per_s=given * ratio)
+
+    devices = _with_devices(
+        cluster, lambda device: replace(device, scale_up_bytes_per_s=device.scale_up_bytes_per_s * ratio)
+    )
+    return _with_cluster(question, _retiered(_with_nodes(devices, faster), ratio, is_network=False))
+
+
+def _memory(question: Question, value: str) -> Question:
+    ratio = _ratio(value, "B", min(device.memory_bytes for device in question.cluster.classes.values()))
+    return _with_cluster(question, _with_devices(
+        question.cluster, lambda device: replace(device, memory_bytes=round(device.memory_bytes * ratio))
+    ))  # fmt: skip
+
+
+def _flops(question: Question, value: str) -> Question:
+    dtype = find_recipe(question.job.dtype).matmul
+    now = min(device.peak_flop_per_s[dtype] for device in question.cluster.classes.values())
+    ratio = _ratio(value, "FLOP/s", now)
+    return _with_cluster(question, _with_devices(question.cluster, lambda device: replace(
+        device, peak_flop_per_s={name: peak * ratio for name, peak in device.peak_flop_per_s.items()}
+    )))  # fmt: skip
+
+
+def _host_memory(question: Question, value: str) -> Question:
+    cluster = question.cluster
+    ratio = _ratio(value, "B", min(node.host_memory_bytes for node in cluster.nodes))
+    return _with_cluster(question, _with_nodes(
+        cluster, lambda node: replace(node, host_memory_bytes=node.host_memory_bytes * ratio)
+    ))  # fmt: skip
+
+
+def _devices(question: Question, value: str) -> Question:
+    return _with_cluster(question, resized(question.cluster, _count(value, question.cluster.devices)))
+
+
+def _nodes(question: Question, value: str) -> Question:
+    cluster = question.cluster
+    count = _count(value, len(cluster.nodes))
+    if count % len(cluster.nodes) == 0:
+        factor = count // len(cluster.nodes)
+        return question if factor == 1 else _with_cluster(question, multiplied(cluster, factor))
+    first_nodes = cluster.nodes[:count]
+    more = (count - len(first_nodes)) * cluster.nodes[-1].devices
+    return _with_cluster(question, resized(cluster, sum(node.devices for node in first_nodes) + more))
+
+
+def _seq_len(question: Question, value: str) -> Question:
+    return replace(question, job=replace(question.job, seq_len=_count(value, question.job.seq_len)))
+
+
+def _batch(question: Question, value: str) -> Question:
+    size = _count(value, question.job.global_batch_size)
+    return replace(question, job=replace(question.job, global_batch_size=size))
+
+
+CHANGES: Mapping[str, Callable[[Question, str], Question]] = {
+    "inter_node_bandwidth": _inter_node,
+    "intra_node_bandwidth": _intra_node,
+    "memory": _memory,
+    "flops": _flops,
+    "devices": _devices,
+    "nodes": _nodes,
+    "seq_len": _seq_len,
+    "global_batch_size": _batch,
+    "host_memory": _host_memory,
+}
+"""What may be changed. Quantities: of a network card; of a device inside its node; of a device; of its dense
+peak in the job's dtype; counts; of a node's host. Where a cluster is mixed, what is given is for the least of
+it, and the others keep their proportion."""
+
+
+def _with_cluster(question: Question, cluster: Cluster) -> Question:
+    return replace(question, cluster=cluster)
+
+
+def _with_devices(cluster: Cluster, change: Callable[[Device], Device]) -> Cluster:
+    return replace(cluster, classes={name: change(device) for name, device in cluster.classes.items()})
+
+
+def _with_nodes(cluster: Cluster, change: Callable[[Node], Node]) -> Cluster:
+    """Nodes that are one record stay one record."""
+    changed: dict[int, Node] = {}
+    for node in cluster.nodes:
+        if id(node) not in changed:
+            changed[id(node)] = change(node)
+    return replace(cluster, nodes=tuple(changed[id(node)] for node in cluster.nodes))
+
+
+def _retiered(cluster: Cluster, ratio: float, *, is_network: bool) -> Cluster:
+    """Tiers of one kind with `ratio` times their bandwidth; they stand for the links, where these were
+    given."""
+
+    def faster(tier: Tier) -> Tier:
+        return replace(
+            tier, bytes_per_s=tier.bytes_per_s * ratio, flow_bytes_per_s=tier.flow_bytes_per_s * ratio
+        )
+
+    tiers = tuple(faster(tier) if tier.is_network == is_network else tier for tier in cluster.tiers)
+    return replace(cluster, tiers=tiers, links=(), is_without_links=cluster.has_links_as_tiers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

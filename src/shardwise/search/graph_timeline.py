@@ -11,9 +11,9 @@ from math import isclose
 from shardwise.cost import Charge, LayoutEstimate, Training, estimate_layout, estimate_pipeline
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, StagedLayout, block_labels, operator_label
-from shardwise.plan import GraphPlan
+from shardwise.plans import GraphPlan
 from shardwise.schedule import Schedule, generate
-from shardwise.search.stages import SCHEDULE
+from shardwise.search.staged import SCHEDULE
 from shardwise.sim import (
     BLOCKS,
     COMPUTE,

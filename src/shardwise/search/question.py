@@ -9,7 +9,7 @@ from shardwise.cluster import Cluster
 from shardwise.cost import RECIPES, Problem, bind
 from shardwise.errors import ConfigError
 from shardwise.model import Model
-from shardwise.plan import OBJECTIVES, Value
+from shardwise.plans import OBJECTIVES, Value
 from shardwise.search.space import Space
 from shardwise.strategy import ALIASES, FIELDS, Job, Limit, Optimizer, Strategy, brief_text, is_value
 

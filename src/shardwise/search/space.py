@@ -3,6 +3,10 @@ schedules, stage splits, recomputed layers, shards of the optimizer's states.
 
 Each level adds the values of some fields to the rows of the level above. How many candidates lie below a row
 is known without listing them.
+
+Schedules with their virtual stages, and the families of schedules that are bounded together.
+
+A space of the user's own: a named space, and on some axes only some values.
 """
 
 from __future__ import annotations
@@ -19,10 +23,13 @@ from numpy.typing import NDArray
 
 from shardwise.cost import Split, distinct_rows, known_split
 from shardwise.errors import ConfigError
-from shardwise.schedule import illegal_codes
-from shardwise.search.variants import FAMILIES, Variants
+from shardwise.inputs import Fields, read_mapping, short_repr
+from shardwise.plans import Value
+from shardwise.schedule import illegal_codes, in_flight
 from shardwise.strategy import (
+    ALIASES,
     CP_KINDS,
+    FIELD_VALUES,
     FIELDS,
     OFFLOADS,
     RECOMPUTES,
@@ -33,9 +40,60 @@ from shardwise.strategy import (
     canonical_orders,
     code_of,
     even_ends,
+    is_value,
     largest_stage,
     shards_of,
 )
+
+FAMILIES = np.array(
+    [
+        ("1f1b", "gpipe", "interleaved_1f1b", "zb_h", "v").index(name)
+        for name in (
+            {"zb_h1": "zb_h", "zb_h2": "zb_h", "zb_v": "v", "dualpipe_v": "v"}.get(name, name)
+            for name in SCHEDULES
+        )
+    ]
+)
+"""Per schedule its family: schedules of the same shape."""
+
+MANY_PER_RANK = 4
+"""Microbatches per rank that are more than any schedule with a limit has in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variants:
+    """Schedules with their virtual stages that a pipeline of `pp` ranks may have, as columns."""
+
+    schedule: Column
+    vpp: Column
+
+    def __len__(self) -> int:
+        return len(self.vpp)
+
+    def take(self, rows: Any) -> Variants:
+        """The variants at these rows."""
+        return Variants(self.schedule[rows], self.vpp[rows])
+
+    @property
+    def families(self) -> dict[int, Variants]:
+        """Schedules whose bounds have the same terms, together: by the index of their family."""
+        each = FAMILIES[self.schedule]
+        return {family: self.take(each == family) for family in np.unique(each).tolist()}
+
+    def representative(self, pp: int) -> Variants:
+        """One for a whole family in bounds of its time: no member has more microbatches in flight (what is
+        done before a first backward is not left then), none has fewer virtual stages."""
+        in_flight_count = in_flight(self.schedule, pp, MANY_PER_RANK * pp, self.vpp, 0)
+        most = int(np.argmax(in_flight_count))
+        return Variants(self.schedule[most : most + 1], self.vpp.min(keepdims=True))
+
+    def fewest_in_flight(self, pp: int, microbatches: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Microbatches that each rank holds at least under any of the schedules, of its layers on average;
+        shape (pp, rows)."""
+        rank, schedule, m = np.arange(pp)[:, None, None], self.schedule[:, None], microbatches[None]
+        in_flight_count = in_flight(schedule, pp, m, self.vpp[:, None], rank) / self.vpp[:, None]
+        return np.asarray(in_flight_count.min(axis=1))
+
 
 Degrees = tuple[int, int, int, int]
 """tp, cp, dp, pp."""
@@ -469,3 +527,62 @@ def expanded(
     names = [name for name in each[0] if name in FIELDS]
     columns = {name: np.concatenate([options[name] for options in each])[index] for name in names}
     return parent, table.take(parent).replaced(**columns)
+
+
+BASES = ("default", "core")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceChoice:
+    """The candidates of the space `base` whose fields have one of the values in `axes`. `file` says where
+    that is written; None for a named space."""
+
+    base: str = "default"
+    axes: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    file: str | None = None
+
+
+def read_space(path: str) -> SpaceChoice:
+    """The space in the file at `path`: `base: default|core` and `axes: {tp: [1, 2, 4], offload: [none]}`.
+
+    Raises ConfigError, located by file and key path, for an axis that is no field of a strategy, one without
+    values, and values that the field cannot have in any space or that are given twice.
+    """
+    fields = Fields(read_mapping(path), file=path)
+    base = fields.choice("base", BASES, default="default")
+    listed = fields.mapping("axes", default={})
+    for name in listed.names:
+        if name in ALIASES:
+            raise listed.error(
+                name, "stands for several fields", allowed="param_shard, grad_shard, optim_shard"
+            )
+    axes = {name: _values(listed, name) for name in FIELDS if name in listed.names}
+    listed.finish(allowed=FIELDS)
+    fields.finish()
+    return SpaceChoice(base=base, axes=axes, file=fields.file)
+
+
+def _values(fields: Fields, name: str) -> tuple[Value, ...]:
+    found: list[Value] = []
+    for index, value in enumerate(fields.sequence(name, low=1)):
+        key = f"{fields.key}.{name}[{index}]"
+        if not isinstance(value, int | str) or not is_value(name, value):
+            raise ConfigError(
+                "is no value of this field",
+                file=fields.file,
+                key=key,
+                found=short_repr(value),
+                allowed=_allowed(name),
+            )
+        if value in found:
+            raise ConfigError("is given twice", file=fields.file, key=key, found=short_repr(value))
+        found.append(value)
+    return tuple(found)
+
+
+def _allowed(name: str) -> str:
+    if name == "sequence_parallel":
+        return "true, false"
+    if name in FIELD_VALUES:
+        return ", ".join(FIELD_VALUES[name])
+    return f"whole numbers of at least {0 if name.endswith('_layers') else 1}"

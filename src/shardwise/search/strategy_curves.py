@@ -10,15 +10,15 @@ from typing import Any
 from shardwise.cluster import Cluster
 from shardwise.cost import Problem
 from shardwise.errors import Infeasible
-from shardwise.plan import Answer, Idle, Value, usd_per_step
+from shardwise.plans import Answer, Idle, Value, usd_per_step
 from shardwise.search.answer import certificate_of, frontier_points, search
+from shardwise.search.bnb.incumbent import Fastest, Smallest, Tradeoff
+from shardwise.search.bnb.solver import Progress, SearchResult
 from shardwise.search.curve_parts import PartChoice
 from shardwise.search.curves import Curve, Point, Reference
-from shardwise.search.drive import Progress, SearchResult
-from shardwise.search.explain import EVALUATOR, result_of
-from shardwise.search.goals import Fastest, Smallest, Tradeoff
+from shardwise.search.infeasibility import infeasible
 from shardwise.search.question import Question
-from shardwise.search.relax import infeasible
+from shardwise.search.result import EVALUATOR, result_of
 from shardwise.strategy import Strategy
 
 REFERENCE_FIELDS: Mapping[str, Mapping[str, Value]] = {

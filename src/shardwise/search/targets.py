@@ -10,9 +10,9 @@ from shardwise.cluster import Parts
 from shardwise.cost import has_fused_attention
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import Model
-from shardwise.plan import Answer, Value, usd_per_step
-from shardwise.search.drive import Progress
-from shardwise.search.part_list import listed_parts
+from shardwise.plans import Answer, Value, usd_per_step
+from shardwise.search.bnb.solver import Progress
+from shardwise.search.cluster_parts import listed_parts
 from shardwise.search.question import Question
 from shardwise.search.space import divisors
 from shardwise.strategy import Job, Limit, Strategy, Target, target_of

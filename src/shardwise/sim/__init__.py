@@ -1,18 +1,6 @@
 """How long a training step takes, instant by instant: max-plus, the event engine, timelines and traces."""
 
-from shardwise.sim.durations import Durations
-from shardwise.sim.engine import Timeline, simulate
-from shardwise.sim.gantt import gantt
-from shardwise.sim.maxplus import ActionTimes, CompiledSchedule, compile_schedule
-from shardwise.sim.network import max_min_rates
-from shardwise.sim.over_time import links_over_time, speeds_over_time
-from shardwise.sim.pipeline import Transfers, activation_bytes, task_graph
-from shardwise.sim.read_trace import read_trace
-from shardwise.sim.rerouted import rerouted_s
-from shardwise.sim.ring_order import RingOrder, ring_order
-from shardwise.sim.spans import BLOCKS, OPERATORS, TRAFFIC, Arrow, Counter, Span, Trace, trace_of
-from shardwise.sim.steady import compiled_schedule, makespan_s
-from shardwise.sim.task_graph import (
+from shardwise.sim.engine import (
     COMMUNICATION,
     COMPUTE,
     DATA_PARALLEL,
@@ -20,8 +8,28 @@ from shardwise.sim.task_graph import (
     Speed,
     TaskGraph,
     TaskGraphBuilder,
+    Timeline,
+    max_min_rates,
+    simulate,
 )
-from shardwise.sim.trace import write_trace
+from shardwise.sim.event_traces import links_over_time, speeds_over_time
+from shardwise.sim.gantt import gantt
+from shardwise.sim.maxplus import ActionTimes, CompiledSchedule, Durations, compile_schedule, rerouted_s
+from shardwise.sim.ring_order import RingOrder, ring_order
+from shardwise.sim.schedule_tasks import Transfers, activation_bytes, task_graph
+from shardwise.sim.steady import compiled_schedule, makespan_s
+from shardwise.sim.traces import (
+    BLOCKS,
+    OPERATORS,
+    TRAFFIC,
+    Arrow,
+    Counter,
+    Span,
+    Trace,
+    read_trace,
+    trace_of,
+    write_trace,
+)
 
 __all__ = [
     "BLOCKS",

@@ -7,8 +7,7 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.sim.engine import Timeline
-from shardwise.sim.task_graph import COMPUTE, DATA_PARALLEL
+from shardwise.sim.engine import COMPUTE, DATA_PARALLEL, Timeline
 
 _ACTION = re.compile(r"\d+([FBIW])(\d+)")
 _IDLE = "·"

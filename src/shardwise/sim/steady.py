@@ -30,8 +30,16 @@ from functools import lru_cache
 import numpy as np
 
 from shardwise.schedule import Schedule, generate
-from shardwise.sim.durations import Durations
-from shardwise.sim.maxplus import Bools, CompiledSchedule, FinishTimes, Floats, Ints, chunks, compile_schedule
+from shardwise.sim.maxplus import (
+    Bools,
+    CompiledSchedule,
+    Durations,
+    FinishTimes,
+    Floats,
+    Ints,
+    chunks,
+    compile_schedule,
+)
 
 # How far from equal the components of x(k) - x(k - p) may be, relative to x(k): a few dozen roundings.
 _TOLERANCE = 1e-14

@@ -1,22 +1,20 @@
 """How a model is laid out: strategies, tables of them, rules, stages, text."""
 
-from shardwise.strategy.calibration import (
+from shardwise.strategy.profile import (
     CALIBRATION_SCHEMA,
     CALIBRATION_VERSION,
-    OWN_PROFILE,
-    Calibration,
-    read_calibration,
-)
-from shardwise.strategy.cells import node_slots, rank_grid
-from shardwise.strategy.job import Job, Optimizer
-from shardwise.strategy.profile import (
     MEGATRON_2024,
+    OWN_PROFILE,
     PROFILES,
+    Calibration,
+    Job,
+    Optimizer,
     Profile,
     numbers_of_profile,
     profile_from_record,
     profile_numbers,
     profile_of,
+    read_calibration,
 )
 from shardwise.strategy.rules import (
     GRID_RULES,
@@ -30,31 +28,29 @@ from shardwise.strategy.rules import (
     Rule,
     first_broken,
 )
-from shardwise.strategy.stages import (
-    IS_V,
-    even_ends,
-    largest_stage,
-    layer_counts,
-    stage_starts,
-    stages_of_rank,
-)
 from shardwise.strategy.strategy import (
     AXES,
     CP_KINDS,
+    FIELD_VALUES,
     FIELDS,
+    IS_V,
     OFFLOADS,
+    ORDERS,
     RECOMPUTES,
     SCHEDULES,
-    Strategy,
-)
-from shardwise.strategy.table import (
-    FIELD_VALUES,
-    ORDERS,
     Column,
+    Strategy,
     StrategyTable,
     axis_strides,
     canonical_orders,
     code_of,
+    even_ends,
+    largest_stage,
+    layer_counts,
+    node_slots,
+    rank_grid,
+    stage_starts,
+    stages_of_rank,
     value_of,
 )
 from shardwise.strategy.target import ANY, Limit, Refusal, Target, newest_target, target_names, target_of

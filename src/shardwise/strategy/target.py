@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 
 from shardwise.model import Model, has_plain_causal_attention
-from shardwise.strategy.job import Job
-from shardwise.strategy.profile import Profile
-from shardwise.strategy.strategy import Strategy
-from shardwise.strategy.table import FIELD_VALUES, StrategyTable, code_of
+from shardwise.strategy.profile import Job, Profile
+from shardwise.strategy.strategy import FIELD_VALUES, Strategy, StrategyTable, code_of
 
 Value = int | str | bool
 Axes = Mapping[str, tuple[Value, ...]]

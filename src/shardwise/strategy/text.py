@@ -9,9 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from shardwise.errors import ConfigError
-from shardwise.strategy.stages import even_ends, largest_stage
-from shardwise.strategy.strategy import AXES, FIELDS, Strategy
-from shardwise.strategy.table import FIELD_VALUES, ORDERS
+from shardwise.strategy.strategy import AXES, FIELD_VALUES, FIELDS, ORDERS, Strategy, even_ends, largest_stage
 
 ALIASES = ("zero_stage", "dp_replicate", "dp_shard")
 """Input words that stand for sharding degrees."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardwise.plan import Plan
+from shardwise.plans import Plan
 from shardwise.strategy import newest_target
-from shardwise.targets.child import ReaderRequest
-from shardwise.targets.megatron_lm import Flag, megatron_lm_flags
-from shardwise.targets.megatron_lm_files import megatron_lm_files
+from shardwise.targets.megatron_lm import Flag, megatron_lm_files, megatron_lm_flags
+from shardwise.targets.megatron_lm_read_back import ReaderRequest
 
 EXPORTS = ("megatron-lm-0.19",)
 """Targets that plans are exported to."""

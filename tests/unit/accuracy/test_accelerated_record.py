@@ -35,7 +35,7 @@ def test_peaks_are_what_is_planned(record: Record, shapes: int) -> None:
 
 
 def test_mutants_whose_software_copies_nothing_are_caught() -> None:
-    with patch("shardwise.cost.sync.copies_s", lambda problem, table, owned, held: 0.0 * owned):
+    with patch("shardwise.cost.sharding.copies_s", lambda problem, table, owned, held: 0.0 * owned):
         assert min(mean_off(steps(H200)), mean_off(steps(H100))) > 0.04
-    with patch("shardwise.cost.temporaries.LOGITS_NUMBER_BYTES", 0.0):
+    with patch("shardwise.cost.layers.LOGITS_NUMBER_BYTES", 0.0):
         assert max(abs(one.error) for one in peaks(H200)) > PEAK_WITHIN

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardwise.accuracy.box import bounded_least_squares
+from shardwise.accuracy.fit import bounded_least_squares
 
 Floats = NDArray[np.float64]
 

@@ -9,9 +9,8 @@ import pytest
 from tests.unit.accuracy.tables import case_of, row_of, rows_of
 
 from shardwise.accuracy import SHIPPED, read_rows
-from shardwise.accuracy.case import Case, CaseBuilder, cases_of
+from shardwise.accuracy.case import Case, CaseBuilder, cases_of, model_of
 from shardwise.accuracy.predict import Prediction, chosen_row, predicted, predictions_of
-from shardwise.accuracy.sizes import model_of
 from shardwise.cost import ProblemShapes
 from shardwise.errors import ConfigError
 from shardwise.model import parameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.accuracy.devices import BOARD_POWER_W, device_named
+from shardwise.accuracy.spellings import BOARD_POWER_W, device_named
 from shardwise.cluster import devices, find_device
 from shardwise.errors import ConfigError
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from shardwise.accuracy.known import (
+from shardwise.accuracy.spellings import (
     bytes_per_s_of_nodes,
     catalogue_model,
     dtype_named,

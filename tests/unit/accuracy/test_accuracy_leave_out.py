@@ -14,8 +14,7 @@ from tests.unit.accuracy.runs import Floats, measured_runs, some
 from tests.unit.accuracy.tables import rows_of
 
 from shardwise.accuracy.case import cases_of
-from shardwise.accuracy.fit import Fit, MeasuredRun, Numbers, linearised, source_weights
-from shardwise.accuracy.leave_out import (
+from shardwise.accuracy.cross_validation import (
     CENTRAL,
     Spread,
     _quantile,
@@ -26,6 +25,7 @@ from shardwise.accuracy.leave_out import (
     sources_of,
     spread_of,
 )
+from shardwise.accuracy.fit import Fit, MeasuredRun, Numbers, linearised, source_weights
 
 
 @cache

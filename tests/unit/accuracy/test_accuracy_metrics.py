@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from shardwise.accuracy.metrics import errors_of, kendall_tau, mean, regret, share
+from shardwise.accuracy.validate import errors_of, kendall_tau, mean, regret, share
 
 
 def test_errors() -> None:

@@ -13,9 +13,19 @@ from tests.unit.accuracy.runs import measured_runs, numbers_by_hand, published, 
 from tests.unit.accuracy.tables import rows_of
 
 from shardwise.accuracy import SHIPPED, bands_of, fit_document, fit_rows, read_rows
+from shardwise.accuracy.cross_validation import (
+    DIGITS,
+    LEAST_RUNS,
+    FitResult,
+    Spread,
+    factors,
+    is_warm,
+    linear_errors,
+    rounded,
+    sources_of,
+    spread_of,
+)
 from shardwise.accuracy.fit import Fit, Numbers, initial_value, linearised, predicted_log_s
-from shardwise.accuracy.leave_out import Spread, is_warm, linear_errors, sources_of, spread_of
-from shardwise.accuracy.record import DIGITS, LEAST_RUNS, FitResult, factors, rounded
 from shardwise.errors import ConfigError
 from shardwise.numbers import numbers_of
 from shardwise.strategy import PROFILES

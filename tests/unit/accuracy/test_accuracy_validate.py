@@ -9,11 +9,8 @@ import pytest
 from tests.unit.accuracy.tables import file_of, rows_of, text_of
 
 from shardwise.accuracy import SHIPPED, validate
-from shardwise.accuracy.judge import JudgedRow, judged
-from shardwise.accuracy.metrics import kendall_tau
-from shardwise.accuracy.rows import Fault
-from shardwise.accuracy.skipped import skipped_by_reason
-from shardwise.accuracy.workloads import workloads_of
+from shardwise.accuracy.rows import Fault, skipped_by_reason
+from shardwise.accuracy.validate import JudgedRow, judged, kendall_tau, workloads_of
 from shardwise.errors import ConfigError
 
 FIVE = [{"step_time_s": str(time_s), "tp": tp, "dp": dp} for time_s, tp, dp in (

@@ -25,13 +25,13 @@ from shardwise.accuracy.calibration import (
     hidden_share,
     kernel_curves,
     link_curve,
-    links,
     mean_error,
     with_bidirectional,
 )
-from shardwise.accuracy.calibration.solve import coefficients
+from shardwise.accuracy.calibration import curves as links
+from shardwise.accuracy.calibration.curves import coefficients
 from shardwise.cluster import AttentionCurve, load_cluster
-from shardwise.cost.fabric import collective_model_of
+from shardwise.cost.collectives import collective_model_of
 from shardwise.cost.problem import machine_of
 from shardwise.errors import ConfigError
 from shardwise.strategy import PROFILES

@@ -11,9 +11,9 @@ from tests.runtime.uneven_plans import make_uneven
 
 from shardwise import search
 from shardwise.accuracy import StageBreakdown, compare
-from shardwise.accuracy.stage_times import stage_breakdown
+from shardwise.accuracy.stage_breakdown import stage_breakdown
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan, UnevenFile, plan_hash
+from shardwise.plans import Plan, UnevenFile, plan_hash
 from shardwise.schedule import generate
 from shardwise.sim import COMMUNICATION, COMPUTE, Span, Trace, simulate, task_graph, trace_of
 

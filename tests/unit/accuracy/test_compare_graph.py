@@ -11,9 +11,9 @@ from tests.runtime.test_runtime_graph_obeyed import without_recomputation
 from tests.unit.search.test_search_graph_timeline import with_overlap
 
 from shardwise.accuracy import PARTS, compare_graph
-from shardwise.accuracy.graph_parts import measured_parts, measured_passes, predicted_parts
+from shardwise.accuracy.stage_breakdown import measured_parts, measured_passes, predicted_parts
 from shardwise.errors import ConfigError
-from shardwise.plan import GraphPlan, plan_hash
+from shardwise.plans import GraphPlan, plan_hash
 from shardwise.search import graph_timeline, graph_trace
 from shardwise.sim import COMMUNICATION, COMPUTE, DATA_PARALLEL, OPERATORS, TRAFFIC, Span, Trace
 

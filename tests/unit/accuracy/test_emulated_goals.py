@@ -30,7 +30,7 @@ from tests.unit.app.test_cli_calibrate import written
 from shardwise import search
 from shardwise.accuracy import with_speed
 from shardwise.cluster import link_graph, load_cluster, load_events
-from shardwise.emulate.changes import changes_of
+from shardwise.emulate.run import changes_of
 from shardwise.model import model_from_config
 from shardwise.strategy import Calibration, Job, complete, parse_fields, read_calibration
 

@@ -21,7 +21,7 @@ from shardwise.accuracy import (
 )
 from shardwise.accuracy.calibration.nccl_tests import TESTS, bus_factor, nccl_tables
 from shardwise.cluster import Cluster, load_cluster
-from shardwise.cost.fabric import CollectiveModel, collective_model_of
+from shardwise.cost.collectives import CollectiveModel, collective_model_of
 from shardwise.cost.problem import machine_of
 from shardwise.errors import ConfigError
 from shardwise.strategy import PROFILES

@@ -11,7 +11,7 @@ import pytest
 from shardwise.app.cli.main import main
 from shardwise.cluster import Cluster
 from shardwise.model import Model
-from shardwise.plan import Answer, Certificate, Layout, PeakMemory, Pipeline, Result, Stage
+from shardwise.plans import Answer, Certificate, Layout, PeakMemory, Pipeline, Result, Stage
 from shardwise.schedule import Schedule, generate
 from shardwise.sim import Durations
 from shardwise.strategy import Job, Strategy, complete

@@ -9,10 +9,9 @@ from typing import Any, cast
 import pytest
 
 from shardwise.accuracy import Collective, LinkCurve, LinkSample, OverlapSample, eager_profile
-from shardwise.accuracy.calibration.links import collective_s
+from shardwise.accuracy.calibration.curves import collective_s
 from shardwise.app.cli.calibrating import _links
-from shardwise.app.cli.calibrating_links import LinkMeasurement, groups_of, median_samples
-from shardwise.app.cli.calibrating_ranks import Ranks
+from shardwise.app.cli.measuring import LinkMeasurement, Ranks, groups_of, median_samples
 from shardwise.cluster import load_cluster
 
 INSIDE = LinkCurve(latency_s=1e-4, startup_s=0.0, bytes_per_s=1e9)

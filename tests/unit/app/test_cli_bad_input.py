@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from shardwise.plan import document_hash
+from shardwise.plans import document_hash
 
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Planner, Ran, Run

@@ -32,11 +32,11 @@ from shardwise.accuracy import (
     with_links,
     with_speed,
 )
-from shardwise.app.cli.calibrating_links import groups_of
+from shardwise.app.cli.measuring import groups_of
 from shardwise.cluster import AttentionCurve, Device, find_device, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.inputs import dumps_yaml
-from shardwise.plan import Plan, read_plan
+from shardwise.plans import Plan, read_plan
 from shardwise.strategy import Profile, read_calibration
 
 CURVES = KernelCurves(launch_s=9e-6, flop_per_s=7.5e10, k_half=11.0, memory_bytes_per_s=1.25e10)

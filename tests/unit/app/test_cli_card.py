@@ -12,7 +12,7 @@ from shardwise.app.cli.card import answer_card, evaluation_card
 from shardwise.app.cli.output import WIDTH, plain_text
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
-from shardwise.plan import Answer, usd_per_billion_tokens
+from shardwise.plans import Answer, usd_per_billion_tokens
 from shardwise.strategy import Job, Strategy, complete
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from shardwise.plan import document_hash, plan_document, read_plan
+from shardwise.plans import document_hash, plan_document, read_plan
 
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Run

@@ -13,7 +13,7 @@ from tests.runtime.uneven_plans import make_uneven
 from tests.unit.accuracy.test_compare import PIPELINE, measured_like, measured_unevenly, renamed
 from tests.unit.app.conftest import Run
 
-from shardwise.plan import write_plan, write_uneven_plan
+from shardwise.plans import write_plan, write_uneven_plan
 from shardwise.sim import COMMUNICATION, Span, read_trace, write_trace
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "reference" / "schemas" / "comparison.json"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from shardwise.plan import read_plan
+from shardwise.plans import read_plan
 
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Run

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from shardwise.app.cli.proof import FRONTIER_LINES, spaced_indices
-from shardwise.plan import read_plan
-from shardwise.search import Fastest, drive
-from shardwise.search.dive import SubtreeSearch
+from shardwise.app.cli.card import FRONTIER_LINES, spaced_indices
+from shardwise.plans import read_plan
+from shardwise.search import Fastest
+from shardwise.search.bnb import solver
+from shardwise.search.bnb.branch import SubtreeSearch
 
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Run
@@ -221,7 +222,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], No
         subtree_run(self)
 
     def interrupt_after(is_after: bool) -> None:
-        monkeypatch.setattr(drive, "SMALL_SPACE", 0)
+        monkeypatch.setattr(solver, "SMALL_SPACE", 0)
         if is_after:
             monkeypatch.setattr(Fastest, "offer", found)
         else:

@@ -17,7 +17,7 @@ from tests.unit.targets.test_megatron_lm_differences import READING, requested_p
 
 from shardwise.app.cli import exporting
 from shardwise.errors import ConfigError
-from shardwise.plan import write_graph_plan, write_plan, write_uneven_plan
+from shardwise.plans import write_graph_plan, write_plan, write_uneven_plan
 from shardwise.targets import Reading
 
 TO = ("--to", "megatron-lm-0.19", "--out", "out")

@@ -11,8 +11,8 @@ import pytest
 from benchmarks.shipped import DEVICES, SOFTWARE, merged
 from tests.unit.accuracy.tables import file_of, text_of
 
+from shardwise.accuracy.cross_validation import LEAST_RUNS
 from shardwise.accuracy.fit import Numbers
-from shardwise.accuracy.record import LEAST_RUNS
 from shardwise.app.cli.output import WIDTH
 from shardwise.errors import ConfigError
 from shardwise.numbers import numbers_of
@@ -152,7 +152,7 @@ def test_arguments_that_cannot_be_used(
     def unexpected(*_: object) -> None:
         raise AssertionError("rows were fitted")
 
-    monkeypatch.setattr("shardwise.app.cli.fitting.fit_rows", unexpected)
+    monkeypatch.setattr("shardwise.app.cli.measured_runs.fit_rows", unexpected)
     monkeypatch.chdir(tmp_path)
     text = text_of(*RUNS)
     file_of(tmp_path, text)
@@ -169,9 +169,9 @@ def test_a_file_that_cannot_be_written_after_all(
     def full(*_: object) -> None:
         raise ConfigError("cannot be written: no space left on device", file="fit.json")
 
-    monkeypatch.setattr("shardwise.plan.store._write_and_rename", full)
-    monkeypatch.setattr("shardwise.app.cli.fitting.fit_rows", lambda _: None)
-    monkeypatch.setattr("shardwise.app.cli.fitting.fit_document", lambda _: {"schema": "shardwise.fit"})
+    monkeypatch.setattr("shardwise.plans.atomic_write._write_and_rename", full)
+    monkeypatch.setattr("shardwise.app.cli.measured_runs.fit_rows", lambda _: None)
+    monkeypatch.setattr("shardwise.app.cli.measured_runs.fit_document", lambda _: {"schema": "shardwise.fit"})
     rows, out = file_of(tmp_path, text_of(*RUNS)), tmp_path / "fit.json"
     out.write_text("older")
     refused(run("fit", rows, "--out", str(out)), "no space left")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from shardwise.plan import read_plan, write_plan
+from shardwise.plans import read_plan, write_plan
 from shardwise.search import Tradeoff
 from shardwise.strategy import Strategy, strategy_text
 from shardwise.units import parse_quantity

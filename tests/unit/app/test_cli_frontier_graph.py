@@ -15,16 +15,16 @@ from tests.unit.app.test_cli_calibrate import written
 from tests.unit.app.test_cli_frontier import answer, refused
 from tests.unit.graph.texts import bent
 
-from shardwise.app.cli import graph_checking
+from shardwise.app.cli import checking
 from shardwise.app.cli.frontier.graphs import GraphRequest, GraphSubject
 from shardwise.cluster import load_cluster, mesh_of, part_of
 from shardwise.cost import Training, estimate_layout
 from shardwise.errors import InternalError
-from shardwise.frontier import frontier_of
 from shardwise.graph import graph_text, layout_from_record, load_graph, scaled
 from shardwise.inputs import dumps_yaml, parse_mapping, read_mapping
-from shardwise.plan import document_hash, read_graph_plan, write_graph_plan
-from shardwise.plan.graph_plan import graph_plan_document
+from shardwise.pareto import frontier_of
+from shardwise.plans import document_hash, read_graph_plan, write_graph_plan
+from shardwise.plans.graph_plan import graph_plan_document
 from shardwise.search import MeshChoice
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def test_a_point_that_its_layout_does_not_cost_is_no_plan(
     assert own == pytest.approx({name: getattr(curve.points[0], name) for name in own}, rel=1e-9)
 
     def estimated(*given: Any) -> Any:
-        estimate = graph_checking.estimate_of(*given)
+        estimate = checking.estimate_of(*given)
         return replace(estimate, **{field: getattr(estimate, field) * (1.0 + 1e-6)})
 
     monkeypatch.setattr("shardwise.app.cli.frontier.graphs.estimate_of", estimated)

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.app.test_cli_frontier import SCHEMAS, answer, refused
 
 from shardwise.inputs import read_mapping
-from shardwise.plan import Idle, read_graph_plan
+from shardwise.plans import Idle, read_graph_plan
 
 if TYPE_CHECKING:
     from tests.unit.app.conftest import Run

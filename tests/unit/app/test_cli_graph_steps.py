@@ -12,8 +12,8 @@ from tests.unit.accuracy.test_compare_graph import measured_like, staged_plans, 
 from tests.unit.app.conftest import Run
 
 from shardwise.accuracy import PARTS
-from shardwise.app.cli.graph_comparing import PART_LABELS
-from shardwise.plan import plan_hash, read_graph_plan, write_graph_plan
+from shardwise.app.cli.comparing import PART_LABELS
+from shardwise.plans import plan_hash, read_graph_plan, write_graph_plan
 from shardwise.sim import BLOCKS, read_trace, write_trace
 
 DOCS = Path(__file__).parents[3] / "docs"

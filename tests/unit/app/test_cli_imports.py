@@ -11,7 +11,7 @@ PROGRAM = """
 import json, sys
 from shardwise.app.cli.main import main
 main(["--version"])
-import shardwise.app.cli.answer, shardwise.app.cli.timeline
+import shardwise.app.cli.planning, shardwise.app.cli.simulating
 print(json.dumps([name for name in sys.argv[1:] if name in sys.modules]))
 """
 

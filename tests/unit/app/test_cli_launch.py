@@ -16,7 +16,7 @@ from tests.unit.app.conftest import Run
 
 from shardwise.cluster import load_cluster
 from shardwise.graph import Block
-from shardwise.plan import write_graph_plan, write_plan, write_uneven_plan
+from shardwise.plans import write_graph_plan, write_plan, write_uneven_plan
 
 
 @pytest.fixture

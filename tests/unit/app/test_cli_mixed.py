@@ -17,9 +17,9 @@ from tests.unit.app.test_cli_commands import validated
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_mapping
-from shardwise.plan import PROVEN_GAP, Layout, MixedFigures, Pipeline, read_uneven_plan, write_uneven_plan
-from shardwise.search import parts, predict_record
-from shardwise.search.uneven.drive import UnevenOutcome
+from shardwise.plans import PROVEN_GAP, Layout, MixedFigures, Pipeline, read_uneven_plan, write_uneven_plan
+from shardwise.search import cluster_parts, predict_record
+from shardwise.search.hetero.branch_and_bound import UnevenOutcome
 from shardwise.sim import read_trace
 from shardwise.strategy import target_of
 
@@ -93,7 +93,7 @@ def test_a_runtime_with_fewer_dtypes_under_uneven_plans_gets_the_best_uniform_on
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     narrow = replace(target_of("shardwise"), uneven_dtypes=("fp32",))
-    monkeypatch.setattr("shardwise.app.cli.targets.target_of", lambda name: narrow)
+    monkeypatch.setattr("shardwise.app.cli.planning.target_of", lambda name: narrow)
     uniform = answer(run, *ON_PROCESSORS, "bf16")
     assert uniform["best"]["strategy"] is not None and uniform["not_run"] == []
     assert "in fp32 only" in run(*ON_PROCESSORS, "bf16").out
@@ -317,8 +317,8 @@ def test_uniform_strategies_that_were_not_searched_to_the_end_leave_nothing_prov
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert answer(run, *QUESTION)["is_proven"]
-    whole = parts._part_of
-    monkeypatch.setattr(parts, "_part_of", lambda *of: replace(whole(*of), is_complete=False))
+    whole = cluster_parts._part_of
+    monkeypatch.setattr(cluster_parts, "_part_of", lambda *of: replace(whole(*of), is_complete=False))
     assert not answer(run, *QUESTION)["is_proven"]
     assert "uniform strategies were not searched to the end" in run(*QUESTION).out
 
@@ -431,7 +431,7 @@ def test_a_gap_that_uneven_plans_leave_is_not_called_proven(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The best uniform strategy is proven, but an uneven plan may be 1.5 % faster."""
-    module = sys.modules["shardwise.search.uneven.answer"]
+    module = sys.modules["shardwise.search.hetero.answer"]
 
     def ended(*command_line: Any, cutoff_s: float, **more: Any) -> UnevenOutcome:
         return UnevenOutcome(

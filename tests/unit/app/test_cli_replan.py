@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 from shardwise import search
-from shardwise.app.cli.answer import schedule_of
-from shardwise.plan import plan_of, read_plan, write_plan
+from shardwise.app.cli.planning import schedule_of
+from shardwise.plans import plan_of, read_plan, write_plan
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "reference" / "schemas" / "replan.json"
 CLUSTER = "4x2xT4"

@@ -12,7 +12,7 @@ import pytest
 
 from shardwise.app.cli import replanning
 from shardwise.inputs import read_mapping
-from shardwise.plan import DECISION, read_plan, read_uneven_plan, write_plan
+from shardwise.plans import DECISION, read_plan, read_uneven_plan, write_plan
 from shardwise.strategy import Target, target_of
 
 SCHEMAS = Path(__file__).parents[3] / "docs" / "reference" / "schemas"

@@ -13,7 +13,7 @@ SENDS = "os.kill(os.getpid(), signal.SIGTERM)"
 
 def ran(*lines: str) -> subprocess.CompletedProcess[str]:
     head = (
-        "import os, signal; from shardwise.app.cli.signals import signals_as_interrupts, ignore_termination"
+        "import os, signal; from shardwise.app.cli.launched import signals_as_interrupts, ignore_termination"
     )
     return subprocess.run(
         [sys.executable, "-c", "\n".join((head, *lines))], check=False, capture_output=True, text=True

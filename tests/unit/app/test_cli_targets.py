@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from shardwise.plan import read_plan
-from shardwise.plan.read import write_plan
+from shardwise.plans import read_plan
+from shardwise.plans.plan_file import write_plan
 from shardwise.strategy import MEGATRON_2024, newest_target, target_of
 
 if TYPE_CHECKING:

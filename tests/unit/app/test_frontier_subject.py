@@ -14,7 +14,7 @@ from shardwise.app.cli.frontier.command import FrontierOptions, FrontierQuery, a
 from shardwise.app.cli.output import Line, plain_text
 from shardwise.cluster import Cluster, load_cluster, part_of
 from shardwise.errors import ConfigError, Infeasible
-from shardwise.plan import Idle, Plan
+from shardwise.plans import Idle, Plan
 from shardwise.search import Curve, Point, Progress, Reference
 
 CLUSTER = load_cluster("1x4xV100-32G")

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from shardwise.app.plot.axes import GIB, MAX_TICKS, MIN_TICKS, even_ticks, memory_ticks, range_of, time_ticks
+from shardwise.app.plot.draw import GIB, MAX_TICKS, MIN_TICKS, even_ticks, memory_ticks, range_of, time_ticks
 
 
 @pytest.mark.parametrize("seed", range(300))

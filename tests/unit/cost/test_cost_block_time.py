@@ -35,7 +35,7 @@ from shardwise.cost import (
     subproblem_of,
     traffic_of,
 )
-from shardwise.search.evaluate import step_times_s
+from shardwise.search.step_times import step_times_s
 
 
 def stack(layers: int = 4, **efficiency: Any) -> Problem:

@@ -14,7 +14,7 @@ from tests.unit.cost.hand_made import cluster, device, problem, table, with_effi
 
 from shardwise.cluster import Backend, CollectiveCurve, Tier
 from shardwise.cost import Problem
-from shardwise.cost.fabric import (
+from shardwise.cost.collectives import (
     ProcessGroups,
     Sizes,
     alike_grids,
@@ -26,7 +26,7 @@ from shardwise.cost.fabric import (
     outer_part,
     sizes_of,
 )
-from shardwise.search.evaluate import step_times_s
+from shardwise.search.step_times import step_times_s
 from shardwise.strategy import AXES, ORDERS
 
 

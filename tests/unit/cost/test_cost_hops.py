@@ -12,7 +12,7 @@ from tests.unit.cost.hand_made import brick_model, cluster, end_of, exposed, pro
 from tests.unit.cost.test_cost_fabric import tiers
 
 from shardwise.cluster import Cluster
-from shardwise.cost.hops import HopTimes, Neighbours, neighbours_of
+from shardwise.cost.collectives import HopTimes, Neighbours, neighbours_of
 
 SETTINGS = [
     # (spans of tiers, pp, stride): pipelines inside, along and across nodes, aligned with them or not.

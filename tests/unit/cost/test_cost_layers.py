@@ -21,7 +21,7 @@ from tests.unit.cost.hand_made import (
 )
 
 from shardwise.cost import PhaseTimes, Problem
-from shardwise.cost.fabric import collective_model_of, groups_of
+from shardwise.cost.collectives import collective_model_of, groups_of
 from shardwise.cost.layers import BlockCost, block_cost, grid_cost, tensor_sync_s
 from shardwise.model import Experts, Layer
 from shardwise.operators import Attention, Extent, GroupedMatmul, Matmul, Pointwise, Saved, Weight

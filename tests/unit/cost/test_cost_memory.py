@@ -20,12 +20,7 @@ from tests.unit.cost.hand_made import (
     with_software,
 )
 
-from shardwise.cost import (
-    Problem,
-    costs_of_all_stages,
-    host_bytes,
-    peaks_of,
-)
+from shardwise.cost import Problem, costs_of_all_stages, host_bytes, peaks_of
 from shardwise.cost.memory import communicators
 from shardwise.model import Experts
 from shardwise.operators import Attention, Extent, GroupedMatmul, Loss, Saved, Weight

@@ -22,16 +22,7 @@ from shardwise.cluster import AttentionCurve, Efficiency, GroupedMatmulCurve, Ma
 from shardwise.cost import Problem
 from shardwise.cost.operators import degree_of, element_bytes, operator_times, rows_of, width_of
 from shardwise.model import Experts
-from shardwise.operators import (
-    Attention,
-    Extent,
-    GroupedMatmul,
-    Lookup,
-    Loss,
-    Matmul,
-    Operator,
-    Pointwise,
-)
+from shardwise.operators import Attention, Extent, GroupedMatmul, Lookup, Loss, Matmul, Operator, Pointwise
 
 EXPERTS = Experts(experts=8, top_k=2)
 HALF_SPEED = MatmulCurve(peak_fraction=0.5, tile_m=1, tile_n=1, units=1, k_half=10.0, small_tile_fraction=1.0)

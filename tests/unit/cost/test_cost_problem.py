@@ -26,7 +26,7 @@ from shardwise.cost import recipe as recipe_module
 from shardwise.errors import ConfigError
 from shardwise.model import Experts, model_from_config
 from shardwise.operators import Attention, Extent, GroupedMatmul, Matmul, Weight
-from shardwise.search.evaluate import step_times_s
+from shardwise.search.step_times import step_times_s
 
 
 def mixed_cluster() -> Cluster:

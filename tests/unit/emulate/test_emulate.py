@@ -23,10 +23,9 @@ import pytest
 from tests.sampling import sample_of
 
 from shardwise.cluster import EventTrace, LinkChange, NodeLost, Slowdown, load_cluster
-from shardwise.emulate import Emulation, shares, system
-from shardwise.emulate.changes import EmulatedChange, changes_of
-from shardwise.emulate.shares import CpuShares
-from shardwise.emulate.ticks import Ticks
+from shardwise.emulate import Emulation, cgroups, network
+from shardwise.emulate.cgroups import CpuShares, Ticks
+from shardwise.emulate.run import EmulatedChange, changes_of
 from shardwise.errors import ConfigError
 
 pytestmark = pytest.mark.xdist_group("emulate")
@@ -167,11 +166,11 @@ def test_a_rank_that_fails_ends_all_with_its_code(
 
 def test_tools_are_found_outside_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    monkeypatch.setattr(system, "_SYSTEM_FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr(network, "_SYSTEM_FOLDERS", (str(tmp_path),))
     with pytest.raises(ConfigError, match="tc: is not installed"):
-        system.tool_path("tc")
+        network.tool_path("tc")
     (tmp_path / "tc").touch(mode=0o755)
-    assert system.tool_path("tc") == str(tmp_path / "tc")
+    assert network.tool_path("tc") == str(tmp_path / "tc")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -241,9 +240,9 @@ def test_groups_of_a_killed_emulation_are_deleted_when_their_processes_have_ende
             raise OSError(16, "Device or resource busy")
         rmdir(folder)
 
-    monkeypatch.setattr(shares, "_cpu_root", lambda: tmp_path)
+    monkeypatch.setattr(cgroups, "_cpu_root", lambda: tmp_path)
     monkeypatch.setattr(Path, "rmdir", failing_rmdir)
-    shares.remove_leftover_shares()
+    cgroups.remove_leftover_shares()
     assert is_busy == [] and list(tmp_path.iterdir()) == []
 
 
@@ -430,7 +429,7 @@ def test_what_cannot_be_emulated_is_refused_in_one_line(
 
 
 def test_other_users_than_root_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from shardwise.emulate.system import check_system
+    from shardwise.emulate.network import check_system
 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ConfigError, match=r"needs root|is not installed"):

@@ -89,11 +89,11 @@ def _section(op: OpNode) -> Iterator[str]:
         yield from ("| attribute | value | meaning |", "|---|---|---|")
         yield from (_attribute_row(attribute) for attribute in kind.attributes)
         yield ""
-    yield f"Of `{_signature(op)}`{_settings(op)}:\n"
-    yield from ("| rule | inputs | parameters | output | exchanges |", "|---|---|---|---|---|")
+    yield f"Example `{_signature(op)}`{_settings(op)}:\n"
+    yield from ("| rule | inputs | parameters | output | collectives |", "|---|---|---|---|---|")
     yield from (_rule_row(rule) for rule in rules_of(op))
     yield f"\nWork: {'; '.join(map(_work_text, work_of(op))) or 'none, it is a view'}."
-    yield f"Kept for the backward pass: {_saved_text(saved_of(op))}."
+    yield f"Saved for the backward pass: {_saved_text(saved_of(op))}."
 
 
 def _attribute_row(attribute: Attribute) -> str:
@@ -105,7 +105,7 @@ def _attribute_row(attribute: Attribute) -> str:
         "dim": "name of a dim",
         "dims": "names of dims",
     }
-    needed = "; needed" if attribute.required else ""
+    needed = "; required" if attribute.required else ""
     return f"| `{attribute.name}` | {values[attribute.type]} | {attribute.meaning}{needed} |"
 
 
@@ -133,7 +133,7 @@ def _rule_row(rule: ShardingRule) -> str:
 def _collective_text(call: CollectiveCall) -> str:
     copies = f"{call.copies:g} x " if call.copies != 1 else ""
     width = f" of {call.element_bytes:g} bytes" if call.element_bytes else ""
-    times = f"{call.forward_calls} forward, {call.backward_calls} backward"
+    times = _times_text(call.forward_calls, call.backward_calls)
     return f"{call.collective} {copies}{_tensor(call.dims)}{width}: {times}"
 
 
@@ -152,7 +152,13 @@ def _work_text(work: KernelWork) -> str:
 
 def _moved_text(moved: Moved) -> str:
     width = f" of {moved.element_bytes:g} bytes" if moved.element_bytes else ""
-    return f"{_tensor(moved.dims)}{width} moved {moved.forward:g} times forward, {moved.backward:g} backward"
+    return f"{_tensor(moved.dims)}{width} moved {_times_text(moved.forward, moved.backward)}"
+
+
+def _times_text(forward: float, backward: float) -> str:
+    """How often in the forward and in the backward pass, without a pass that has none."""
+    passes = (("forward", forward), ("backward", backward))
+    return ", ".join(f"{times:g}x {name}" for name, times in passes if times)
 
 
 def _saved_text(saved: SavedTensors) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from shardwise.search.clock import SearchClock
-from shardwise.search.lanes import SearchWorkers
+from shardwise.search.worker_pool import SearchWorkers
 
 
 @pytest.fixture(autouse=True)

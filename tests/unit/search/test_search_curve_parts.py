@@ -8,7 +8,7 @@ import pytest
 
 from shardwise.cluster import Cluster, load_cluster, pools_of
 from shardwise.errors import ConfigError
-from shardwise.plan import Idle
+from shardwise.plans import Idle
 from shardwise.search import Curve, PartChoice, Point, points_of
 
 MIXED = "2x4xA100-80G+1x2xV100-32G"

@@ -15,7 +15,7 @@ from shardwise.cluster import Cluster, load_cluster, part_of, part_sizes
 from shardwise.cost import peaks_of
 from shardwise.errors import Infeasible
 from shardwise.model import model_from_config
-from shardwise.plan import Idle
+from shardwise.plans import Idle
 from shardwise.search import (
     Curve,
     Point,
@@ -31,8 +31,8 @@ from shardwise.search import (
     points_of,
     smallest,
 )
-from shardwise.search.evaluate import step_times_s
-from shardwise.search.modes import doubled
+from shardwise.search.curves import doubled
+from shardwise.search.step_times import step_times_s
 from shardwise.search.strategy_curves import margin_between
 from shardwise.strategy import Job, Strategy, StrategyTable
 

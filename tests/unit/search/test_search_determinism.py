@@ -13,7 +13,7 @@ import pytest
 from tests.property.search_instances import instance
 
 from shardwise.errors import Infeasible
-from shardwise.plan import Answer
+from shardwise.plans import Answer
 from shardwise.search import Question, plan
 
 COMMAND = (

@@ -14,11 +14,11 @@ from shardwise.cluster import load_cluster
 from shardwise.cost import peaks_of
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import model_from_config
-from shardwise.plan import Plan, plan_of
+from shardwise.plans import Plan, plan_of
 from shardwise.schedule import generate
 from shardwise.search import Explanation, Question, explained, plan, question_of, what_if, why_not
-from shardwise.search.changes import changes_of
-from shardwise.search.evaluate import step_times_s
+from shardwise.search.explanation import changes_of
+from shardwise.search.step_times import step_times_s
 from shardwise.strategy import FIELDS, MEMORY, Job, Strategy, StrategyTable, complete
 
 LAYERS, BATCH, DEVICES = 4, 4, 4

@@ -9,13 +9,13 @@ from functools import cache
 import pytest
 from tests.property.search_space_twin import SpaceTwin, first_reason, keeps
 
-from shardwise.check import count_space
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import model_from_config
 from shardwise.search import Question, plan
-from shardwise.search.evaluate import step_times_s
+from shardwise.search.step_times import step_times_s
 from shardwise.strategy import Job, Strategy, StrategyTable
+from shardwise.verification import count_space
 
 LAYERS, BATCH, DEVICES = 5, 6, 6
 DIMENSIONS = {

@@ -13,10 +13,10 @@ from tests.property.layout_instances import chain
 from tests.runtime.graph_plans import estimated, plan_with, sampled, sampled_in_stages
 
 from shardwise.cost import LayoutEstimate
-from shardwise.cost.one_layout.ledger import StepLedger, When
+from shardwise.cost.one_layout.layout import StepLedger, When
 from shardwise.errors import ConfigError
 from shardwise.graph import StagedLayout, block_labels, data_parallel, load_graph, scaled
-from shardwise.plan import GraphPlan
+from shardwise.plans import GraphPlan
 from shardwise.search import graph_timeline, graph_trace
 from shardwise.sim import BLOCKS, COMPUTE, DATA_PARALLEL, OPERATORS, TRAFFIC, Span
 

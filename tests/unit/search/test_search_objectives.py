@@ -14,16 +14,17 @@ import numpy as np
 import pytest
 from tests.property.search_space_twin import SpaceTwin, first_reason
 
-from shardwise.check import count_space
 from shardwise.cluster import Cluster, load_cluster, part_of, part_sizes
 from shardwise.cost import peaks_of
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import model_from_config
-from shardwise.plan import Answer
-from shardwise.search import Fastest, Question, Tradeoff, drive, plan, relax
-from shardwise.search.dive import SubtreeSearch
-from shardwise.search.evaluate import step_times_s
+from shardwise.plans import Answer
+from shardwise.search import Fastest, Question, Tradeoff, infeasibility, plan
+from shardwise.search.bnb import solver
+from shardwise.search.bnb.branch import SubtreeSearch
+from shardwise.search.step_times import step_times_s
 from shardwise.strategy import Job, StrategyTable
+from shardwise.verification import count_space
 
 LAYERS, BATCH = 4, 6
 MODEL = model_from_config(
@@ -262,8 +263,8 @@ def test_an_interrupt_while_relaxations_are_sought_stays_one(monkeypatch: pytest
         signal.raise_signal(signal.SIGINT)
         return _relaxations(*_)
 
-    _relaxations = relax._relaxations
-    monkeypatch.setattr(relax, "_relaxations", interrupted)
+    _relaxations = infeasibility._relaxations
+    monkeypatch.setattr(infeasibility, "_relaxations", interrupted)
     with pytest.raises(KeyboardInterrupt):
         plan(requested)
 
@@ -288,7 +289,7 @@ def test_few_candidates_are_searched_within_the_smallest_budget() -> None:
 def test_a_budget_that_is_too_small_for_what_is_hard_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that the first look sees fits (nor anything else, as it happens: where candidates are few, it
     is told at once)."""
-    monkeypatch.setattr(drive, "SMALL_SPACE", 0)
+    monkeypatch.setattr(solver, "SMALL_SPACE", 0)
     tight = replace(WIDE, cluster=cluster_with(2**30), budget_s=1e-9)
     with pytest.raises(
         Infeasible, match=r"within the budget of 1 ns; .* candidates are unexplored"

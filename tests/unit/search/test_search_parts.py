@@ -13,22 +13,13 @@ import pytest
 from shardwise.cluster import Cluster, Parts, Selection, load_cluster
 from shardwise.errors import Infeasible
 from shardwise.model import load_model
-from shardwise.plan import UnevenAnswer
-from shardwise.search import (
-    Fastest,
-    Question,
-    default_job,
-    drive,
-    is_mixed,
-    part_list,
-    plan,
-    plan_mixed_cluster,
-)
+from shardwise.plans import UnevenAnswer
+from shardwise.search import Fastest, Question, cluster_parts, default_job, is_mixed, plan, plan_mixed_cluster
 from shardwise.search.answer import search
+from shardwise.search.bnb import solver
 from shardwise.search.clock import SearchClock
-from shardwise.search.part_bounds import DeviceWork
-from shardwise.search.part_list import listed_parts
-from shardwise.search.uneven.proving import SubproblemSearch
+from shardwise.search.cluster_parts import DeviceWork, listed_parts
+from shardwise.search.hetero.subproblem import SubproblemSearch
 
 
 def _question(cluster: Cluster | str, model: str = "gpt2", batch: int = 16, space: str = "core") -> Question:
@@ -203,7 +194,7 @@ def test_what_fits_nowhere_is_infeasible_on_the_whole_cluster() -> None:
 
 
 def test_parts_that_are_too_many_leave_the_answer_unproven(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part_list, "MOST_COMBINED_POOLS", 1)
+    monkeypatch.setattr(cluster_parts, "MOST_COMBINED_POOLS", 1)
     answer = plan(_question("1x1xH100-SXM+1x1xA100-80G+1x1xA100-40G"))
     # Seven sets of three pools; four are considered: three single ones and all.
     assert answer.unexplored_parts == 3 and not answer.is_proven
@@ -234,7 +225,7 @@ def test_an_interrupt_answers_with_the_best_union_so_far(
     last: int, interrupting: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In searches that look first, as those of large spaces do."""
-    monkeypatch.setattr(drive, "SMALL_SPACE", 0)
+    monkeypatch.setattr(solver, "SMALL_SPACE", 0)
     question = _question("1x2xH100-SXM+1x2xA100-80G+1x2xT4")
     best_s = plan(question).best.step_time_s
     interrupting(last)

@@ -7,7 +7,7 @@ import pytest
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
 from shardwise.search import UnevenSpace, proportional_split, search_uneven
-from shardwise.search.uneven.proportional import largest_remainders
+from shardwise.search.hetero.proportional import largest_remainders
 from shardwise.strategy import Job
 
 

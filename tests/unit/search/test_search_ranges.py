@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwise.search.goals import Tradeoff
-from shardwise.search.ranges import Ranges, ranges_from
+from shardwise.search.bnb.branch import Ranges, ranges_from
+from shardwise.search.bnb.incumbent import Tradeoff
 
 
 def test_rows_have_the_choices_for_their_largest_stage() -> None:

@@ -12,7 +12,7 @@ from shardwise import search
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import load_model, model_from_config
-from shardwise.plan import Answer, UnevenAnswer
+from shardwise.plans import Answer, UnevenAnswer
 from shardwise.search import Question, plan_for, plan_mixed_cluster
 from shardwise.strategy import Job, StrategyTable, Target, target_of
 from shardwise.strategy.target import target_from_record

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from shardwise import search
-from shardwise.check.memory import PARTS, Memory
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model, model_from_config
-from shardwise.plan import UnevenAnswer, plan_document, plan_of
+from shardwise.plans import UnevenAnswer, plan_document, plan_of
 from shardwise.schedule import generate
-from shardwise.search import goals
-from shardwise.search.goals import TIE_TOLERANCE, Fastest, Goal, Smallest, Tradeoff
+from shardwise.search.bnb import incumbent
+from shardwise.search.bnb.incumbent import TIE_TOLERANCE, Fastest, Goal, Smallest, Tradeoff
 from shardwise.strategy import Strategy, StrategyTable, complete
+from shardwise.verification.memory import PARTS, Memory
 
 ROUTED: dict[str, Any] = {
     "layers": 4, "hidden": 2048, "ffn": 8192, "heads": 32, "kv_heads": 2, "vocab": 32000, "seq_len": 2048,
@@ -134,7 +134,7 @@ def test_a_bound_prunes_what_is_slower_and_not_what_is_equal() -> None:
 
 
 def test_the_twin_whose_bounds_prune_equals_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(goals, "PRUNE_FACTOR", 1.0 - 1e-15)
+    monkeypatch.setattr(incumbent, "PRUNE_FACTOR", 1.0 - 1e-15)
     goal = Fastest(1)
     goal.offer(StrategyTable.of(strategies()[:1]), np.array([1.0]), np.array([5.0]))
     assert not goal.may_improve(np.array([1.0])).any()

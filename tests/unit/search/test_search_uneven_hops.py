@@ -9,13 +9,17 @@ import pytest
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
-from shardwise.plan import Layout, PeakMemory, Pipeline, Stage, UnevenResult
+from shardwise.plans import Layout, PeakMemory, Pipeline, Stage, UnevenResult
 from shardwise.search import UnevenSpace
-from shardwise.search.uneven import RecordPrediction, predict_record
-from shardwise.search.uneven.hops import StageHops, group_sizes, hops_s, max_stages_per_node
-from shardwise.search.uneven.options import StageCostModel
-from shardwise.search.uneven.partitions import pipeline_s
-from shardwise.search.uneven.space import UnevenSubproblem
+from shardwise.search.hetero import RecordPrediction, predict_record
+from shardwise.search.hetero.pipeline_search import pipeline_s
+from shardwise.search.hetero.space import UnevenSubproblem, max_stages_per_node
+from shardwise.search.hetero.stage_costs import (
+    StageCostModel,
+    StageHops,
+    group_sizes,
+    hops_s,
+)
 from shardwise.strategy import Job
 
 SEQ_LEN, HIDDEN = 1024, 768

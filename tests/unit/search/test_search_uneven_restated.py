@@ -8,7 +8,7 @@ import pytest
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
-from shardwise.plan import Layout, Pipeline
+from shardwise.plans import Layout, Pipeline
 from shardwise.search import Question, RecordCostModel, best_uneven, predict_record, predicted_result
 from shardwise.strategy import Job
 

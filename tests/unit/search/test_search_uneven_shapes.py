@@ -9,9 +9,8 @@ from math import gcd, lcm
 import numpy as np
 import pytest
 
-from shardwise.search.uneven.shapes import shapes_of, spread_set_size
-from shardwise.search.uneven.shares import Items, KnapsackDual, best_set, non_dominated
-from shardwise.search.uneven.space import StageSpread, UnevenSubproblem
+from shardwise.search.hetero.knapsack import Items, KnapsackDual, best_set, non_dominated
+from shardwise.search.hetero.space import StageSpread, UnevenSubproblem, shapes_of, spread_set_size
 
 TAKES = (((1, 0), (1, 0), (2, 0), (4, 0)), ((0, 1), (0, 2)), ((1, 1), (1, 2), (2, 1)))
 """Two pools, and a pair of them; the first has nodes of four devices, and each stage of one device may be in

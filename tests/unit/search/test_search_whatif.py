@@ -8,7 +8,7 @@ from shardwise.cluster import Cluster, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.model import load_model
 from shardwise.search import Question
-from shardwise.search.whatif import changed_question
+from shardwise.search.explanation import changed_question
 from shardwise.strategy import Job
 
 CLUSTER = load_cluster("2x8xH100-SXM")

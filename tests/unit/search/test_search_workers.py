@@ -25,13 +25,12 @@ from shardwise.search import (
     SearchResult,
     Smallest,
     Tradeoff,
-    division,
-    drive,
-    lanes,
+    worker_pool,
 )
+from shardwise.search.bnb import roots, solver
+from shardwise.search.bnb.branch import SubtreeSearch
 from shardwise.search.clock import SearchClock, WorkLimit
-from shardwise.search.dive import SubtreeSearch
-from shardwise.search.lanes import SearchWorkers
+from shardwise.search.worker_pool import SearchWorkers
 from shardwise.strategy import Job
 
 PLAIN = {
@@ -63,13 +62,13 @@ GOALS: tuple[Callable[[], Goal], ...] = (lambda: Fastest(3), Smallest, Tradeoff)
 @pytest.fixture
 def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds and lanes so small that there are several, behind the looks of a large space."""
-    monkeypatch.setattr(drive, "SMALL_SPACE", 0)
-    monkeypatch.setattr(drive, "SMALL_SPACE_WITH_MEMORY", 0)
-    monkeypatch.setattr(drive, "FIRST_ROUND", 64)
-    monkeypatch.setattr(drive, "LARGEST_ROUND", 256)
-    monkeypatch.setattr(division, "ONE_BATCH_NODES", 16)
-    monkeypatch.setattr(division, "ONE_BATCH_HEURISTIC_NODES", 16)
-    monkeypatch.setattr(division, "DEGREES_PER_BATCH", 2)
+    monkeypatch.setattr(solver, "SMALL_SPACE", 0)
+    monkeypatch.setattr(solver, "SMALL_SPACE_WITH_MEMORY", 0)
+    monkeypatch.setattr(solver, "FIRST_ROUND", 64)
+    monkeypatch.setattr(solver, "LARGEST_ROUND", 256)
+    monkeypatch.setattr(roots, "ONE_BATCH_NODES", 16)
+    monkeypatch.setattr(roots, "ONE_BATCH_HEURISTIC_NODES", 16)
+    monkeypatch.setattr(roots, "DEGREES_PER_BATCH", 2)
 
 
 def searched(case: Instance, goal: Goal, **options: Any) -> SearchResult:
@@ -107,7 +106,7 @@ def test_workers_change_nothing(
         assert alone[0]
         for workers in (2, 4):
             assert without_clock(searched(case, goal(), workers=workers)) == alone
-    assert max(rounds) >= division.LISTING_BATCHES
+    assert max(rounds) >= roots.LISTING_BATCHES
     assert sum(lanes > 1 for lanes in rounds) > 6 * len(cases)
     assert not children() - before
 
@@ -139,13 +138,13 @@ def test_a_worker_that_dies_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_worker_that_has_just_started_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupt from the keyboard reaches all processes at once, those too that do not yet ignore it."""
-    serve = lanes._serve
+    serve = worker_pool._serve
 
     def interrupted(*arguments: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         serve(*arguments)
 
-    monkeypatch.setattr(lanes, "_serve", interrupted)
+    monkeypatch.setattr(worker_pool, "_serve", interrupted)
     with SearchWorkers[int, int](2, abs) as found:
         assert found.results([-1, -2, -3]) == [1, 2, 3]
 

@@ -24,8 +24,7 @@ from shardwise.sim import (
     trace_of,
     write_trace,
 )
-from shardwise.sim.perfetto import _varint
-from shardwise.sim.spans import tracks_of
+from shardwise.sim.traces import _varint, tracks_of
 
 SCHEDULE = generate("1f1b", pp=2, microbatches=2, vpp=1)
 DURATIONS = Durations.of(

@@ -7,7 +7,7 @@ from typing import Any
 
 from shardwise.cluster import load_cluster
 from shardwise.model import model_from_config
-from shardwise.plan import Plan
+from shardwise.plans import Plan
 from shardwise.search import plan_of_strategy
 from shardwise.strategy import Job, complete, parse_fields
 

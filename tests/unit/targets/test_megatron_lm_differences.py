@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.targets.small_plans import MIXTRAL, small_plan
 
-from shardwise.plan import Plan
+from shardwise.plans import Plan
 from shardwise.strategy import FIELDS
 from shardwise.targets import Reading, differences, read_back
 from shardwise.targets.megatron_lm_model import MegatronExperts, MegatronModel

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.targets.small_plans import LLAMA, MIXTRAL, PLAIN, small_plan
 
 from shardwise.cluster import load_cluster
-from shardwise.plan import Plan, plan_hash
+from shardwise.plans import Plan, plan_hash
 from shardwise.targets import exported, megatron_lm_flags
 
 TARGET = "megatron-lm-0.19"

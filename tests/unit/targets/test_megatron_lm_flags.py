@@ -11,7 +11,7 @@ from tests.unit.targets.small_plans import GPT2, LLAMA, MIXTRAL, PLAIN, small_pl
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
 from shardwise.model import catalogue_entry, catalogue_names, model_from_config
-from shardwise.plan import Plan
+from shardwise.plans import Plan
 from shardwise.strategy import PROFILES, target_of
 from shardwise.targets import FAMILIES, check_model, megatron_lm_flags
 

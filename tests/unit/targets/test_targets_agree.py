@@ -9,7 +9,7 @@ import pytest
 from tests.targets.random_plans import is_within_target, random_plans
 
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan
+from shardwise.plans import Plan
 from shardwise.strategy import Strategy, Target, target_of
 from shardwise.targets import megatron_lm_flags
 

@@ -1,24 +1,26 @@
 """Measured times of kernels and collectives, and the curves that explain them."""
 
-from shardwise.accuracy.calibration.cases import AcceleratorPlans, accelerator_plans, calibration_plans
-from shardwise.accuracy.calibration.kernels import (
-    KernelCurves,
-    Tiles,
-    attention_curve,
-    kernel_curves,
-    mean_error,
-)
-from shardwise.accuracy.calibration.links import (
+from shardwise.accuracy.calibration.curves import (
     COLLECTIVES,
     UNSHARDED,
+    AttentionSample,
+    Collective,
+    KernelCurves,
     LinkCurve,
+    LinkSample,
+    MatmulSample,
+    MemorySample,
+    OverlapSample,
+    Tiles,
+    attention_curve,
     collective_s,
     hidden_share,
+    kernel_curves,
     link_curve,
+    mean_error,
     with_bidirectional,
 )
-from shardwise.accuracy.calibration.nccl_tests import NcclTable, nccl_tables
-from shardwise.accuracy.calibration.record import (
+from shardwise.accuracy.calibration.device import (
     TierCurve,
     calibration_document,
     eager_profile,
@@ -29,24 +31,19 @@ from shardwise.accuracy.calibration.record import (
     with_links,
     with_speed,
 )
-from shardwise.accuracy.calibration.samples import (
-    AttentionSample,
-    Collective,
-    LinkSample,
-    MatmulSample,
-    MemorySample,
-    OverlapSample,
-)
-from shardwise.accuracy.calibration.step_log import logged_times
+from shardwise.accuracy.calibration.nccl_tests import NcclTable, nccl_tables, table_samples, with_tables
 from shardwise.accuracy.calibration.steps import (
+    AcceleratorPlans,
     MeasuredStep,
+    accelerator_plans,
+    calibration_plans,
     device_speed,
+    logged_times,
     predicted_step_s,
     queued_costs,
     software_costs,
     with_dispatch,
 )
-from shardwise.accuracy.calibration.tables import table_samples, with_tables
 
 __all__ = [
     "COLLECTIVES",

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from shardwise.cluster import Cluster, link_graph
 from shardwise.errors import ConfigError
-from shardwise.plan import Plan
-from shardwise.replan import KEEP, Costs, LinkAwarePlanner
+from shardwise.plans import Plan
+from shardwise.replanning import KEEP, Costs, LinkAwarePlanner
 from shardwise.strategy import Strategy, target_of
 
 if TYPE_CHECKING:
     from shardwise.measure import Pair
     from shardwise.runtime import Advice
+
 
 UNCHANGED = 0.9
 """A link that carries this share of what the plan assumes counts as unchanged."""

@@ -10,7 +10,7 @@ from shardwise.app.cli.tables import table
 from shardwise.errors import ConfigError
 from shardwise.graph import GRAPH_FILES, OpGraph, forward_flop, graph_text, parameter_count, step_flop
 from shardwise.inputs import parse_mapping, printable, short_repr
-from shardwise.plan import write_file
+from shardwise.plans import write_file
 from shardwise.units import format_count
 
 

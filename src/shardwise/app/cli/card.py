@@ -1,19 +1,209 @@
-"""The answer card: one screen that says what to run, how fast it is, why, and how sure that is."""
+"""The answer card: one screen that says what to run, how fast it is, why, and how sure that is.
+
+The part of the card that says what is proven: candidates, reasons, bound, gap; and time against memory.
+
+The answer card of an uneven plan: which devices form which stages, their layers and shares.
+"""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, zip_longest
 
+from shardwise import search
 from shardwise.app.cli import words
 from shardwise.app.cli.output import LABEL, WIDTH, Line, row
-from shardwise.app.cli.proof import frontier_table, priced_as_lines, proof_lines
 from shardwise.cluster import Cluster
 from shardwise.model import Model, active_parameters, parameters
-from shardwise.plan import Answer, Goodput, Result, UnevenResult, usd_per_billion_tokens
+from shardwise.plans import (
+    PROVEN_GAP,
+    Answer,
+    Certificate,
+    Goodput,
+    Idle,
+    Result,
+    Stage,
+    UnevenAnswer,
+    UnevenResult,
+    usd_per_billion_tokens,
+    usd_per_step,
+)
 from shardwise.strategy import Job
 from shardwise.units import format_count, format_seconds
+
+NOT_AS_GIVEN = "priced as something else"
+"""Why nothing is proven where there are lines of `priced_as`."""
+
+FRONTIER_LINES = 12
+"""Points of a frontier that are shown, at most."""
+
+
+def proof_lines(answer: Answer, cluster: Cluster, of_devices: int | None) -> Iterator[Line]:
+    """Candidates, why the others fell, bound, gap, time; what they are of where that is not the cluster."""
+    certificate = answer.certificate
+    rejected = sum(certificate.rejected.values())
+    yield ()
+    yield from _objective(answer, cluster, of_devices)
+    yield from _verdicts(answer)
+    for line in words.wrapped(_restrictions(certificate), " · ", WIDTH - LABEL):
+        yield row("", (line, ""))
+    counts = f"{rejected:,} rejected · {certificate.cut_by_bound:,} cut by the bound · "
+    unexplored = f" · {certificate.unexplored:,} unexplored" if certificate.unexplored else ""
+    yield row("", (f"{counts}{certificate.simulated:,} evaluated{unexplored}", ""))
+    yield from _reasons(certificate.rejected)
+    yield from _parts(answer)
+    gap = "0" if certificate.gap <= PROVEN_GAP else words.percent(certificate.gap, 2)
+    bound = "as priced" if certificate.priced_as else f"gap {gap}"
+    yield row(
+        "",
+        (f"lower bound {words.seconds(certificate.lower_bound_s)}, {bound}, found in ", ""),
+        (format_seconds(certificate.search_s), ""),
+        (f" ({format_seconds(certificate.search_cpu_s)} of CPU)", "dim"),
+    )
+    yield from priced_as_lines(certificate.priced_as)
+
+
+def priced_as_lines(texts: Iterable[str]) -> Iterator[Line]:
+    """What was priced in the place of what was given."""
+    for text in texts:
+        for index, line in enumerate(textwrap.wrap(text, WIDTH - LABEL - 1)):
+            yield row("" if index else "priced as", (line, "warn"))
+
+
+def _objective(answer: Answer, cluster: Cluster, of_devices: int | None) -> Iterator[Line]:
+    """What the answer is best in, where that is not time; and the devices that it leaves idle."""
+    devices = of_devices or cluster.devices
+    if answer.objective != "time":
+        usd = usd_per_step(cluster, answer.best.step_time_s)
+        texts = {
+            "memory": "least memory",
+            "devices": "fewest devices",
+            "cost": f"least cost, ${usd or 0.0:,.4f} per step",
+        }
+        used = f" on {cluster.devices:,} of {devices:,} devices" if answer.parts else ""
+        yield row("objective", (texts[answer.objective] + used, "value"))
+    yield from idle_lines(answer, devices)
+
+
+def _parts(answer: Answer) -> Iterator[Line]:
+    """How many other parts of the cluster were compared."""
+    others = len(answer.parts) - 1 + answer.pruned_parts
+    if answer.parts and others:
+        text = f"{words.counted(others, 'other part')} of the cluster: "
+        yield row("", (f"{text}{len(answer.parts) - 1:,} searched · {answer.pruned_parts:,} pruned", ""))
+
+
+def idle_lines(answer: Answer | UnevenAnswer, devices: int) -> Iterator[Line]:
+    """Which devices stay idle, and what all of them would take; nothing where all are used."""
+    idle, all_s = answer.idle, answer.all_devices_step_time_s
+    if not idle.devices:
+        return
+    yield idle_line(idle, devices)
+    if all_s is None:
+        is_over = answer.is_interrupted or bool(answer.unexplored_parts)
+        why = "what all devices take was not searched" if is_over else "nothing that fits uses all devices"
+        yield row("", (why, ""))
+    else:
+        yield all_devices_line(all_s, answer.best.step_time_s)
+
+
+def idle_line(idle: Idle, devices: int) -> Line:
+    """Which of so many devices stay idle."""
+    whole = f", {words.counted(idle.nodes, 'whole node')}" if idle.nodes else ""
+    text = f"{idle.devices:,} of {devices:,} devices{whole}"
+    return row("idle", (text, "warn"), (f"   ranks {words.shortened(idle.ranks, 40)}", "dim"))
+
+
+def all_devices_line(all_s: float, best_s: float) -> Line:
+    """What all devices take, compared with the best of their parts."""
+    more = words.percent(all_s / best_s - 1.0)
+    return row("", (f"all devices take {words.seconds(all_s)} (+{more}); --use-all plans for them", ""))
+
+
+def _verdicts(answer: Answer) -> Iterator[Line]:
+    """What is proven of the space, and where uneven plans were looked for too, what is not of them."""
+    left = 0.0 if answer.mixed is None else answer.mixed.uneven_gap
+    yield _verdict(answer, is_proven=answer.is_proven or (left > PROVEN_GAP and answer.certificate.is_proven))
+    if left > PROVEN_GAP:
+        yield row("", (f"not proven among uneven plans: gap {words.percent(left, 2)}", "warn"))
+
+
+def _verdict(answer: Answer, *, is_proven: bool) -> Line:
+    certificate = answer.certificate
+    space = f"of the space '{certificate.space}'"
+    if is_proven:
+        return row(
+            "proof", ("optimal", "good"), (f" among {certificate.enumerated:,} candidates {space}", "")
+        )
+    if certificate.priced_as:
+        return row("proof", (f"not proven: {NOT_AS_GIVEN}", "warn"))
+    reasons = []
+    if answer.objective == "memory" and certificate.unexplored:
+        reasons.append(f"{certificate.unexplored:,} candidates are unexplored")
+    elif certificate.gap > PROVEN_GAP:
+        reasons.append(f"gap {words.percent(certificate.gap, 2)}")
+    unfinished = sum(not part.is_complete for part in answer.parts) + answer.unexplored_parts
+    if unfinished:
+        reasons.append(f"{words.counted(unfinished, 'part')} of the cluster not searched to the end")
+    why = ", ".join(reasons)
+    total = certificate.enumerated + certificate.unexplored
+    return row(
+        "proof",
+        (f"not proven: {why}", "warn"),
+        (f"   {certificate.enumerated:,} of {total:,} candidates {space} decided", ""),
+    )
+
+
+def _restrictions(certificate: Certificate) -> list[str]:
+    """What the question left of the space."""
+    texts = [f"{name} {' '.join(map(words.value_text, values))}" for name, values in certificate.axes.items()]
+    texts += [f"{name} {words.value_text(value)}" for name, value in certificate.fixed.items()]
+    return [f"only {texts[0]}", *texts[1:]] if texts else []
+
+
+def _reasons(rejected: Mapping[str, int]) -> Iterator[Line]:
+    counts = sorted(rejected.items(), key=lambda item: (-item[1], item[0]))
+    reasons = [f"{reason} {count:,}" for reason, count in counts if count]
+    for index, line in enumerate(words.wrapped(reasons, " · ", WIDTH - LABEL - 12)):
+        yield row("", ("rejected by " if index == 0 else " " * 12, "dim"), (line, "dim"))
+
+
+def frontier_table(answer: Answer, layers: int) -> Iterator[Line]:
+    """Time against memory: at most FRONTIER_LINES points, evenly chosen, the fastest and the smallest
+    included."""
+    frontier = answer.frontier
+    if frontier is None:
+        return
+    points, certificate = frontier.points, frontier.certificate
+    places = spaced_indices(len(points), FRONTIER_LINES)
+    shown = (
+        f"{len(places)} of {len(points):,} points" if len(places) < len(points) else f"{len(points):,} points"
+    )
+    state = "unfinished" if certificate.unexplored else "as priced" if certificate.priced_as else "exact"
+    yield ()
+    yield (
+        (f" {'time against memory':<27}{'step time':>12}{'slower':>9}{'memory':>11}  ", "label"),
+        (f"{shown}, {state}, in {format_seconds(certificate.search_s)}", "dim"),
+    )
+    for place in places:
+        point = points[place]
+        slower = point.step_time_s / points[0].step_time_s - 1.0
+        degrees = words.degrees_text(point.strategy).replace(" · ", " ")
+        fixed = (
+            f"  {degrees:<25}{words.seconds(point.step_time_s):>12}"
+            f"{f'{slower * 100:+.1f} %':>9}{words.memory(point.device_bytes):>11}  "
+        )
+        differs = words.difference_text(point.strategy, answer.best.strategy, layers)
+        yield ((fixed, ""), (words.shortened(differs, WIDTH - len(fixed)), "dim"))
+
+
+def spaced_indices(count: int, most: int) -> list[int]:
+    """At most `most` of `count` places, evenly apart, the first and the last included."""
+    if count <= most:
+        return list(range(count))
+    return [round(index * (count - 1) / (most - 1)) for index in range(most)]
+
 
 _HALF = 47
 _BAR = 14
@@ -279,3 +469,157 @@ def next_lines(commands: Sequence[str]) -> Iterator[Line]:
     for index, text in enumerate(commands):
         yield row("next" if index == 0 else "", (text, "code"))
     yield ()
+
+
+PIPELINES = 12
+"""Groups of alike pipelines that are drawn, at most."""
+
+
+def uneven_card(
+    answer: UnevenAnswer, *, model: Model, cluster: Cluster, job: Job, next_commands: Sequence[str] = ()
+) -> list[Line]:
+    """The card of `plan` where the best plan of a mixed cluster is uneven."""
+    return [
+        *question_lines(model, cluster, job),
+        *plan_lines(answer.best),
+        *_spread(search.spread_stages(search.UnevenSpace(model, cluster, job), answer.best)),
+        (),
+        *figures(answer.best, cluster, job),
+        (),
+        *_uneven_comparison(answer, cluster),
+        (),
+        *_proof(answer),
+        (),
+        *_assumptions(cluster, job, answer.best),
+        *next_lines(next_commands),
+    ]
+
+
+def plan_lines(result: UnevenResult) -> Iterator[Line]:
+    """Every group of alike pipelines: how many, what they do, and their stages in order."""
+    count = len(result.layout.pipelines)
+    total = sum(result.microbatches)
+    many = f"{words.counted(count, 'pipeline')} side by side" if count > 1 else "one pipeline"
+    yield row("plan", (f"uneven: {many}", "value"))
+    each = f"micro-batch {result.micro_batch_size} × {total:,}"
+    has_replicas = count > 1 or any(stage.parts for stage in result.layout.pipelines[0].stages)
+    texts = [each, "1f1b", *(["ZeRO-1 over the replicas of a stage"] if has_replicas else [])]
+    yield row("", (" · ".join(texts), ""))
+    groups = identical_pipelines(result)
+    for index, (number, share, described) in enumerate(groups[:PIPELINES]):
+        head = f"{number} × {words.counted(share, 'microbatch').replace('microbatchs', 'microbatches')}"
+        part = words.percent(number * share / total)
+        lines = words.wrapped(described, " → ", WIDTH - LABEL - 4)
+        yield row("layout" if index == 0 else "", (head, "value"), (f"   {part} of the batch", "dim"))
+        for at, line in enumerate(lines):
+            yield row("", (f"  {'→ ' if at else ''}{line}", ""))
+    if len(groups) > PIPELINES:
+        yield row("", (f"{len(groups) - PIPELINES} more kinds of pipelines", "dim"))
+
+
+def _spread(spread: Mapping[str, Sequence[int]]) -> Iterator[Line]:
+    """Where a node has few stages of a pipeline, though more would fit, and is full of their replicas."""
+    for name, stage_counts in spread.items():
+        many = " or ".join(str(count) for count in stage_counts)
+        stages = "stage" if stage_counts == (1,) else "stages"
+        yield row("", (f"a node of {name} has {many} {stages} of a pipeline, and replicas of it", "dim"))
+
+
+def identical_pipelines(result: UnevenResult) -> list[tuple[int, int, list[str]]]:
+    """Pipelines with equal stages and microbatches: how many, their microbatches, and their stages as
+    text."""
+    described = [
+        (microbatches, tuple(stage_texts(pipeline.stages, recompute)))
+        for microbatches, pipeline, recompute in zip(
+            result.microbatches, result.layout.pipelines, result.recompute, strict=True
+        )
+    ]
+    ordered = sorted(described, key=lambda one: (-one[0], one[1]))
+    return [(len(list(same)), key[0], list(key[1])) for key, same in groupby(ordered)]
+
+
+def stage_texts(stages: Sequence[Stage], recompute: Sequence[str]) -> Iterator[str]:
+    """`4 × [2 V100-16G, tp 2, 6 layers]` for stages that follow each other alike."""
+    keys = [
+        (_devices_text(stage), stage.layers[0], mode) for stage, mode in zip(stages, recompute, strict=True)
+    ]
+    for (devices, layers, mode), run in groupby(keys):
+        number = len(list(run))
+        parts = [devices, words.counted(layers, "layer")]
+        parts += [f"recompute {mode}"] if mode != "none" else []
+        yield f"{number} × [{', '.join(parts)}]" if number > 1 else f"[{', '.join(parts)}]"
+
+
+def _devices_text(stage: Stage) -> str:
+    """`2 V100-16G, tp 2`; of a stage on two pools `4 A100-80G tp 4, 3 rows | 1 V100-16G, 1 row`."""
+    if stage.parts:
+        return " | ".join(
+            f"{part.tp} {part.device_class}{f' tp {part.tp}' if part.tp > 1 else ''}, "
+            + words.counted(part.rows, "row")
+            for part in stage.parts
+        )
+    parts = [f"{stage.devices} {stage.device_class}"]
+    parts += [f"tp {stage.tp}"] if stage.tp > 1 else []
+    parts += [f"dp {stage.dp}"] if stage.dp > 1 else []
+    return ", ".join(parts)
+
+
+def _uneven_comparison(answer: UnevenAnswer, cluster: Cluster) -> Iterator[Line]:
+    """Against the best uniform strategy and the fastest class alone; what is idle."""
+    best_s, mixed = answer.best.step_time_s, answer.mixed
+    comparisons = (
+        (mixed.uniform_step_time_s, "the best uniform strategy", "no uniform strategy fits"),
+        (mixed.fastest_class_step_time_s, f"{mixed.fastest_class} alone", "the model fits on no class alone"),
+    )
+    is_whole = all(part.is_complete for part in answer.parts) and not answer.unexplored_parts
+    for index, (time_s, name, never) in enumerate(comparisons):
+        label = "gain" if index == 0 else ""
+        if time_s is None:
+            yield row(label, (never if is_whole else "no uniform strategy was found", "value"))
+        else:
+            text = f"{time_s / best_s:.2f} × as fast as {name}"
+            yield row(label, (text, "value"), (f"   {words.seconds(time_s)}", "dim"))
+    if answer.best.idle_devices:
+        yield from idle_lines(answer, cluster.devices)
+    else:
+        yield row("", (f"all {cluster.devices} devices work", "dim"))
+    if not is_whole:
+        yield row("", ("uniform strategies were not searched to the end", "warn"))
+
+
+def _proof(answer: UnevenAnswer) -> Iterator[Line]:
+    certificate = answer.certificate
+    gap = certificate.gap
+    if certificate.priced_as:
+        yield row("proof", (f"not proven: {NOT_AS_GIVEN}", "warn"))
+    elif gap <= PROVEN_GAP:
+        yield row(
+            "proof", ("optimal", "good"), (" among all uneven plans (docs/concepts/mixed-clusters.md)", "")
+        )
+    else:
+        text = f"within {words.percent(gap, 2)} of the best uneven plan"
+        yield row("proof", (text, "warn"), ("   (docs/concepts/mixed-clusters.md)", "dim"))
+    total = certificate.enumerated + certificate.unexplored
+    counts = f"{total:,} choices of pools, micro-batch and number of pipelines: "
+    counts += f"{certificate.cut_by_bound:,} cut by the bound, {certificate.simulated:,} laid out"
+    counts += f", {certificate.unexplored:,} unexplored" if certificate.unexplored else ""
+    yield row("", (counts, ""))
+    yield row(
+        "",
+        (f"lower bound {words.seconds(certificate.lower_bound_s)}, found in ", ""),
+        (format_seconds(certificate.search_s), ""),
+        (f" ({format_seconds(certificate.search_cpu_s)} of CPU)", "dim"),
+    )
+    yield from priced_as_lines(certificate.priced_as)
+
+
+def _assumptions(cluster: Cluster, job: Job, result: UnevenResult) -> Iterator[Line]:
+    texts = [
+        f"{job.dtype}, {job.optimizer}, {words.percent(job.memory_margin, 0)} of device memory kept free",
+        *cluster.assumptions,
+        f"evaluated by {result.evaluator}",
+    ]
+    for index, text in enumerate(texts):
+        for line in words.wrapped(text.split(" "), " ", WIDTH - LABEL - 1):
+            yield row("assumptions" if index == 0 else "", (line, "dim"))
+            index = 1

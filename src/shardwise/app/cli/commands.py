@@ -1,15 +1,19 @@
 """The commands and their options, in the spelling that scripts rely on. Each returns an Output and prints
-nothing."""
+nothing.
+
+The commands around running a plan, beside `train`: they are added to the others in `commands`.
+
+The command `frontier`: it is added to the others in `commands`.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
 
-from shardwise.app.cli.change_commands import add_change_commands
-from shardwise.app.cli.frontier_command import frontier
-from shardwise.app.cli.options import (
+from shardwise.app.cli.options import (  # fmt: skip
     Adaptive,
     AllowIdle,
     BatchSize,
@@ -19,7 +23,9 @@ from shardwise.app.cli.options import (
     CheckpointInterval,
     CheckpointStall,
     ClusterText,
+    DeviceCounts,
     Dtype,
+    Epsilon,
     Export,
     Fixed,
     Imbalance,
@@ -27,17 +33,27 @@ from shardwise.app.cli.options import (
     IsJson,
     Jitter,
     Margin,
+    MemoryLimit,
+    Meshes,
+    MicrobatchCounts,
     MixedStageRows,
+    Mode,
+    ModelOrGraphText,
     ModelText,
     Mtbf,
+    Objectives,
     OptimizerName,
+    OptionalSeqLen,
     PlanFile,
     PlannedEvents,
     PlanPolicy,
+    PlotFile,
     Restart,
     Resume,
+    SaveFolder,
     SeqLen,
     Space,
+    StageCount,
     StageDp,
     StepTraceFile,
     TargetName,
@@ -47,7 +63,250 @@ from shardwise.app.cli.options import (
     Workers,
 )
 from shardwise.app.cli.output import Output
-from shardwise.app.cli.run_commands import add_run_commands
+from shardwise.app.cli.replan_commands import add_change_commands
+
+
+def launch(
+    context: typer.Context,
+    plan: PlanFile,
+    launcher: Annotated[
+        str, typer.Option("--with", metavar="NAME", help="torchrun, slurm, ray or k8s.", show_default=False)
+    ],
+    is_printed: Annotated[
+        bool, typer.Option("--print", help="Print the command or the file, and start nothing.")
+    ] = False,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="torchrun: name or address of the first of several hosts.",
+            show_default=False,
+        ),
+    ] = None,
+    port: Annotated[str, typer.Option(metavar="N", help="A free port of the first host.")] = "29500",
+    host: Annotated[str, typer.Option(metavar="K", help="torchrun: which host this one is, from 0.")] = "0",
+    image: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="k8s: a container image with shardwise[torch].", show_default=False
+        ),
+    ] = None,
+) -> Output:
+    """Start a plan on a real cluster, or print how. Behind -- come options of train."""
+    from shardwise.app.cli import launching, request
+
+    options = tuple(context.args)
+    train = context.find_root().command.commands["train"]  # type: ignore[attr-defined]
+    train_params = train.make_context("train", [plan, *options]).params  # refuses what train would
+    names = ("steps", "lr", "seed", "checkpoint_every", "restarts")
+    request.train_numbers(**{name: train_params[name] for name in names})
+    return launching.launched(
+        plan,
+        launcher=launcher,
+        is_printed=is_printed,
+        head=head,
+        port=request.count("--port", port, low=1, high=65_535),
+        host=request.count("--host", host, low=0, high=10**6),
+        image=image,
+        training=options,
+        is_adaptive=train_params["adaptive"],
+    )
+
+
+def export(
+    plan: PlanFile,
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="TARGET",
+            help="megatron-lm-0.19; a name without a version is the newest.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        str,
+        typer.Option(metavar="DIR", help="Folder for the files; made if missing.", show_default=False),
+    ],
+    is_validated: Annotated[
+        bool,
+        typer.Option(
+            "--validate",
+            help="Let the target's own parser read the flags, and compare every value with the plan.",
+        ),
+    ] = False,
+) -> Output:
+    """Write a plan as flags of other training software."""
+    from shardwise.app.cli import exporting
+
+    return exporting.exported_plan(plan, to=to, out=out, is_validated=is_validated)
+
+
+def compare(
+    plan: PlanFile,
+    measured: Annotated[
+        str,
+        typer.Argument(metavar="MEASURED", help="A trace in JSON, from train --trace.", show_default=False),
+    ],
+    trace: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write both timelines into one trace.", show_default=False),
+    ] = None,
+    is_json: IsJson = False,
+) -> Output:
+    """Hold a measured step against its plan: the order of actions, and the time of every part."""
+    from shardwise.app.cli import comparing
+
+    return comparing.compared(plan, measured, trace=trace, is_json=is_json)
+
+
+def calibrate(
+    out: Annotated[
+        str, typer.Option(metavar="FILE", help="Where the calibration is written.", show_default=False)
+    ],
+    devices: Annotated[
+        str, typer.Option(metavar="KIND", help="What is measured: cpu, or cuda, of which kernels alone are.")
+    ] = "cpu",
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="C",
+            help="The processes that are measured at a time (default: a cpu device per core), where"
+            " nccl-tests ran, or what the CUDA device is.",
+            show_default=False,
+        ),
+    ] = None,
+    links: Annotated[bool, typer.Option("--links", help="Measure the links between them too.")] = False,
+    sources: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="What there is already, once or several times: a calibration whose numbers are kept, output"
+            " of nccl-tests, a log of train and its plan.",
+            show_default=False,
+        ),
+    ] = None,
+    threads: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Threads of each process [default: as in train]", show_default=False),
+    ] = None,
+) -> Output:
+    """Measure this machine, for plan --calibration."""
+    from shardwise.app.cli import calibrating, request
+
+    return calibrating.calibrated(
+        out=out,
+        devices=devices,
+        cluster=cluster,
+        links=links,
+        sources=sources or (),
+        threads=(
+            None if threads is None else request.count("--threads", threads, low=1, high=os.cpu_count() or 1)
+        ),
+    )
+
+
+def emulate(
+    context: typer.Context,
+    cluster: Annotated[
+        str, typer.Argument(metavar="CLUSTER", help="A cluster of cpu devices.", show_default=False)
+    ],
+    cpu_share: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X",
+            help="Share of a core of a device of speed 1. Default: 80 % of the cores among all.",
+            show_default=False,
+        ),
+    ] = None,
+    events: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TRACE", help="Change links and devices as this trace says.", show_default=False
+        ),
+    ] = None,
+) -> Output:
+    """Run a command on every device of a cluster emulated on this machine (Linux, root). It follows --."""
+    from shardwise.app.cli import emulating, request
+
+    share = None
+    if cpu_share is not None:
+        share = request.fraction("--cpu-share", cpu_share, default=1.0, low=0.1, high=1.0)
+    return emulating.ran(cluster, context.args, cpu_share=share, events=events)
+
+
+def add_run_commands(app: typer.Typer) -> None:
+    """Make these commands of `app`; what follows -- goes to what two of them start."""
+    app.command(context_settings={"allow_extra_args": True})(launch)
+    app.command(context_settings={"allow_extra_args": True})(emulate)
+    app.command()(calibrate)
+    app.command()(export)
+    app.command()(compare)
+
+
+def frontier(
+    model: ModelOrGraphText,
+    cluster: ClusterText,
+    global_batch_size: BatchSize,
+    seq_len: OptionalSeqLen = None,
+    mode: Mode = "time",
+    memory_limit: MemoryLimit = None,
+    devices: DeviceCounts = None,
+    stages: StageCount = None,
+    microbatches: MicrobatchCounts = None,
+    meshes: Meshes = "tiers",
+    objectives: Objectives = "time,memory",
+    epsilon: Epsilon = "0.001",
+    inter_node: InterNode = None,
+    calibration: CalibrationFile = None,
+    dtype: Dtype = None,
+    optimizer: OptimizerName = "adamw",
+    space: Space = "default",
+    fix: Fixed = "",
+    memory_margin: Margin = "0.05",
+    expert_imbalance: Imbalance = "1.1",
+    workers: Workers = "1",
+    save: SaveFolder = None,
+    plot: PlotFile = None,
+    use_all: UseAll = False,
+    is_json: IsJson = False,
+) -> Output:
+    """Show all of time against memory for MODEL: every point that none beats in one without losing in the
+    other."""
+    from shardwise.app.cli import request
+    from shardwise.app.cli.frontier import command as frontiers
+
+    options = request.JobOptions(
+        model=model,
+        cluster=cluster,
+        inter_node=inter_node,
+        calibration=calibration,
+        seq_len=seq_len,
+        global_batch_size=global_batch_size,
+        dtype=dtype,
+        optimizer=optimizer,
+        memory_margin=memory_margin,
+        expert_imbalance=expert_imbalance,
+    )
+    frontier_options = frontiers.FrontierOptions(
+        mode=mode,
+        memory_limit=memory_limit,
+        devices=devices,
+        stages=stages,
+        microbatches=microbatches,
+        meshes=meshes,
+        objectives=objectives,
+        epsilon=epsilon,
+        space=space,
+        fix=fix,
+        workers=workers,
+        save=save,
+        plot=plot,
+        uses_all=use_all,
+        is_json=is_json,
+    )
+    return frontiers.frontier(options, frontier_options)
+
 
 app = typer.Typer(
     help="Plan distributed training: the provably best parallel strategy for a model on a cluster.",
@@ -128,8 +387,8 @@ def plan(
     is_json: IsJson = False,
 ) -> Output:
     """Find the best strategy for MODEL on the cluster, and prove it."""
-    from shardwise.app.cli import answer, for_trace, request
-    from shardwise.plan import OBJECTIVES
+    from shardwise.app.cli import planning, request, trace_planning
+    from shardwise.plans import OBJECTIVES
 
     options = request.JobOptions(
         model=model,
@@ -160,10 +419,10 @@ def plan(
     reliability = request.reliability(
         mtbf=mtbf, interval=checkpoint_interval, stall=checkpoint_stall, restart=restart, jitter=jitter
     )
-    if for_trace.is_requested(events, policy):
-        for_trace.check_plan_options(choices, reliability)
-        return for_trace.planned(options, choices, events or "", policy, save=save, is_json=is_json)
-    return answer.planned(options, plan_options=choices, save=save, is_json=is_json, reliability=reliability)
+    if trace_planning.is_requested(events, policy):
+        trace_planning.check_plan_options(choices, reliability)
+        return trace_planning.planned(options, choices, events or "", policy, save=save, is_json=is_json)
+    return planning.planned(options, choices, save=save, is_json=is_json, reliability=reliability)
 
 
 @app.command()
@@ -189,7 +448,7 @@ def evaluate(
     is_json: IsJson = False,
 ) -> Output:
     """Price one strategy for MODEL on the cluster."""
-    from shardwise.app.cli import answer, request
+    from shardwise.app.cli import planning, request
 
     options = request.JobOptions(
         model=model,
@@ -203,7 +462,7 @@ def evaluate(
         memory_margin=memory_margin,
         expert_imbalance=expert_imbalance,
     )
-    return answer.evaluated(options, strategy=strategy, is_json=is_json)
+    return planning.evaluated(options, strategy=strategy, is_json=is_json)
 
 
 app.command()(frontier)
@@ -231,7 +490,7 @@ def space(
     is_json: IsJson = False,
 ) -> Output:
     """Print every axis of a space and the exact number of candidates."""
-    from shardwise.app.cli import answer, request
+    from shardwise.app.cli import planning, request
 
     options = request.JobOptions(
         model=model,
@@ -241,7 +500,7 @@ def space(
         global_batch_size=global_batch_size,
     )
     limits = {"stage_dp": request.stage_dp(stage_dp), "braid": request.mixed_stage_rows(mixed_stage_rows)}
-    return answer.counted(options, space=space, fix=fix, limits=limits, is_json=is_json)
+    return planning.counted(options, space=space, fix=fix, limits=limits, is_json=is_json)
 
 
 @app.command()
@@ -254,9 +513,9 @@ def simulate(
     is_json: IsJson = False,
 ) -> Output:
     """Show one training step of a plan as a timeline."""
-    from shardwise.app.cli import timeline
+    from shardwise.app.cli import simulating
 
-    return timeline.simulated(plan, trace=trace, is_json=is_json)
+    return simulating.simulated(plan, trace=trace, is_json=is_json)
 
 
 @app.command()
@@ -385,9 +644,9 @@ def validate(
     is_json: IsJson = False,
 ) -> Output:
     """Hold predictions against measured runs, and show how far they lie apart."""
-    from shardwise.app.cli import validating
+    from shardwise.app.cli import measured_runs
 
-    return validating.validated(rows, by=by, level=level, is_json=is_json)
+    return measured_runs.validated(rows, by=by, level=level, is_json=is_json)
 
 
 @app.command()
@@ -399,9 +658,9 @@ def fit(
     is_json: IsJson = False,
 ) -> Output:
     """Find the numbers of devices and software that explain measured runs best, from scratch."""
-    from shardwise.app.cli import fitting
+    from shardwise.app.cli import measured_runs
 
-    return fitting.fitted_file(rows, out, is_json=is_json)
+    return measured_runs.fitted_file(rows, out, is_json=is_json)
 
 
 @app.command()
@@ -423,7 +682,7 @@ def devices(is_json: IsJson = False) -> Output:
 @app.command()
 def graphs(is_json: IsJson = False) -> Output:
     """List the operator graphs that `graph:NAME` stands for."""
-    from shardwise.app.cli import graphs as shipped
+    from shardwise.app.cli import tables as shipped
 
     return shipped.graphs(is_json=is_json)
 

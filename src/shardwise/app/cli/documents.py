@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from shardwise.app.cli.request import Request
-from shardwise.check import PipelineCount, SpaceCount
 from shardwise.cluster import Cluster
 from shardwise.model import Model, active_parameters, parameters
-from shardwise.plan import (
+from shardwise.plans import (
     Answer,
     Goodput,
     MixedFigures,
@@ -29,6 +28,7 @@ from shardwise.plan import (
 )
 from shardwise.search import Explanation, PlanComparison
 from shardwise.strategy import ANY, Job
+from shardwise.verification import PipelineCount, SpaceCount
 
 VERSION = 1
 

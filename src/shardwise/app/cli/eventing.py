@@ -16,7 +16,7 @@ from shardwise.cluster import (
     generate_events,
     load_cluster,
 )
-from shardwise.plan import write_file
+from shardwise.plans import write_file
 from shardwise.units import format_seconds
 
 KIND_NAMES = {

@@ -1,14 +1,297 @@
 """What `explain` answers: the tree of candidates and what pinned the best, or another question beside the
-plan's."""
+plan's.
+
+The tree of blocks of a search, what each change of one field would cost, and what binds, for the
+terminal.
+
+Two answers side by side: the strategy, time and memory term by term, for the terminal.
+"""
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterator, Mapping
+
 from shardwise import search
-from shardwise.app.cli import differences, documents, tree
-from shardwise.app.cli.output import INTERRUPTED, Output, progress
+from shardwise.app.cli import documents, words
+from shardwise.app.cli.card import NOT_AS_GIVEN, priced_as_lines
+from shardwise.app.cli.output import INTERRUPTED, LABEL, WIDTH, Line, Output, progress, row
 from shardwise.errors import ConfigError
-from shardwise.plan import read_plan
-from shardwise.strategy import parse_fields
+from shardwise.plans import Plan, Result, read_plan
+from shardwise.search import Alternative, Axis, Binding, Explanation, LedgerEntry, PlanComparison
+from shardwise.strategy import HOST_MEMORY, MEMORY, Strategy, parse_fields
+
+MAX_ENTRIES = 12
+"""Blocks that are shown, at most; the others are folded into a line."""
+
+OUTCOME_TEXTS: Mapping[str, str] = {
+    "cut_degrees": "cut by degrees alone",
+    "cut_micro_batch": "cut with the micro-batch",
+    "cut_kept": "cut with recompute and offload",
+    "cut_family": "cut with the kind of schedule",
+    "cut_sharded": "cut with the shards",
+    "cut_schedule": "cut with the schedule",
+    "cut_split": "cut with the stage split",
+    "cut_layers": "cut with recomputed layers",
+    "cut_states": "cut with optimizer shards",
+    "simulated": "evaluated",
+}
+"""Where a block may end, in words: what was known when its bound cut it."""
+
+_NAME = 20
+
+
+def explanation_lines(plan: Plan, explanation: Explanation) -> list[Line]:
+    """The answer of `explain`."""
+    return [
+        ((f" {plan.model.name} on {plan.cluster.name}", "title"),),
+        ((f" {_facts(plan)}", "dim"),),
+        (("─" * WIDTH, "dim"),),
+        *_totals(explanation),
+        *priced_as_lines(plan.priced_as),
+        (),
+        *_blocks(explanation, plan.best.strategy),
+        (),
+        *_axes(explanation, plan.best.strategy),
+        (),
+        *_binding(explanation.binding),
+        (),
+    ]
+
+
+def _facts(plan: Plan) -> str:
+    texts = [words.degrees_text(plan.best.strategy), *words.detail_texts(
+        plan.best.strategy, plan.job, plan.model.layers
+    )[:3], f"step {words.seconds(plan.best.step_time_s)}"]  # fmt: skip
+    return words.shortened(" · ".join(texts), WIDTH - 1)
+
+
+def outcome_text(outcome: str) -> str:
+    """A fate in words; a rule keeps its code."""
+    return OUTCOME_TEXTS.get(outcome, f"rejected by {outcome}")
+
+
+def _totals(explanation: Explanation) -> Iterator[Line]:
+    """Every level with its candidates, coarsest first."""
+    total = sum(explanation.totals.values()) + explanation.unexplored
+    yield row("candidates", (f"{total:,}", "value"))
+    outcomes = {outcome_text(outcome): count for outcome, count in explanation.totals.items()}
+    if explanation.unexplored:
+        outcomes["unexplored"] = explanation.unexplored
+    for text, count in outcomes.items():
+        share = count / total
+        yield row("", (f"{text:<36}{count:>26,}", ""), (f"{words.percent(share):>9}  ", "dim"),
+                  (words.bar(share, 14), "time"))  # fmt: skip
+
+
+def _blocks(explanation: Explanation, best: Strategy) -> Iterator[Line]:
+    """The largest blocks and the best's own, each with its fates; the rest in one line."""
+    entries = explanation.entries
+    best_entries = [block for block in entries if _contains(block, best)]
+    shown = [*(block for block in entries[: MAX_ENTRIES - 1] if block not in best_entries), *best_entries]
+    yield ((f" {'tp':>4}{'cp':>6}{'pp':>6}{'dp':>6}{'candidates':>22}   what became of them", "label"),)
+    for block in sorted(shown, key=entries.index):
+        fixed = f" {block.tp:>4}{block.cp:>6}{block.pp:>6}{block.dp:>6}{block.candidates:>22,}   "
+        mark = "the best; " if block in best_entries else ""
+        text = mark + _outcome_summary(block.outcomes, block.candidates)
+        for index, part in enumerate(textwrap.wrap(text, WIDTH - len(fixed))):
+            yield (
+                (fixed if index == 0 else " " * len(fixed), ""),
+                (part, "good" if mark and not index else "dim"),
+            )
+    folded = [block for block in entries if block not in shown]
+    if folded:
+        count = sum(block.candidates for block in folded)
+        folded_outcomes: dict[str, int] = {}
+        for block in folded:
+            for outcome, number in block.outcomes.items():
+                folded_outcomes[outcome] = folded_outcomes.get(outcome, 0) + number
+        fixed = f" {words.counted(len(folded), 'further block'):<22}{count:>22,}   "
+        for index, part in enumerate(
+            textwrap.wrap(_outcome_summary(folded_outcomes, count), WIDTH - len(fixed))
+        ):
+            yield ((fixed if index == 0 else " " * len(fixed), ""), (part, "dim"))
+
+
+def _contains(block: LedgerEntry, best: Strategy) -> bool:
+    return (block.tp, block.cp, block.pp, block.dp) == (best.tp, best.cp, best.pp, best.dp)
+
+
+def _outcome_summary(outcomes: Mapping[str, int], total: int) -> str:
+    """How many were cut, rejected, evaluated, and where or by what most of them."""
+    texts = []
+    for verb, group in (("cut", "cut_"), ("rejected", "")):
+        counts = {
+            outcome: n
+            for outcome, n in outcomes.items()
+            if (outcome in OUTCOME_TEXTS) == bool(group) and outcome != "simulated"
+        }
+        if counts:
+            most = max(counts, key=lambda outcome: counts[outcome])
+            name = OUTCOME_TEXTS[most].removeprefix("cut ") if group else f"by {most}"
+            share = words.percent(sum(counts.values()) / total)
+            texts.append(f"{verb} {share}, {'most ' if len(counts) > 1 else ''}{name}")
+    if outcomes.get("simulated"):
+        texts.append(f"evaluated {outcomes['simulated']:,}")
+    return "; ".join(texts)
+
+
+def _axes(explanation: Explanation, best: Strategy) -> Iterator[Line]:
+    """Each field: its value, the nearest alternative, and why others cannot be had."""
+    yield (
+        (
+            f" {'field':<{_NAME}}{'best':<17}one change: the nearest, and what stands in the way of others",
+            "label",
+        ),
+    )
+    for axis in explanation.axes:
+        fixed = f" {axis.field:<{_NAME}}{words.value_text(axis.value):<17}"
+        text = _axis_text(axis, best)
+        for index, part in enumerate(textwrap.wrap(text, WIDTH - len(fixed)) or [""]):
+            yield (
+                (fixed if index == 0 else " " * len(fixed), ""),
+                (part, "dim" if not axis.alternatives else ""),
+            )
+
+
+def _axis_text(axis: Axis, best: Strategy) -> str:
+    if not axis.alternatives:
+        return "no other value beside the rest"
+    texts = [_nearest(axis.nearest, best, axis.field)] if axis.nearest is not None else []
+    hindered: dict[str, list[Alternative]] = {}
+    for alternative in axis.alternatives:
+        if alternative.reason is not None:
+            hindered.setdefault(alternative.reason, []).append(alternative)
+    return "; ".join((*texts, *(_hindrance(reason, group) for reason, group in hindered.items())))
+
+
+def _nearest(nearest: Alternative, best: Strategy, field: str) -> str:
+    other_changes = words.changed_fields(nearest.strategy, best, but=field)
+    slower = nearest.slower or 0.0
+    cost = (
+        "as fast"
+        if abs(slower) < 5e-7
+        else f"{abs(slower) * 100:.3g} % {'slower' if slower > 0 else 'faster'}"
+    )
+    return f"{words.value_text(nearest.value)}{f' with {other_changes}' if other_changes else ''}: {cost}"
+
+
+def _hindrance(reason: str, group: list[Alternative]) -> str:
+    values = [words.value_text(alternative.value) for alternative in group]
+    shown = ", ".join(values[:4]) + (f" and {len(values) - 4} more" if len(values) > 4 else "")
+    if reason in (MEMORY, HOST_MEMORY):
+        least = min(alternative.lacking_bytes for alternative in group)
+        at_least = "at least " if len(group) > 1 else ""
+        return f"{shown}: {reason} lacks {at_least}{words.gib(least)} GiB"
+    return f"{shown}: {reason}"
+
+
+def _binding(binding: Binding) -> Iterator[Line]:
+    """The resource that pinned the best."""
+    free = f"{words.gib(binding.free_bytes)} of {words.gib(binding.usable_bytes)} usable GiB are free"
+    part = (
+        f"{binding.largest_part.replace('_', ' ')} takes {words.seconds(binding.largest_part_s)} of the step"
+    )
+    yield row("binding", (binding.resource.replace("_", " "), "value"), (f"   {free}; {part}", ""))
+    lacking = binding.lacking
+    if lacking is not None and lacking.slower is not None:
+        text = (
+            f"{binding.lacking_field}={words.value_text(lacking.value)} would be "
+            f"{-lacking.slower * 100:.3g} % faster and lacks {words.gib(lacking.lacking_bytes)} GiB"
+        )
+        for part in textwrap.wrap(text, WIDTH - LABEL):
+            yield row("", (part, "dim"))
+
+
+_COLUMNS = f"{'':<24}"
+
+
+def comparison_lines(plan: Plan, comparison: PlanComparison, *, kind: str, requested: str) -> list[Line]:
+    """The answer of `explain --why-not` and `--what-if`."""
+    before, after = comparison.before, comparison.after
+    names = ("the plan", requested if len(requested) <= 24 else "pinned" if kind == "why_not" else "changed")
+    question = comparison.question
+    title = f" {plan.model.name} on {question.cluster.name}"
+    return [
+        ((title, "title"), (f"  {'with' if kind == 'why_not' else 'if'} {requested}", "value")),
+        (("─" * WIDTH, "dim"),),
+        *_strategies(plan, comparison, names),
+        (),
+        *_terms(before, after, comparison, names),
+        (),
+        *_proof(comparison),
+        (),
+    ]
+
+
+def _strategies(plan: Plan, comparison: PlanComparison, names: tuple[str, str]) -> Iterator[Line]:
+    before, after = comparison.before, comparison.after
+    for label, result, job in (("plan", before, plan.job), ("instead", after, comparison.question.job)):
+        yield row(label, (words.degrees_text(result.strategy), "value"))
+        details = words.detail_texts(result.strategy, job, plan.model.layers)
+        for line in words.wrapped(details, " · ", WIDTH - 15):
+            yield row("", (line, ""))
+    changed = [
+        f"{name} {words.value_text(old)} → {words.value_text(new)}"
+        for name, (old, new) in comparison.fields.items()
+    ]
+    for index, line in enumerate(words.wrapped(changed or ["nothing"], " · ", WIDTH - 15)):
+        yield row("changes" if index == 0 else "", (line, "dim"))
+
+
+def _terms(
+    before: Result, after: Result, comparison: PlanComparison, names: tuple[str, str]
+) -> Iterator[Line]:
+    """Time, then memory: what each term was, is, and the difference, the largest first."""
+    yield ((f" {'time':<24}{names[0]:>16}{names[1]:>26}{'difference':>16}", "label"),)
+    yield from _rows(
+        before.breakdown, after.breakdown, comparison.breakdown_s, words.seconds, 1e-4 * before.step_time_s
+    )
+    slower = after.step_time_s / before.step_time_s - 1.0
+    yield _row("step time", before.step_time_s, after.step_time_s, words.seconds, "value",
+               f"  {slower * 100:+.2f} %")  # fmt: skip
+    yield ()
+    yield ((f" {'memory':<24}{names[0]:>16}{names[1]:>26}{'difference':>16}", "label"),)
+    yield from _rows(
+        before.memory, after.memory, comparison.memory_bytes, _gib, 1e-3 * before.peak_memory.device
+    )
+    yield _row("peak memory", before.peak_memory.device, after.peak_memory.device, _gib, "value")
+
+
+def _gib(nbytes: float) -> str:
+    return f"{words.gib(nbytes)} GiB"
+
+
+def _rows(
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    more: Mapping[str, float],
+    text_of: object,
+    least: float,
+) -> Iterator[Line]:
+    for name in sorted(more, key=lambda name: -abs(more[name])):
+        if abs(more[name]) >= least:
+            label = name.replace("_", " ")
+            yield _row(label, before.get(name, 0.0), after.get(name, 0.0), text_of, "")
+    same = [name for name in more if abs(more[name]) < least]
+    if same:
+        sums = (sum(before.get(name, 0.0) for name in same), sum(after.get(name, 0.0) for name in same))
+        yield _row(f"{words.counted(len(same), 'other term')}", *sums, text_of, "dim")
+
+
+def _row(label: str, old: float, new: float, text_of: object, style: str, end: str = "") -> Line:
+    if not callable(text_of):
+        raise TypeError("text_of is a function")
+    difference = ("+" if new >= old else "-") + text_of(abs(new - old))
+    return ((f" {label:<24}{text_of(old):>16}{text_of(new):>26}{difference:>16}{end}", style),)
+
+
+def _proof(comparison: PlanComparison) -> Iterator[Line]:
+    certificate = comparison.answer.certificate
+    why = NOT_AS_GIVEN if certificate.priced_as else f"gap {words.percent(certificate.gap, 2)}"
+    verdict = ("optimal", "good") if comparison.answer.is_proven else (f"not proven: {why}", "warn")
+    yield row("proof", verdict, (f" among {certificate.enumerated:,} candidates of this question", ""))
+    yield from priced_as_lines(certificate.priced_as)
 
 
 def explained(
@@ -43,13 +326,13 @@ def explained(
                 return Output(document=documents.explanation(plan, explanation), notes=notes, code=code)
             if not explanation.agrees and not explanation.unexplored:
                 notes.append("shardwise: the search finds another best than the plan's now")
-            return Output(lines=tree.explanation_lines(plan, explanation), notes=notes, code=code)
+            return Output(lines=explanation_lines(plan, explanation), notes=notes, code=code)
     notes, code = _explain_exit_status(comparison.answer.is_interrupted)
     kind, requested = ("why_not", why_not) if pinned is not None else ("what_if", what_if)
     if is_json:
         document = documents.comparison(plan, comparison, kind=kind, requested=str(requested))
         return Output(document=document, notes=notes, code=code)
-    lines = differences.comparison_lines(plan, comparison, kind=kind, requested=str(requested))
+    lines = comparison_lines(plan, comparison, kind=kind, requested=str(requested))
     return Output(lines=lines, notes=notes, code=code)
 
 

@@ -9,7 +9,7 @@ from shardwise.app.cli.output import Output, row
 from shardwise.app.cli.request import check_output_path, choice
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plan import GraphPlan, Plan, UnevenFile, read_any_plan, write_file
+from shardwise.plans import GraphPlan, Plan, UnevenFile, read_any_plan, write_file
 from shardwise.targets import (
     EXPORTS,
     WRITTEN_BY,

@@ -17,7 +17,7 @@ from shardwise.app.cli.request import check_output_path, choice
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_bytes
 from shardwise.launch import LAUNCHERS, PLAN_PATH, Launch
-from shardwise.plan import AnyPlan, GraphPlan, Plan, UnevenFile, read_any_plan, write_file
+from shardwise.plans import AnyPlan, GraphPlan, Plan, UnevenFile, read_any_plan, write_file
 
 _MAX_PLAN_BYTES = 8 * 2**20
 

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardwise.app.cli.failure import Failure
+    from shardwise.app.cli.output import Failure
 
 DEBUG_VARIABLE = "SHARDWISE_DEBUG"
 """Environment variable; when set, unexpected errors keep their traceback."""
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _stdout_unwritable(error)
         if os.environ.get(DEBUG_VARIABLE):
             raise
-        from shardwise.app.cli.failure import failure_of
+        from shardwise.app.cli.output import failure_of
 
         return _fail(failure_of(error), is_json="--json" in arguments)
 
@@ -75,7 +75,7 @@ def _fail(failure: Failure, *, is_json: bool) -> int:
 
 
 def _interrupted(*, is_json: bool) -> int:
-    from shardwise.app.cli.failure import Failure
+    from shardwise.app.cli.output import Failure
 
     message = "interrupted before there was an answer"
     return _fail(Failure(code=130, kind="interrupted", message=message), is_json=is_json)

@@ -1,45 +1,56 @@
-"""What `replan` answers: keep, patch or move, with what it brings and what it costs."""
+"""What `replan` answers: keep, patch or move, with what it brings and what it costs.
+
+What a policy or a decision picks as a plan: on its nodes, as the cluster has them.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 
 from shardwise import search
 from shardwise.app.cli import words
-from shardwise.app.cli.arranged import trace_hash, trace_source, uneven_plan, uniform_plan
+from shardwise.app.cli.card import plan_lines, priced_as_lines
 from shardwise.app.cli.output import Line, Output, row
-from shardwise.app.cli.proof import priced_as_lines
+from shardwise.app.cli.planning import schedule_of
 from shardwise.app.cli.request import OWN_TARGET, check_output_path
-from shardwise.app.cli.uneven_card import plan_lines
 from shardwise.cluster import (
     Cluster,
     Conditions,
     EventTrace,
     NodeView,
     check_events,
+    cluster_of_nodes,
     events_from_text,
     events_of_nodes,
+    events_text,
     load_cluster,
     load_events,
 )
-from shardwise.errors import ConfigError, Infeasible
-from shardwise.plan import (
+from shardwise.errors import ConfigError, Infeasible, InternalError
+from shardwise.model import Model
+from shardwise.plans import (
     DECISION,
+    Answer,
+    Certificate,
     Idle,
+    MixedFigures,
     Plan,
     TraceChoice,
+    UnevenAnswer,
     UnevenFile,
     UnevenResult,
     is_uneven_plan,
     layout_document,
+    plan_of,
     read_plan,
     read_uneven_plan,
     write_plan,
     write_uneven_plan,
 )
-from shardwise.replan import (
+from shardwise.replanning import (
     AllowedSpace,
     AnyArrangement,
     Arrangement,
@@ -58,8 +69,97 @@ from shardwise.replan import (
     uneven_running_on,
     with_devices_of,
 )
-from shardwise.strategy import Strategy, layer_counts, target_of
+from shardwise.strategy import Job, Strategy, layer_counts, target_of
 from shardwise.units import format_bytes, format_seconds
+
+
+def trace_source(trace: EventTrace) -> str:
+    """Where a trace is from, for the plan file."""
+    return trace.source or "events"
+
+
+def trace_hash(trace: EventTrace) -> str:
+    """The SHA-256 of a trace in its canonical form."""
+    return f"sha256:{hashlib.sha256(events_text(trace).encode()).hexdigest()}"
+
+
+def on_nodes(found: TraceChoice, cluster: Cluster) -> Cluster:
+    """The nodes of the plan as the cluster has them."""
+    return cluster_of_nodes(cluster, [int(name[1:]) for name in found.nodes])
+
+
+def uniform_plan(
+    arrangement: Arrangement,
+    found: TraceChoice,
+    *,
+    model: Model,
+    cluster: Cluster,
+    job: Job,
+    space: str,
+    priced_as: Sequence[str],
+) -> tuple[Plan, Answer]:
+    """A uniform arrangement whose pipelines have equal shares: priced on its nodes, and proven for itself
+    where events were not `priced_as` something else."""
+    strategy, own = arrangement.strategy, on_nodes(found, cluster)
+    fixed = asdict(strategy)
+    question = search.Question(
+        model=model, cluster=own, job=job, space=space, fixed=fixed, use_all=True, top=0
+    )
+    answer = search.plan(question)
+    answer = replace(answer, certificate=_with_events(answer.certificate, priced_as))
+    plan = plan_of(answer, model=model, cluster=own, job=job, schedule=schedule_of(strategy, job))
+    nodes = [int(name[1:]) for name in found.nodes]
+    idle = search.idle_in(cluster, search.ranks_of_nodes(cluster, nodes))
+    return replace(plan, for_trace=found), replace(answer, idle=idle, all_devices_step_time_s=None)
+
+
+def _with_events(certificate: Certificate, priced_as: Sequence[str]) -> Certificate:
+    """With what is said of the events that the plan was chosen for."""
+    return replace(certificate, priced_as=(*certificate.priced_as, *priced_as))
+
+
+def uneven_plan(
+    planner: MixedPlanner,
+    arrangement: UnevenArrangement,
+    found: TraceChoice,
+    uniform: Arrangement | UnevenArrangement | None,
+    priced_as: Sequence[str],
+) -> tuple[UnevenFile, UnevenAnswer]:
+    """An uneven arrangement, beside a uniform one where there is any; the certificate is of this plan
+    alone."""
+    prices = planner.prices
+    no_events = EventTrace(nodes=len(prices.cluster.nodes), events=())
+    nominal = situation_of(NodeView(prices.cluster), Conditions.at_start(no_events))
+    predicted = planner.uneven.predicted(arrangement, nominal)
+    if predicted is None:
+        raise InternalError("a plan that runs does so on nodes as the cluster has them")
+    step_s = predicted.result.step_time_s
+    own = on_nodes(found, prices.cluster)
+    certificate = Certificate(
+        space="uneven", enumerated=1, rejected={}, cut_by_bound=0, simulated=1, best_s=step_s,
+        lower_bound_s=step_s, gap=0.0, search_s=0.0, search_cpu_s=0.0, priced_as=own.priced_as,
+    )  # fmt: skip
+    answer = UnevenAnswer(
+        best=predicted.result,
+        certificate=_with_events(certificate, priced_as),
+        mixed=MixedFigures(
+            uniform_step_time_s=None if uniform is None else planner.step_s(uniform, nominal),
+            fastest_class_step_time_s=None,
+            fastest_class=None,
+            idle=(),
+        ),
+    )
+    plan = UnevenFile(
+        model=prices.model,
+        cluster=own,
+        job=prices.job,
+        best=answer.best,
+        certificate=answer.certificate,
+        mixed=answer.mixed,
+        for_trace=found,
+    )
+    return plan, answer
+
 
 SCHEMA, VERSION = "shardwise.replan", 1
 

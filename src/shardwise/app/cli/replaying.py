@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 
 from shardwise.app.cli import words
+from shardwise.app.cli.card import priced_as_lines
 from shardwise.app.cli.output import Line, Output, row
-from shardwise.app.cli.proof import priced_as_lines
 from shardwise.app.cli.replanning import arrangement_text, trace_for, uneven_layout, unreachable_lines
 from shardwise.app.cli.request import JobOptions, check_output_path, choice, load_request
 from shardwise.app.plot import ReplayPlot, TokenCurve, check_plot_file, write_replay_plot
@@ -17,8 +17,8 @@ from shardwise.cluster import Cluster, EventTrace, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.inputs import read_text
 from shardwise.model import Model
-from shardwise.plan import Plan, is_uneven_plan, read_plan, read_uneven_plan
-from shardwise.replan import (
+from shardwise.plans import Plan, is_uneven_plan, read_plan, read_uneven_plan
+from shardwise.replanning import (
     ANY,
     KEEP,
     POLICIES,

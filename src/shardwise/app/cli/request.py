@@ -13,7 +13,7 @@ from shardwise.cluster import Cluster, load_cluster
 from shardwise.errors import ConfigError
 from shardwise.inputs import nearest, printable, short_repr
 from shardwise.model import Model, load_model
-from shardwise.plan import Reliability, check_writable
+from shardwise.plans import Reliability, check_writable
 from shardwise.strategy import OWN_PROFILE, Calibration, Job, Profile, Target, read_calibration, target_of
 from shardwise.units import parse_quantity
 

@@ -1,4 +1,7 @@
-"""Lists: the catalogue of models, the devices, the axes of a space."""
+"""Lists: the catalogue of models, the devices, the axes of a space.
+
+The list of shipped operator graphs.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ from shardwise.app.cli.output import WIDTH, Line, Output
 from shardwise.app.cli.words import gib
 from shardwise.cluster import Device
 from shardwise.cluster import devices as known_devices
+from shardwise.graph import GRAPH_PREFIX, OpGraph, forward_flop, parameter_count, shipped_graphs, step_flop
 from shardwise.model import Model, active_parameters, catalogue, model_from_config, parameters
 from shardwise.units import format_count, format_rate
 
 if TYPE_CHECKING:
-    from shardwise.check import PipelineCount, SpaceCount  # its rooms are not needed for lists
+    from shardwise.verification import PipelineCount, SpaceCount  # its rooms are not needed for lists
+
 
 VERSION = 1
 
@@ -152,3 +157,42 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) ->
         return "  ".join(cells).rstrip()
 
     return [((aligned(header), "label"),), *(((aligned(row), ""),) for row in rows)]
+
+
+def graphs(*, is_json: bool) -> Output:
+    """The shipped graphs at the batch and sequence length of their files, that of fewest parameters first."""
+    found = sorted(shipped_graphs().values(), key=lambda graph: (parameter_count(graph), graph.name))
+    if is_json:
+        rows = [_row(graph) for graph in found]
+        return Output(document={"schema": "shardwise.graphs", "version": VERSION, "graphs": rows})
+    header = ("graph", "operators", "blocks", "parameters", "batch", "seq", "FLOP per step")
+    table_rows = [
+        (
+            GRAPH_PREFIX + graph.name,
+            str(graph.operators),
+            str(sum(block.repeat for block in graph.blocks)),
+            format_count(parameter_count(graph)),
+            f"{graph.batch:,}",
+            "-" if graph.seq_len is None else f"{graph.seq_len:,}",
+            f"{step_flop(graph):.3e}",
+        )
+        for graph in found
+    ]
+    return Output(lines=table(header, table_rows, left=1))
+
+
+def _row(graph: OpGraph) -> dict[str, object]:
+    return {
+        "name": GRAPH_PREFIX + graph.name,
+        "operators": graph.operators,
+        "blocks": [
+            {"name": block.name, "operators": len(block.operators), "repeat": block.repeat}
+            for block in graph.blocks
+        ],
+        "parameters": parameter_count(graph),
+        "batch": graph.batch,
+        "seq_len": graph.seq_len,
+        "forward_flop": forward_flop(graph),
+        "step_flop": step_flop(graph),
+        "source": graph.source,
+    }

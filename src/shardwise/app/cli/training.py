@@ -1,9 +1,15 @@
 """What `train` does: checks what is asked for, starts the processes where none were started, says how it
-went."""
+went.
+
+How a run that has ended goes on: the command that does it.
+
+What `train` does in a process that a launcher started: all meet first, and one speaks for all.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -11,21 +17,85 @@ from typing import TYPE_CHECKING
 
 from shardwise.app.cli import words
 from shardwise.app.cli.adapting import advisor_for
-from shardwise.app.cli.failure import failure_of
-from shardwise.app.cli.launched import TORCHRUN_VARIABLE
-from shardwise.app.cli.output import INTERRUPTED, Line, Output, row
+from shardwise.app.cli.launched import (
+    COMMAND_VARIABLE,
+    TORCHRUN_VARIABLE,
+    LaunchedRank,
+    ignore_termination,
+    launched_rank_of,
+    signals_as_interrupts,
+)
+from shardwise.app.cli.output import INTERRUPTED, Line, Output, failure_of, print_notes, row
 from shardwise.app.cli.request import check_output_path
-from shardwise.app.cli.resuming import interrupted, lost, resume_lines
-from shardwise.app.cli.signals import signals_as_interrupts
-from shardwise.app.cli.trained import plan_label
-from shardwise.app.cli.training_run import TrainArguments, TrainingRun, resumed_log_bytes, step_reporter
+from shardwise.app.cli.training_run import (
+    TrainArguments,
+    TrainingRun,
+    plan_label,
+    resumed_log_bytes,
+    step_reporter,
+)
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plan import AnyPlan, GraphPlan, Plan, plan_hash, read_any_plan
+from shardwise.plans import AnyPlan, GraphPlan, Plan, plan_hash, read_any_plan
 from shardwise.sim import Span, Trace, write_trace
 
 if TYPE_CHECKING:
-    from shardwise.runtime import TrainOptions
+    from shardwise.runtime import RankLost, Rendezvous, TrainOptions
+
+
+def lost(error: RankLost, run: TrainingRun, options: TrainOptions) -> list[str]:
+    """What to say where a rank is lost."""
+    lines = [f"shardwise: error: {error} {run.progress()}; the other ranks were ended"]
+    lines += resume_lines(run, options)
+    if os.environ.get("SHARDWISE_DEBUG") and error.details:
+        lines.append(error.details)
+    return lines
+
+
+def interrupted(run: TrainingRun, options: TrainOptions) -> list[str]:
+    """What to say where the user, or who started this process, ends it."""
+    return [f"shardwise: error: interrupted {run.progress()}", *resume_lines(run, options)]
+
+
+def resume_lines(run: TrainingRun, options: TrainOptions) -> list[str]:
+    """The command that goes on with `run`, and from where; nothing where it saves nothing, or what it has
+    saved cannot be gone on from."""
+    from shardwise.runtime import restart_options
+
+    if options.checkpoint is None:
+        return []
+    try:
+        is_saved = restart_options(options, run.plan).resumed is not None
+    except ConfigError as error:
+        return [f"  it cannot go on: {error}"]
+    where = "the last checkpoint" if is_saved else "the beginning"
+    launcher = os.environ.get(COMMAND_VARIABLE)
+    words = resume_arguments(run.arguments, options, is_saved=is_saved)
+    if launcher:
+        return [f"  to go on from {where}: {launcher} -- {shlex.join(words)}"]
+    if TORCHRUN_VARIABLE in os.environ:
+        where += ", under the same launcher"
+    return [f"  to go on from {where}: {shlex.join(['shardwise', 'train', run.arguments.path, *words])}"]
+
+
+def resume_arguments(arguments: TrainArguments, options: TrainOptions, *, is_saved: bool) -> list[str]:
+    """The options of `train` that go on with a run, from its last checkpoint where there `is_saved` one."""
+    words = ["--data", arguments.data, "--steps", str(arguments.steps), "--lr", repr(arguments.lr)]
+    words += ["--checkpoint-every", str(arguments.checkpoint_every), "--restarts", str(arguments.restarts)]
+    given = {"--checkpoint": arguments.checkpoint, "--log": arguments.log, "--trace": arguments.trace,
+             "--export": arguments.export}  # fmt: skip
+    if not is_saved:
+        words += ["--seed", str(options.seed)]
+        given["--weights"] = arguments.weights
+    for option, text in given.items():
+        if text is not None:
+            words += [option, text]
+    if arguments.adaptive:
+        words.append("--adaptive")
+    if is_saved:
+        words.append("--resume")
+    return words
+
 
 FAILED = 1
 REFUSED = 2
@@ -52,8 +122,6 @@ def trained(arguments: TrainArguments) -> Output:
     os.environ.setdefault("KINETO_LOG_LEVEL", _PROFILER_LEVEL)
     with signals_as_interrupts():
         if TORCHRUN_VARIABLE in os.environ:
-            from shardwise.app.cli.launched_training import trained_by_launcher
-
             return trained_by_launcher(arguments)
         check_files(arguments)
         return _trained_here(prepared(arguments))
@@ -231,3 +299,108 @@ def _summary(run: TrainingRun) -> Output:
                 (f" measured (median), {words.seconds(last.predicted_s)} predicted", "")),
         ]
     )  # fmt: skip
+
+
+def trained_by_launcher(arguments: TrainArguments) -> Output:
+    """This process's part of a run: rank 0 speaks and writes for all while it lives, else the lowest rank
+    that does. What is refused on any rank ends all of them, before anything is written."""
+    launched_rank = launched_rank_of(os.environ)
+    try:
+        return _run_rank(arguments, launched_rank)
+    except KeyboardInterrupt:
+        if launched_rank.rank:
+            return Output(code=INTERRUPTED)
+        raise
+
+
+def _run_rank(arguments: TrainArguments, launched_rank: LaunchedRank) -> Output:
+    from shardwise.runtime import Rendezvous
+
+    rendezvous = Rendezvous(launched_rank.rank, launched_rank.ranks)
+    found = _prepare(arguments, launched_rank.rank)
+    refusal = rendezvous.agree_on_error(found if isinstance(found, ConfigError) else None)
+    if refusal is None:
+        refusal = rendezvous.agree_on_error(_make_folders(arguments))
+    if isinstance(found, Prepared) and refusal is None:
+        return _train_rank(found.run, found.options, rendezvous)
+    lines = failure_of(refusal).lines() if refusal is not None else ()
+    return _report(lines, REFUSED, rendezvous, is_reporter=launched_rank.rank == 0)
+
+
+def _prepare(arguments: TrainArguments, rank: int) -> Prepared | ConfigError:
+    """The run, or why this rank refuses it."""
+    try:
+        if rank == 0:  # which alone writes them
+            check_files(arguments)
+        return prepared(arguments)
+    except ConfigError as error:
+        return error
+
+
+def _make_folders(arguments: TrainArguments) -> ConfigError | None:
+    try:
+        make_folders(arguments)
+    except ConfigError as error:
+        return error
+    return None
+
+
+def _train_rank(run: TrainingRun, options: TrainOptions, rendezvous: Rendezvous) -> Output:
+    from shardwise.runtime import RankLost, leave_group
+
+    try:
+        spans = _steps(run, options, is_first=rendezvous.rank == 0)
+        if rendezvous.rank:
+            leave_group()
+            return Output()
+        if run.arguments.trace is not None:
+            write_trace_of(run, spans)
+        output = answer(run, options)
+        leave_group()
+        return output
+    except ConfigError as error:
+        ignore_termination()
+        if rendezvous.rank:
+            rendezvous.report_error(error)
+            return _report((), REFUSED, rendezvous, is_reporter=False)
+        return _report(refused(error, run, options), REFUSED, rendezvous, is_reporter=True)
+    except (RankLost, KeyboardInterrupt) as error:
+        ignore_termination()
+        return _report_end(error if isinstance(error, RankLost) else None, run, options, rendezvous)
+
+
+def _steps(run: TrainingRun, options: TrainOptions, *, is_first: bool) -> Sequence[Span]:
+    """Take the steps; on rank 0 what the last one did on all ranks, where that is traced."""
+    from shardwise.runtime import gather_spans, peer_failures, train
+
+    with peer_failures():
+        if is_first:
+            with step_reporter(run, options.start) as reporter:
+                spans = train(reporter.report, run.plan, options)
+        else:
+            spans = train(run.records.append, run.plan, options)
+        return gather_spans(spans) if options.is_traced else ()
+
+
+def _report_end(
+    error: RankLost | None, run: TrainingRun, options: TrainOptions, rendezvous: Rendezvous
+) -> Output:
+    """A rank is lost, or this one is to end: by the user, or by a launcher that has seen another end."""
+    is_reporter = rendezvous.is_reporter()
+    reported_error = rendezvous.reported_error() if is_reporter else None
+    if reported_error is not None:
+        return _report(refused(reported_error, run, options), REFUSED, rendezvous, is_reporter=True)
+    if error is not None:
+        lines, code = lost(error, run, options), FAILED
+    else:
+        lines, code = interrupted(run, options), INTERRUPTED
+    return _report(lines, code, rendezvous, is_reporter=is_reporter)
+
+
+def _report(lines: Sequence[str], code: int, rendezvous: Rendezvous, *, is_reporter: bool) -> Output:
+    """Say it before any process ends, as a launcher ends all others then: which those do not say too."""
+    ignore_termination()
+    if is_reporter:
+        print_notes(lines)
+    rendezvous.end(is_reporter=is_reporter)
+    return Output(code=code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from shardwise.plan import Layout, Result, UnevenResult
+from shardwise.plans import Layout, Result, UnevenResult
 from shardwise.strategy import AXES, FIELDS, Job, Strategy, even_ends
 
 GIB = 2.0**30

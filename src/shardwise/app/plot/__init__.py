@@ -1,8 +1,8 @@
 """Plots: time against memory, and tokens over time; small records, drawn as PNG, SVG or a page."""
 
 from shardwise.app.plot.file import check_plot_file, write_plot
-from shardwise.app.plot.over_time import ReplayPlot, TokenCurve, write_replay_plot
 from shardwise.app.plot.record import Dot, Mark, Plot, PlotLine
+from shardwise.app.plot.replay import ReplayPlot, TokenCurve, write_replay_plot
 
 __all__ = [
     "Dot",

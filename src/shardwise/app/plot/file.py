@@ -1,16 +1,80 @@
-"""From a plot to a file: PNG, SVG or a page, by the suffix of its name."""
+"""From a plot to a file: PNG, SVG or a page, by the suffix of its name.
+
+A plot as one page for the browser that needs nothing from anywhere: the drawing, what is said of each dot
+on hover, and all dots as a table.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+from html import escape
+from importlib.resources import files
 from importlib.util import find_spec
+from string import Template
 
-from shardwise.app.plot.draw import render
-from shardwise.app.plot.page import page_of
+from shardwise.app.plot.draw import GIB, HEIGHT_IN, POINTS_PER_IN, WIDTH_IN, RenderedFigure, render
 from shardwise.app.plot.record import Plot
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable
-from shardwise.plan import write_file
+from shardwise.plans import write_file
+
+TEMPLATE = "page.html"
+
+
+def page_of(plot: Plot, figure: RenderedFigure) -> bytes:
+    """The page, in UTF-8."""
+    svg = figure.as_bytes("svg").decode("utf-8")
+    template = Template(files(__package__).joinpath(TEMPLATE).read_text("utf-8"))
+    return template.substitute(
+        title=escape(plot.title),
+        subtitle=escape(plot.subtitle),
+        svg=svg[svg.index("<svg") :],
+        view=f"0 0 {WIDTH_IN * POINTS_PER_IN:g} {HEIGHT_IN * POINTS_PER_IN:g}",
+        dots=_script_json(_dots(plot, figure)),
+        wholes=_script_json(_details(plot)),
+        rows="\n".join(_rows(plot)),
+    ).encode("utf-8")
+
+
+def _dots(plot: Plot, figure: RenderedFigure) -> list[dict[str, object]]:
+    """Every dot with its place in the drawing, the colour of its line (ink for marks), its texts, and the
+    places of what more is said of it among `_details`."""
+    colours = [colour for line, colour in zip(plot.lines, figure.colours, strict=True) for _ in line.dots] + [
+        "#1d2733"
+    ] * len(plot.marks)
+    place = {text: place for place, text in enumerate(_details(plot))}
+    return [
+        {
+            "x": round(x, 2),
+            "y": round(y, 2),
+            "colour": colour,
+            "name": name,
+            "lines": list(dot.lines),
+            "more": [place[text] for text in dot.more],
+        }
+        for (name, dot), (x, y), colour in zip(plot.dots(), figure.places, colours, strict=True)
+    ]
+
+
+def _details(plot: Plot) -> list[str]:
+    """What more is said of dots, each text once: layouts of neighbours are alike but for a few lines."""
+    return list(dict.fromkeys(text for _, dot in plot.dots() for text in dot.more))
+
+
+def _rows(plot: Plot) -> list[str]:
+    return [
+        f"<tr><td>{escape(name)}</td><td>{dot.time_s:.6g}</td><td>{dot.memory_bytes / GIB:.4g}</td>"
+        f"<td>{escape(' · '.join(dot.lines))}</td></tr>"
+        for name, dot in plot.dots()
+    ]
+
+
+def _script_json(value: object) -> str:
+    """JSON that may stand within a script element: nothing in it ends the element or opens a comment."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
 
 SUFFIXES = (".png", ".svg", ".html")
 

@@ -1,7 +1,13 @@
 """Operator graphs on a mesh of devices: what every way to lay them out costs, as a chain of choices."""
 
-from shardwise.cost.layouts.chain import LayoutSpace, layout_chain
-from shardwise.cost.layouts.stage import entry_shapes, relaxed_layouts, stage_layouts, transfer_elements
+from shardwise.cost.layouts.chain import (
+    LayoutSpace,
+    entry_shapes,
+    layout_chain,
+    relaxed_layouts,
+    stage_layouts,
+    transfer_elements,
+)
 
 __all__ = [
     "LayoutSpace",

@@ -1,20 +1,330 @@
-"""Everything that one operator's layout decides by itself."""
+"""Everything that one operator's layout decides by itself.
+
+All layouts of one operator, as columns: one rule per mesh axis, unfiltered.
+
+What ranks tell each other inside an operator, for all of its layouts.
+
+Seconds of an operator's own work on a rank, for all of its layouts, by the kernels of plan.
+
+What it costs to bring an activation from how it lies to how it is read, for all pairs of choices.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from shardwise.cost.layouts.choices import OperatorLayouts
-from shardwise.cost.layouts.exchanges import CollectiveTimes, collective_times
-from shardwise.cost.layouts.forms import Integers, Values, local_elements, value_placements
-from shardwise.cost.layouts.ground import CostContext
-from shardwise.cost.layouts.work import Needs, Times, scores_of, times_of
-from shardwise.cost.operators import UNFUSED_SCORE_BYTES
-from shardwise.graph import SavedTensors, work_of
+from shardwise.cost.layouts.context import CostColumns, CostContext
+from shardwise.cost.layouts.redistribute import (
+    Integers,
+    Values,
+    gradient_placements,
+    group_sizes,
+    local_elements,
+    value_placements,
+)
+from shardwise.cost.operators import (
+    FUSED_BACKWARD_WORK,
+    SOFTMAX_BACKWARD_PASSES,
+    SOFTMAX_FORWARD_PASSES,
+    UNFUSED_SCORE_BYTES,
+    cast_s,
+    moved_s,
+    product_s,
+)
+from shardwise.equations import compute
+from shardwise.errors import InternalError
+from shardwise.graph import (
+    REPLICATE,
+    CollectiveCall,
+    KernelWork,
+    OpNode,
+    SavedTensors,
+    ShardingRule,
+    allows,
+    local_sizes,
+    rules_of,
+    work_of,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OperatorLayouts:
+    """The K layouts of an operator.
+
+    `rules` are one per axis, `sizes` the elements (K) of each dim on the rank with most; `inputs`,
+    `parameters` and `output` are placements (K, axes).
+    """
+
+    op: OpNode
+    rules: tuple[tuple[ShardingRule, ...], ...]
+    sizes: Mapping[str, Values]
+    inputs: tuple[Integers, ...]
+    parameters: tuple[Integers, ...]
+    output: Integers
+
+    def __len__(self) -> int:
+        return len(self.rules)
+
+    def extent(self, dims: tuple[str, ...]) -> Values:
+        """Elements (K) of a tensor with these dims on a rank."""
+        return np.asarray(prod((self.sizes[dim] for dim in dims), start=np.ones(len(self.rules))))
+
+    @property
+    def share(self) -> Values:
+        """The part (K) of all iterations that one rank does."""
+        return np.asarray(self.extent(tuple(self.op.dims)) / float(prod(self.op.dims.values())))
+
+
+def operator_layouts_of(op: OpNode, ranks: tuple[int, ...]) -> OperatorLayouts:
+    """Every way to give each axis a rule of `op`'s that goes together with the others; along an axis of one
+    rank there is nothing to choose."""
+    rules = rules_of(op)
+    plain = [rule for rule in rules if rule.split is None and rule.output == REPLICATE]
+    among = [rules if size > 1 else plain[:1] for size in ranks]
+    found = tuple(combined for combined in product(*among) if allows(op, combined, ranks))
+    if not found:
+        raise InternalError(f"operator {op.name} has no layout")
+    sizes = [local_sizes(op, combined, ranks) for combined in found]
+
+    def placed(of: list[list[int]]) -> Integers:
+        return np.array(of, dtype=np.int64)
+
+    return OperatorLayouts(
+        op=op,
+        rules=found,
+        sizes={dim: np.array([each[dim] for each in sizes], dtype=np.float64) for dim in op.dims},
+        inputs=tuple(
+            placed([[rule.inputs[slot] for rule in combined] for combined in found])
+            for slot in range(len(op.inputs))
+        ),
+        parameters=tuple(
+            placed([[rule.parameters[slot] for rule in combined] for combined in found])
+            for slot in range(len(op.parameters))
+        ),
+        output=placed([[rule.output for rule in combined] for combined in found]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTimes:
+    """Seconds (K) of exchanges forward and backward."""
+
+    forward_s: Values
+    backward_s: Values
+
+
+def collective_times(context: CostContext, choices: OperatorLayouts) -> CollectiveTimes:
+    """Exchanges of each layout; axes with the same rule do theirs as one group."""
+    forward_s, backward_s = np.zeros(len(choices)), np.zeros(len(choices))
+    rules_by_name = {rule.name: rule for rules in choices.rules for rule in rules if rule.collectives}
+    for rule in rules_by_name.values():
+        follows = np.array([[own.name == rule.name for own in rules] for rules in choices.rules])
+        rows = np.flatnonzero(follows.any(axis=1))
+        sizes = group_sizes(context.mesh, follows[rows])
+        for call in rule.collectives:
+            elements = call.copies * choices.extent(call.dims)[rows]
+            nbytes = elements * (call.element_bytes or context.activation_bytes)
+            once_s = _once_s(context, call, nbytes, sizes)
+            forward_s[rows] += call.forward_calls * once_s
+            backward_s[rows] += call.backward_calls * once_s
+    return CollectiveTimes(forward_s, backward_s)
+
+
+def _once_s(context: CostContext, call: CollectiveCall, nbytes: Values, sizes: tuple[Values, ...]) -> Values:
+    if call.collective == "all_reduce":
+        return np.asarray(context.fabric.all_reduce_s(nbytes, sizes))
+    if call.collective == "all_gather":
+        return np.asarray(context.fabric.all_gather_s(nbytes, sizes))
+    if call.collective == "reduce_scatter":
+        return np.asarray(context.fabric.reduce_scatter_s(nbytes, sizes))
+    outermost = np.zeros(len(nbytes), dtype=np.int64)
+    for tier, members in enumerate(sizes):
+        outermost = np.where(members > 1, tier, outermost)
+    return np.asarray(context.fabric.send_s(2.0 * nbytes, outermost))
+
+
+FUSED_KINDS = ("embedding", "cross_entropy")
+"""Memory-bound kinds that software fuses as far as can be: their passes are counted one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Whether the left and the right operand of an operator's products need gradients, and whether its
+    backward pass does anything."""
+
+    left: bool
+    right: bool
+
+    @property
+    def any(self) -> bool:
+        return self.left or self.right
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds (K) forward and backward."""
+
+    forward_s: Values
+    backward_s: Values
+
+
+def times_of(context: CostContext, choices: OperatorLayouts, needs: Needs) -> Times:
+    """Computation of the operator; the host hands over one kernel for each pass, and one more for the
+    gradients of parameters, and the device waits for it where it is sooner done."""
+    op = choices.op
+    zero = np.zeros(len(choices))
+    works = work_of(op)
+    if op.flop is not None or op.moved_bytes is not None:
+        times = _given(context, choices, works, needs)
+    else:
+        parts = [_work_times(context, choices, work, needs) for work in works]
+        times = Times(sum((t.forward_s for t in parts), zero), sum((t.backward_s for t in parts), zero))
+    dispatch_s = context.profile.dispatch_s
+    kernels = 1.0 + (1.0 if op.parameters else 0.0)
+    backward_s = times.backward_s if needs.any else zero
+    return Times(_paced(times.forward_s, dispatch_s), _paced(backward_s, kernels * dispatch_s))
+
+
+def _paced(device_s: Values, host_s: float) -> Values:
+    """Where there is anything to compute, no sooner than the host has handed it over."""
+    return np.where(device_s > 0.0, np.maximum(device_s, host_s), 0.0)
+
+
+def _work_times(context: CostContext, choices: OperatorLayouts, work: KernelWork, needs: Needs) -> Times:
+    if work.kind == "matmul":
+        return _matmul(context, choices, work, needs)
+    if work.kind == "attention":
+        return _attention(context, choices, work)
+    return _memory(context, choices, work)
+
+
+def _steps(choices: OperatorLayouts, work: KernelWork) -> Values:
+    return choices.extent(work.serial)
+
+
+def _extent(choices: OperatorLayouts, work: KernelWork, dims: tuple[str, ...]) -> Values:
+    """The product of the dims that are not walked step by step."""
+    return choices.extent(tuple(dim for dim in dims if dim not in work.serial))
+
+
+def _matmul(context: CostContext, choices: OperatorLayouts, work: KernelWork, needs: Needs) -> Times:
+    m, n, k = (_extent(choices, work, dims) for dims in (work.m, work.n, work.k))
+    batch = _extent(choices, work, work.batch)
+    is_batched = bool(work.batch)
+
+    def product(rows: Values, columns: Values, inner: Values) -> Any:
+        keys = rows if is_batched else None
+        return product_s(context.machine, batch * rows, columns, inner, keys)
+
+    def cast(elements: Values) -> Any:
+        return 0.0 if is_batched else cast_s(context.machine, elements)
+
+    forward_s = product(m, n, k) + cast(m * k)
+    backward_s = 0.0 * forward_s
+    if needs.left:
+        backward_s = backward_s + product(m, k, n) + cast(m * n)
+    if needs.right:
+        parts = _sum_parts(context, k, n, m) if work.splits_sums else 1.0
+        backward_s = backward_s + product(k * parts, n, m / parts)
+    steps = _steps(choices, work)
+    return Times(steps * forward_s, steps * backward_s)
+
+
+SPLIT_SUM = 1024.0
+"""The fewest summands that are worth a part of a sum of its own."""
+
+
+def _sum_parts(context: CostContext, rows: Values, columns: Values, inner: Values) -> Any:
+    curve = context.machine.efficiency.matmul
+    return compute.sum_parts(
+        rows, columns, inner, tile_m=curve.tile_m, tile_n=curve.tile_n, units=curve.units, least=SPLIT_SUM
+    )
+
+
+def _memory(context: CostContext, choices: OperatorLayouts, work: KernelWork) -> Times:
+    passes = 1.0 if choices.op.kind in FUSED_KINDS else context.profile.pointwise_passes
+    forward: Any = np.zeros(len(choices))
+    backward: Any = np.zeros(len(choices))
+    for moved in work.moved:
+        element_bytes = moved.element_bytes or context.activation_bytes
+        nbytes = _extent(choices, work, moved.dims) * element_bytes * passes
+        forward = forward + moved.forward * nbytes
+        backward = backward + moved.backward * nbytes
+    steps = _steps(choices, work)
+    forward_s, backward_s = (
+        np.where(nbytes > 0.0, steps * moved_s(context.machine, nbytes), 0.0)
+        for nbytes in (forward, backward)
+    )
+    return Times(forward_s, backward_s)
+
+
+def _attention(context: CostContext, choices: OperatorLayouts, work: KernelWork) -> Times:
+    if context.attention is None:
+        return _unfused(context, choices, work)
+    machine, curve = context.machine, context.attention
+    queries = choices.extent(work.batch) * choices.extent(work.m)
+    keys, width, values = (choices.extent(dims) for dims in (work.n, work.k, work.v))
+    window = keys if work.window is None else np.minimum(float(work.window), keys)
+    met = compute.keys_per_query(keys, window, 0.5 if work.causal else 1.0)
+    flop = compute.attention_work(queries, met, 1.0, width, values)
+    saturated = compute.saturation(keys, curve.seq_half)
+    op = choices.op
+    nbytes = sum((choices.extent(operand.dims) for operand in op.inputs), choices.extent(op.output))
+    nbytes = nbytes * context.activation_bytes
+    forward_s, backward_s = (
+        machine.efficiency.launch_s
+        + compute.roofline_s(
+            scale * flop,
+            passes * nbytes,
+            machine.other_flop_per_s * fraction * saturated,
+            context.stream_bytes_per_s,
+        )
+        for scale, passes, fraction in (
+            (1.0, 1.0, curve.forward_fraction), (FUSED_BACKWARD_WORK, 2.0, curve.backward_fraction),
+        )
+    )  # fmt: skip
+    return Times(forward_s, backward_s)
+
+
+def scores_of(choices: OperatorLayouts, work: KernelWork) -> Values:
+    """Scores (K) of unfused attention on a rank."""
+    return choices.extent((*work.batch, *work.m, *work.n))
+
+
+def _unfused(context: CostContext, choices: OperatorLayouts, work: KernelWork) -> Times:
+    queries, batch = choices.extent(work.m), choices.extent(work.batch)
+    keys, width, values = (choices.extent(dims) for dims in (work.n, work.k, work.v))
+    pass_bytes = scores_of(choices, work) * (context.activation_bytes * context.profile.pointwise_passes)
+    score_s = product_s(context.machine, batch * queries, keys, width, queries)
+    value_s = product_s(context.machine, batch * queries, values, keys, queries)
+    forward_s, backward_s = (
+        moved_s(context.machine, passes * pass_bytes)
+        for passes in (SOFTMAX_FORWARD_PASSES, SOFTMAX_BACKWARD_PASSES)
+    )
+    return Times(score_s + value_s + forward_s, 2.0 * (score_s + value_s) + backward_s)
+
+
+def _given(
+    context: CostContext, choices: OperatorLayouts, works: tuple[KernelWork, ...], needs: Needs
+) -> Times:
+    """A roofline of the flop and bytes that the graph's file gives, each rank its share of them; backward
+    as much again for each operand that needs a gradient."""
+    op, machine = choices.op, context.machine
+    is_product = any(work.kind == "matmul" for work in works)
+    speed = machine.matmul_flop_per_s if is_product else machine.other_flop_per_s
+    forward_s = machine.efficiency.launch_s + compute.roofline_s(
+        choices.share * (op.flop or 0.0),
+        choices.share * (op.moved_bytes or 0.0),
+        speed * machine.efficiency.matmul.peak_fraction,
+        context.stream_bytes_per_s,
+    )
+    return Times(forward_s, (float(needs.left) + float(needs.right)) * forward_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,3 +417,64 @@ def _working_bytes(context: CostContext, choices: OperatorLayouts, data_slots: t
         if slot not in data_slots:
             total = total + tensor_bytes(context, op.shape(operand.dims), choices.inputs[slot])
     return total
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """From placements A to placements B, (A, B) each: seconds forward and for the gradient, whether ranks
+    hold `same` things in both; bytes at A (A, 1) and at B (1, B); `copies_bytes` are there meanwhile where
+    they differ, of the tensor or of its gradient."""
+
+    forward_s: Values
+    backward_s: Values
+    is_same: Values
+    start_bytes: Values
+    end_bytes: Values
+    copies_bytes: Values
+
+
+def edge_of(
+    context: CostContext,
+    shape: tuple[int, ...],
+    start: Integers,
+    end: Integers,
+    *,
+    needs_gradient: bool,
+    value_bytes: float,
+    gradient_bytes: float,
+) -> Edge:
+    """The edge from placements `start` (A, axes) to `end` (B, axes) of a tensor of `shape`, with so many
+    bytes per element of it and of its gradient."""
+    values = context.redistributions(shape, value_bytes)
+    gradients = context.redistributions(shape, gradient_bytes)
+    a, b = (values.table.find(value_placements(each)) for each in (start, end))
+    da, db = (gradients.table.find(gradient_placements(each)) for each in (start, end))
+    forward_s = values.seconds[a[:, None], b[None, :]]
+    is_same = a[:, None] == b[None, :]
+    start_bytes, end_bytes = values.nbytes[a][:, None], values.nbytes[b][None, :]
+    copies = values.copies_bytes[a[:, None], b[None, :]]
+    backward_s = np.zeros_like(forward_s)
+    if needs_gradient:
+        backward_s = gradients.seconds[db[None, :], da[:, None]]
+        copies = np.maximum(copies, gradients.copies_bytes[db[None, :], da[:, None]])
+    return Edge(forward_s, backward_s, is_same, start_bytes, end_bytes, copies)
+
+
+def edge_costs(
+    context: CostContext, edge: Edge, reader: OperatorCosts | None, *, is_repeated: bool
+) -> CostColumns:
+    """Costs of an edge, forward and back, and forward once more where that `is_repeated`; what its reader's
+    software hides runs beside the reader's computation, each of its inputs beside an equal part."""
+    columns = CostColumns(peak_bytes=edge.copies_bytes)
+    if reader is None or reader.overlap == (0.0, 0.0):
+        columns.forward(edge.forward_s)
+        columns.blocked(edge.backward_s + (edge.forward_s if is_repeated else 0.0))
+        return columns
+    inputs = float(len(reader.choices.op.inputs))
+    forward_s, backward_s = reader.times.forward_s[None] / inputs, reader.times.backward_s[None] / inputs
+    there = context.exposed_and_hidden_s(edge.forward_s, forward_s, reader.overlap[0])
+    columns.forward(there[0])
+    columns.hidden_backward(*context.exposed_and_hidden_s(edge.backward_s, backward_s, reader.overlap[1]))
+    if is_repeated:
+        columns.hidden_backward(*there)
+    return columns

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from shardwise.cluster import Cluster, Mesh
-from shardwise.cost.one_layout.price import LayoutEstimate, estimate_stage
+from shardwise.cost.one_layout.layout import LayoutEstimate, estimate_stage
 from shardwise.cost.one_layout.rank import Rank, rank_of, value_shards
-from shardwise.cost.training import Training
-from shardwise.cost.turns import StepCounts
+from shardwise.cost.training import StepCounts, Training
 from shardwise.errors import InternalError
 from shardwise.graph import OpGraph, StagedLayout, scaled, tensor_shapes
 from shardwise.ties import first_largest

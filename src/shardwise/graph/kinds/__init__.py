@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwise.graph.kinds.attention import ATTENTION
-from shardwise.graph.kinds.cells import GRU_CELL, LSTM_CELL
-from shardwise.graph.kinds.convolution import CONVOLUTION
+from shardwise.graph.kinds.convolution import CONVOLUTION, POOL
 from shardwise.graph.kinds.kind import Attribute, OperatorKind
 from shardwise.graph.kinds.losses import BINARY_CROSS_ENTROPY, CROSS_ENTROPY, MEAN_SQUARE
-from shardwise.graph.kinds.normal import BATCH_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM, SOFTMAX
+from shardwise.graph.kinds.normalization import BATCH_NORM, GROUP_NORM, LAYER_NORM, REDUCE, RMS_NORM, SOFTMAX
 from shardwise.graph.kinds.pointwise import ELEMENTWISE, ROTARY
-from shardwise.graph.kinds.pooling import POOL
-from shardwise.graph.kinds.products import EINSUM, LINEAR, MATMUL
-from shardwise.graph.kinds.recurrent import GRU, LSTM
-from shardwise.graph.kinds.reductions import REDUCE
+from shardwise.graph.kinds.products import EINSUM, EMBEDDING, LINEAR, MATMUL
+from shardwise.graph.kinds.recurrent import GRU, GRU_CELL, LSTM, LSTM_CELL
 from shardwise.graph.kinds.shapes import CONCAT, RESHAPE, SLICE, TRANSPOSE
-from shardwise.graph.kinds.tables import EMBEDDING
 
 __all__ = ["KINDS", "Attribute", "OperatorKind"]
 

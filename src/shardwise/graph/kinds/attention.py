@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwise.graph.dividing import operands_of, partial_rule, split_rule, split_rules
 from shardwise.graph.kinds.kind import (
     Attribute,
     OperatorKind,
@@ -14,10 +13,16 @@ from shardwise.graph.kinds.kind import (
     refuse,
     without,
 )
-from shardwise.graph.kinds.normal import STATISTIC_BYTES
-from shardwise.graph.record import OpNode
-from shardwise.graph.rule import CollectiveCall, ShardingRule
-from shardwise.graph.work import KernelWork, SavedTensors
+from shardwise.graph.kinds.normalization import STATISTIC_BYTES
+from shardwise.graph.record import KernelWork, OpNode, SavedTensors
+from shardwise.graph.rules import (
+    CollectiveCall,
+    ShardingRule,
+    operands_of,
+    partial_rule,
+    split_rule,
+    split_rules,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +167,16 @@ def _saved(op: OpNode) -> SavedTensors:
 
 ATTENTION = OperatorKind(
     name="attention",
-    summary="Softmax of the products of queries and keys, times values; fused where the device has a kernel.",
+    summary="Softmax of the products of queries and keys, times values; fused if the device has a kernel.",
     operands="queries [b, s, h, d], keys [b, t, h, d], values [b, t, h, e], then tensors added to the "
     "scores; the output is [b, s, h, e], in any order of dims",
     inputs=(3, 5),
     parameters=(0, 2),
     attributes=(
-        Attribute(name="causal", type="flag", meaning="whether queries meet keys up to their own place only"),
-        Attribute(name="window", type="integer", meaning="the most keys that a query meets", low=1),
-        Attribute(name="heads", type="dims", meaning="the heads, where keys have fewer or none"),
-        Attribute(name="kv_heads", type="dims", meaning="the heads of keys and values, where fewer"),
+        Attribute(name="causal", type="flag", meaning="whether a query sees keys up to its position only"),
+        Attribute(name="window", type="integer", meaning="the most keys that a query sees", low=1),
+        Attribute(name="heads", type="dims", meaning="the dims of the heads, if keys have fewer or none"),
+        Attribute(name="kv_heads", type="dims", meaning="the dims of the heads of keys and values, if fewer"),
     ),
     check=_check,
     splits=_rules,

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardwise.errors import ConfigError
-from shardwise.graph.record import OpNode
-from shardwise.graph.rule import ShardingRule
-from shardwise.graph.work import KernelWork, SavedTensors
+from shardwise.graph.record import KernelWork, OpNode, SavedTensors
+from shardwise.graph.rules import ShardingRule
 from shardwise.inputs import short_repr
 
 

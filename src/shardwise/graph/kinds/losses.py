@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from shardwise.graph.dividing import operands_of, split_rule, split_rules
 from shardwise.graph.kinds.kind import OperatorKind, dims_text, refuse, without
-from shardwise.graph.kinds.normal import STATISTIC_BYTES
-from shardwise.graph.placement import REPLICATE
-from shardwise.graph.record import OpNode
-from shardwise.graph.rule import CollectiveCall, ShardingRule
-from shardwise.graph.work import KernelWork, Moved, SavedTensors
+from shardwise.graph.kinds.normalization import STATISTIC_BYTES
+from shardwise.graph.record import KernelWork, Moved, OpNode, SavedTensors
+from shardwise.graph.rules import (
+    REPLICATE,
+    CollectiveCall,
+    ShardingRule,
+    operands_of,
+    split_rule,
+    split_rules,
+)
 
 LOGIT_BYTES = 4.0
 """Cross entropy works in fp32."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardwise.graph.dividing import operands_of, partial_rule, split_rules
 from shardwise.graph.kinds.kind import Attribute, OperatorKind, dims_of, dims_text, refuse, text_of, without
-from shardwise.graph.record import OpNode
-from shardwise.graph.rule import ShardingRule
-from shardwise.graph.work import KernelWork, Moved, SavedTensors
+from shardwise.graph.record import KernelWork, Moved, OpNode, SavedTensors
+from shardwise.graph.rules import ShardingRule, operands_of, partial_rule, split_rules
 
 MOST_OPERANDS = 8
 
@@ -159,14 +157,14 @@ ELEMENTWISE = OperatorKind(
         Attribute(
             name="function",
             type="text",
-            meaning="which function; `nonlinear` is any that is not listed",
+            meaning="the function; `nonlinear` is any that is not listed",
             choices=tuple(FUNCTIONS),
             required=True,
         ),
         Attribute(
             name="number",
             type="number",
-            meaning="what `scale` multiplies by, `shift` adds, `power` raises to, `masked_fill` fills in",
+            meaning="factor of `scale`, summand of `shift`, exponent of `power`, value of `masked_fill`",
         ),
     ),
     check=_check_elementwise,
@@ -194,11 +192,11 @@ def _rotary_saved(op: OpNode) -> SavedTensors:
 
 ROTARY = OperatorKind(
     name="rotary",
-    summary="Rotary position embedding: pairs of elements of a head turned by an angle of their position.",
+    summary="Rotary position embedding: rotates pairs of elements of a head by an angle of their position.",
     operands="the activation; at most two tables of cosines and sines",
     inputs=(1, 3),
     attributes=(
-        Attribute(name="over", type="dims", meaning="the dim whose elements are paired; else the last"),
+        Attribute(name="over", type="dims", meaning="the dim whose elements are paired; default: the last"),
     ),
     check=check_broadcast,
     splits=_rotary_rules,

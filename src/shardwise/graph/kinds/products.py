@@ -1,14 +1,15 @@
-"""Sums of products: matmul, linear, and any contraction."""
+"""Sums of products: matmul, linear, and any contraction.
+
+Embedding: rows of a table, by index.
+"""
 
 from __future__ import annotations
 
 from itertools import combinations
 
-from shardwise.graph.dividing import operands_of, product_rules
-from shardwise.graph.kinds.kind import OperatorKind, dims_text, refuse
-from shardwise.graph.record import OpNode
-from shardwise.graph.rule import ShardingRule
-from shardwise.graph.work import KernelWork, Moved, SavedTensors
+from shardwise.graph.kinds.kind import OperatorKind, dims_text, refuse, without
+from shardwise.graph.record import KernelWork, Moved, OpNode, SavedTensors
+from shardwise.graph.rules import ShardingRule, operands_of, product_rules
 
 Dims = tuple[str, ...]
 
@@ -124,7 +125,7 @@ def _linear_saved(op: OpNode) -> SavedTensors:
 
 EINSUM = OperatorKind(
     name="einsum",
-    summary="Any contraction: the product of all operands, summed over the dims that the output has not.",
+    summary="Any contraction: the product of all operands, summed over the dims that the output lacks.",
     operands="inputs and parameters with any dims, at least one; the output has any of theirs",
     inputs=(1, 8),
     parameters=(0, 8),
@@ -136,8 +137,8 @@ EINSUM = OperatorKind(
 
 MATMUL = OperatorKind(
     name="matmul",
-    summary="The product of two activations, summed over dims that the output has not; dims of all three are "
-    "a batch of products.",
+    summary="The product of two activations, summed over the dims that the output lacks; the dims that all "
+    "three tensors have are a batch of products.",
     operands="two inputs",
     inputs=(2, 2),
     check=_check_matmul,
@@ -148,7 +149,7 @@ MATMUL = OperatorKind(
 
 LINEAR = OperatorKind(
     name="linear",
-    summary="The product of an activation and a weight, and the sum with a bias.",
+    summary="The product of an activation and a weight, plus a bias.",
     operands="one input; a weight, then at most one bias with dims of the output",
     inputs=(1, 1),
     parameters=(1, 2),
@@ -156,4 +157,48 @@ LINEAR = OperatorKind(
     splits=_linear_rules,
     work=_linear_work,
     saved=_linear_saved,
+)
+
+
+def _check(op: OpNode) -> None:
+    indices, table = operands_of(op)
+    rows = without(table, (*indices, *op.output))
+    if len(rows) != 1 or set(op.output) - {*indices, *table}:
+        raise refuse(
+            op,
+            "needs a table with one dim that neither indices nor output have",
+            key=f"parameters.{op.parameters[0].name}",
+            found=f"table [{dims_text(table)}], indices [{dims_text(indices)}], "
+            f"output [{dims_text(op.output)}]",
+            allowed="table [v, e], indices [b, s], output [b, s, e], or the same with a dim of tables in all",
+        )
+
+
+def _rules(op: OpNode) -> tuple[ShardingRule, ...]:
+    """Every dim may be split: a rank that holds other rows of the table makes zeros, a partial sum."""
+    return product_rules(op, linear=())
+
+
+def _work(op: OpNode) -> tuple[KernelWork, ...]:
+    """Reads and writes each row once; the backward reads the gradient and adds into fp32 rows."""
+    rows = tuple(dict.fromkeys((*op.inputs[0].dims, *op.output)))
+    return (
+        KernelWork(kind="memory", moved=(Moved(rows, 2.0, 1.0), Moved(rows, 0.0, 2.0, element_bytes=4.0))),
+    )
+
+
+def _saved(op: OpNode) -> SavedTensors:
+    return SavedTensors(inputs=(0,))
+
+
+EMBEDDING = OperatorKind(
+    name="embedding",
+    summary="A row of a table for each index; rows along a dim that the output lacks are summed (a bag).",
+    operands="indices, without gradient; a table",
+    inputs=(1, 1),
+    parameters=(1, 1),
+    check=_check,
+    splits=_rules,
+    work=_work,
+    saved=_saved,
 )

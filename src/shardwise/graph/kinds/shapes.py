@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from shardwise.graph.dividing import operands_of, partial_rule, split_rule, split_rules
 from shardwise.graph.kinds.kind import (
     Attribute,
     OperatorKind,
@@ -17,9 +16,8 @@ from shardwise.graph.kinds.kind import (
     refuse,
     without,
 )
-from shardwise.graph.record import OpNode
-from shardwise.graph.rule import ShardingRule
-from shardwise.graph.work import KernelWork, Moved
+from shardwise.graph.record import KernelWork, Moved, OpNode
+from shardwise.graph.rules import ShardingRule, operands_of, partial_rule, split_rule, split_rules
 
 Dims = tuple[str, ...]
 
@@ -76,7 +74,7 @@ def _reshape_rules(op: OpNode) -> tuple[ShardingRule, ...]:
 
 RESHAPE = OperatorKind(
     name="reshape",
-    summary="Neighbouring dims made one, or one made several; nothing is moved.",
+    summary="Merges neighbouring dims, or splits one dim into several; moves no elements.",
     operands="one input of as many elements as the output",
     inputs=(1, 1),
     check=_check_reshape,
@@ -173,12 +171,12 @@ def _concat_work(op: OpNode) -> tuple[KernelWork, ...]:
 
 CONCAT = OperatorKind(
     name="concat",
-    summary="Inputs behind each other along one dim, which is not split.",
-    operands="inputs and parameters of the output's dims but for the joined one, of which each has a part by "
-    "a name of its own",
+    summary="Concatenates inputs along one dim, which is not split.",
+    operands="inputs and parameters with the output's dims, except that each has its own name for its part "
+    "of the joined dim",
     inputs=(1, 64),
     parameters=(0, 8),
-    attributes=(Attribute(name="over", type="dim", meaning="the joined dim, where names do not tell"),),
+    attributes=(Attribute(name="over", type="dim", meaning="the joined dim, if names do not determine it"),),
     check=_check_concat,
     splits=_concat_rules,
     work=_concat_work,
@@ -224,10 +222,10 @@ def _slice_work(op: OpNode) -> tuple[KernelWork, ...]:
 
 SLICE = OperatorKind(
     name="slice",
-    summary="A run of elements along a dim, which is not split; or one element, and the dim is gone.",
+    summary="A run of elements along a dim, which is not split; or one element, which removes the dim.",
     operands="one input",
     inputs=(1, 1),
-    attributes=(Attribute(name="start", type="integer", meaning="the first element; 0 unless said"),),
+    attributes=(Attribute(name="start", type="integer", meaning="the first element; default 0"),),
     check=_check_slice,
     splits=_slice_rules,
     work=_slice_work,

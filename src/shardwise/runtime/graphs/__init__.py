@@ -1,8 +1,8 @@
 """Operator graphs on PyTorch: a graph plan carried out operator by operator."""
 
-from shardwise.runtime.graphs.graph_job import GraphTrainingJob, graph_training_job
-from shardwise.runtime.graphs.module import GraphModule, check_computable, first_readers, graph_module
-from shardwise.runtime.graphs.store import ShardedParameter
+from shardwise.runtime.graphs.job import GraphTrainingJob, graph_training_job
+from shardwise.runtime.graphs.modules import GraphModule, check_computable, first_readers, graph_module
+from shardwise.runtime.graphs.parameters import ShardedParameter
 
 __all__ = [
     "GraphModule",

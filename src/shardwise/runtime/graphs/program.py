@@ -21,10 +21,9 @@ from shardwise.graph import (
     skip_tensors_of,
     tensor_shapes,
 )
-from shardwise.runtime.graphs.bring import TensorSpec
-from shardwise.runtime.graphs.forms import MeshPlacements
-from shardwise.runtime.graphs.grid import ProcessMesh
-from shardwise.runtime.graphs.work import ShardedOperator
+from shardwise.runtime.graphs.placements import MeshPlacements, ProcessMesh
+from shardwise.runtime.graphs.redistribute import TensorSpec
+from shardwise.runtime.graphs.sharded_operator import ShardedOperator
 
 Settings = Mapping[str, Any]
 """What the kind of an operator does not say of it."""

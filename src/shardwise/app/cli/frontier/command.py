@@ -1,7 +1,12 @@
-"""What `frontier` answers: search the curves, pick a point, then a card or a document."""
+"""What `frontier` answers: search the curves, pick a point, then a card or a document.
+
+`frontier --save DIR`: a plan file for each point, and an index of them.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,25 +14,23 @@ from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite
 from typing import TypeVar
 
-from shardwise.app.cli.answer import question_arguments
-from shardwise.app.cli.card import next_lines
-from shardwise.app.cli.frontier.document import FrontierAnswer, frontier_document, point_document
-from shardwise.app.cli.frontier.graphs import is_graph, load_graph_request, refuse_bare_graph
-from shardwise.app.cli.frontier.picture import plot_of
-from shardwise.app.cli.frontier.saved import check_folder, save
-from shardwise.app.cli.frontier.staged import graph_subject
-from shardwise.app.cli.frontier.strategies import StrategySubject
-from shardwise.app.cli.frontier.subject import Subject
-from shardwise.app.cli.frontier.tables import (
+from shardwise.app.cli.card import NOT_AS_GIVEN, next_lines
+from shardwise.app.cli.frontier.graphs import graph_subject, is_graph, load_graph_request, refuse_bare_graph
+from shardwise.app.cli.frontier.output import (
+    FrontierAnswer,
     curve_table,
     figures,
+    frontier_document,
     frontier_idle_lines,
     pick_lines,
+    plot_of,
+    point_document,
     profile_table,
     reference_lines,
 )
+from shardwise.app.cli.frontier.subject import StrategySubject, Subject
 from shardwise.app.cli.output import Line, Output, progress, row
-from shardwise.app.cli.proof import NOT_AS_GIVEN
+from shardwise.app.cli.planning import question_arguments, require_candidates, space_choice
 from shardwise.app.cli.request import (
     JobOptions,
     Request,
@@ -38,13 +41,12 @@ from shardwise.app.cli.request import (
     load_request,
     workers,
 )
-from shardwise.app.cli.spaces import require_candidates, space_choice
 from shardwise.app.cli.words import counted, percent
 from shardwise.app.plot import check_plot_file, write_plot
 from shardwise.cluster import Cluster, pools_of
 from shardwise.errors import ConfigError, Infeasible
-from shardwise.inputs import short_repr
-from shardwise.plan import Value
+from shardwise.inputs import printable, short_repr
+from shardwise.plans import GraphPlan, Value, write_file, write_graph_plan, write_plan
 from shardwise.search import (
     MODES,
     MOST_UNITED,
@@ -62,9 +64,61 @@ from shardwise.search import (
 from shardwise.strategy import parse_fields
 from shardwise.units import format_bytes, parse_quantity
 
-OBJECTIVES = (("time", "memory"), ("time", "memory", "cost"))
+INDEX = "frontier.json"
 
 LayoutT = TypeVar("LayoutT")
+
+
+def check_folder(folder: str) -> None:
+    """Refuse, before any work is done, a folder that cannot be made or written into."""
+    if os.path.isdir(folder):
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError("cannot be written into", file=printable(folder), key="--save")
+    elif os.path.exists(folder) or not os.path.isdir(os.path.dirname(os.path.abspath(folder))) or not folder:
+        raise ConfigError(
+            "is not a folder, nor a new name in one",
+            key="--save",
+            found=repr(folder) if not folder else printable(folder),
+            allowed="a folder, for a plan file per point",
+        )
+
+
+def save(
+    folder: str, subject: Subject[LayoutT], found: FrontierAnswer[LayoutT], *, inputs: Sequence[str]
+) -> list[str]:
+    """Writes a plan for each point that a plan file holds, then the answer with their names; each file is
+    written whole or not at all, the index last. Returns what there is to say."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise ConfigError(f"cannot be made: {why}", file=printable(folder), key="--save") from error
+    names: list[str | None] = []
+    digits = len(str(len(found.points)))
+    for number, point in enumerate(found.points, start=1):
+        curve = found.curve_of(point)
+        name = f"devices-{point.devices}-point-{number:0{digits}}.yaml"
+        try:
+            plan = subject.plan(curve, curve.points.index(point))
+        except ConfigError:
+            names.append(None)
+            continue
+        path = os.path.join(folder, name)
+        check_output_path("--save", path, inputs=inputs)
+        if isinstance(plan, GraphPlan):
+            write_graph_plan(path, plan)
+        else:
+            write_plan(path, plan)
+        names.append(name)
+    index = os.path.join(folder, INDEX)
+    check_output_path("--save", index, inputs=inputs)
+    document = frontier_document(subject, found)
+    write_file(index, (json.dumps({**document, "plans": names}, indent=2) + "\n").encode("ascii"))
+    plans_written = sum(name is not None for name in names)
+    return [f"wrote {plans_written} plans of {len(names)} points and {INDEX} in {folder}"]
+
+
+OBJECTIVES = (("time", "memory"), ("time", "memory", "cost"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,25 @@
-"""What a frontier is about: where its curves come from, and how its layouts are told."""
+"""What a frontier is about: where its curves come from, and how its layouts are told.
+
+The frontier of a transformer: its layouts are the strategies of `plan`.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Protocol, TypeVar
 
-from shardwise.app.cli.output import Line
-from shardwise.plan import GraphPlan, Plan
-from shardwise.search import Curve, CurveSource, Point
+from shardwise.app.cli import card, documents, words
+from shardwise.app.cli.card import NOT_AS_GIVEN, priced_as_lines
+from shardwise.app.cli.output import LABEL, WIDTH, Line, row
+from shardwise.app.cli.planning import schedule_of
+from shardwise.app.cli.request import Request
+from shardwise.errors import InternalError
+from shardwise.plans import GraphPlan, Plan, plan_of
+from shardwise.search import Curve, CurveSource, Point, Question, StrategyCurve, StrategyCurves, answer_at
+from shardwise.strategy import Strategy
+from shardwise.units import format_seconds
 
 LayoutT = TypeVar("LayoutT")
 
@@ -72,3 +84,108 @@ class Subject(Protocol[LayoutT]):
     def plan(self, curve: Curve[LayoutT], place: int) -> Plan | GraphPlan:
         """The plan of a point. ConfigError where no plan file holds it."""
         ...
+
+
+class StrategySubject:
+    """A model on a cluster; implements `Subject`."""
+
+    def __init__(self, request: Request, question: Question) -> None:
+        self._request, self._question = request, question
+        self._curves = StrategyCurves(question)
+
+    @property
+    def curves(self) -> StrategyCurves:
+        return self._curves
+
+    @property
+    def priced_as(self) -> Sequence[str]:
+        return self._request.cluster.priced_as
+
+    def heading(self) -> Iterator[Line]:
+        return card.question_lines(self._request.model, self._request.cluster, self._request.job)
+
+    def caption(self) -> tuple[str, Sequence[str]]:
+        job = self._request.job
+        facts = (f"{job.global_batch_size:,} × {job.seq_len:,} tokens a step", job.dtype, job.optimizer)
+        return f"{self._request.model.name} on {self._request.cluster.name}", facts
+
+    def question(self) -> Mapping[str, object]:
+        return documents.question_document(self._request.model, self._request.cluster, self._request.job)
+
+    def title(self, point: Point[Strategy]) -> str:
+        return words.degrees_text(point.layout).replace(" · ", " ")
+
+    def details(self, point: Point[Strategy]) -> Sequence[str]:
+        return words.detail_texts(point.layout, self._request.job, self._request.model.layers)
+
+    def layout_lines(self, point: Point[Strategy]) -> Sequence[str]:
+        return ()
+
+    def difference(self, point: Point[Strategy], other: Point[Strategy]) -> str:
+        return words.difference_text(point.layout, other.layout, self._request.model.layers)
+
+    def layout(self, point: Point[Strategy]) -> Mapping[str, object]:
+        return {"strategy": asdict(point.layout)}
+
+    def sizes(self) -> Mapping[str, object]:
+        return {"operators": None, "layouts_per_operator": None}
+
+    def certificate(self, curves: Sequence[Curve[Strategy]]) -> Mapping[str, object]:
+        question = self._question
+        own = [_strategy_curve(curve) for curve in curves]
+        rejected: Counter[str] = Counter()
+        for curve in own:
+            rejected.update(curve.outcome.ledger.rejected)
+        return {
+            "space": question.space,
+            "fixed": dict(question.fixed),
+            "axes": {name: list(values) for name, values in question.axes.items()},
+            "enumerated": sum(curve.outcome.enumerated for curve in own),
+            "unexplored": sum(curve.outcome.unexplored for curve in own),
+            "rejected": dict(rejected),
+            "cut_by_bound": sum(curve.outcome.ledger.pruned for curve in own),
+            "simulated": sum(curve.outcome.ledger.simulated for curve in own),
+            "search_s": sum(curve.search_s for curve in own),
+            "search_cpu_s": sum(curve.search_cpu_s for curve in own),
+        }
+
+    def proof(self, curves: Sequence[Curve[Strategy]]) -> Iterator[Line]:
+        own = [_strategy_curve(curve) for curve in curves]
+        total = sum(curve.outcome.enumerated for curve in own)
+        rejected = sum(sum(curve.outcome.ledger.rejected.values()) for curve in own)
+        pruned = sum(curve.outcome.ledger.pruned for curve in own)
+        simulated = sum(curve.outcome.ledger.simulated for curve in own)
+        yield ()
+        yield row(
+            "proof",
+            (f"not proven: {NOT_AS_GIVEN};", "warn") if self.priced_as else ("exact", "good"),
+            (f" among {total:,} candidates of the space '{self._question.space}'", ""),
+        )
+        yield from priced_as_lines(self.priced_as)
+        counts = (f"{rejected:,} rejected", f"{pruned:,} cut by points no worse", f"{simulated:,} evaluated")
+        for line in words.wrapped(counts, " · ", WIDTH - LABEL):
+            yield row("", (line, ""))
+        if not self._request.cluster.is_uniform:
+            yield row("", ("of uniform strategies, each at the pace of the slowest device that it uses", ""))
+        spent_s, cpu_s = sum(curve.search_s for curve in own), sum(curve.search_cpu_s for curve in own)
+        yield row("", (f"found in {format_seconds(spent_s)} ({format_seconds(cpu_s)} of CPU)", ""))
+        yield from card.assumption_lines(
+            self._request.cluster, self._request.job, self._curves.evaluator, self._question.space
+        )
+
+    def plan(self, curve: Curve[Strategy], place: int) -> Plan:
+        """The fastest plan where only the point's memory may be used."""
+        question, answer = answer_at(_strategy_curve(curve), place)
+        return plan_of(
+            answer,
+            model=question.model,
+            cluster=question.cluster,
+            job=question.job,
+            schedule=schedule_of(answer.best.strategy, question.job),
+        )
+
+
+def _strategy_curve(curve: Curve[Strategy]) -> StrategyCurve:
+    if not isinstance(curve, StrategyCurve):
+        raise InternalError("the curve of a transformer is of strategies")
+    return curve

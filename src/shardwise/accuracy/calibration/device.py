@@ -1,0 +1,270 @@
+"""A device with measured curves, and the calibration file that says so (docs/reference/formats.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from shardwise.accuracy.calibration.curves import KernelCurves, LinkCurve, Tiles
+from shardwise.cluster import AttentionCurve, Device, Tier, find_device
+from shardwise.strategy import CALIBRATION_SCHEMA, CALIBRATION_VERSION, OWN_PROFILE, PROFILES, Profile
+
+KERNEL = "flash-2"
+"""The generation of fused attention kernels that PyTorch brings along, on CPUs and on CUDA devices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierCurve:
+    """The curve of the links of a tier, measured on it; it joins so many `groups` of the tier below."""
+
+    tier: Tier
+    curve: LinkCurve
+    groups: int = 1
+
+
+def with_kernels(
+    device: Device, curves: KernelCurves, attention: AttentionCurve, *, bf16_ratio: float
+) -> Device:
+    """`device` with measured kernels. Its peak is what large matmuls reach: curves need no share of another.
+
+    Processors of general purpose have no tiles or waves that count. Computation and communication do not run
+    beside each other, so neither slows the other.
+    """
+    efficiency = device.efficiency
+    matmul = replace(
+        efficiency.matmul, peak_fraction=1.0, tile_m=1, tile_n=1, units=1, k_half=curves.k_half,
+        small_tile_fraction=1.0,
+    )  # fmt: skip
+    return replace(
+        device,
+        peak_flop_per_s={"fp32": curves.flop_per_s, "bf16": curves.flop_per_s * bf16_ratio},
+        memory_bytes_per_s=curves.memory_bytes_per_s,
+        efficiency=replace(
+            efficiency,
+            matmul=matmul,
+            memory=replace(efficiency.memory, fraction=1.0, half_bytes=0.0),
+            attention={**efficiency.attention, KERNEL: _bounded(attention)},
+            launch_s=curves.launch_s,
+            overlap_slowdown=1.0,
+            is_calibrated=True,
+        ),
+    )
+
+
+def with_accelerated_kernels(
+    device: Device, curves: KernelCurves, attention: AttentionCurve, *, dtype: str
+) -> Device:
+    """`device`, an accelerator of known peaks, with what kernels of `dtype` reach of them.
+
+    `attention` counts from the peak. No kernel is faster than that, nor memory than twice its bandwidth:
+    shares beyond are cut. Other dtypes reach the same shares; what collectives slow beside computation is
+    not measured and stays as it is known.
+    """
+    efficiency, peak = device.efficiency, device.peak_flop_per_s[dtype]
+    matmul = replace(
+        efficiency.matmul, peak_fraction=min(curves.flop_per_s / peak, 1.0), k_half=curves.k_half
+    )
+    memory = replace(
+        efficiency.memory,
+        fraction=min(curves.memory_bytes_per_s / device.memory_bytes_per_s, 2.0),
+        half_bytes=0.0,
+    )
+    return replace(
+        device,
+        efficiency=replace(
+            efficiency,
+            matmul=matmul,
+            memory=memory,
+            attention={**efficiency.attention, KERNEL: _bounded(attention)},
+            launch_s=curves.launch_s,
+            is_calibrated=True,
+        ),
+    )
+
+
+def _bounded(attention: AttentionCurve) -> AttentionCurve:
+    """A kernel cannot be faster than the peak; fractions beyond would be errors of the clock."""
+    return replace(
+        attention,
+        forward_fraction=min(attention.forward_fraction, 1.0),
+        backward_fraction=min(attention.backward_fraction, 1.0),
+    )
+
+
+def tiles_of(device: Device) -> Tiles:
+    """What the matmuls of an accelerator compute their outputs in, as far as its tables know."""
+    matmul = device.efficiency.matmul
+    return Tiles(
+        tile_m=matmul.tile_m,
+        tile_n=matmul.tile_n,
+        units=matmul.units,
+        small_fraction=matmul.small_tile_fraction,
+    )
+
+
+def with_links(device: Device, measured: Sequence[TierCurve]) -> Device:
+    """`device` with the measured curves of its links: inside a node, where latency and bandwidth are the
+    device's own, and on the network, where the bandwidth is a share of what the cluster says."""
+    for each in measured:
+        efficiency, curve = device.efficiency, each.curve
+        if each.tier.is_network:
+            fraction = min(curve.bytes_per_s / each.tier.bytes_per_s, 2.0)
+            reached = replace(
+                efficiency.scale_out, fraction=fraction, startup_s=curve.startup_s,
+                partial_fraction=1.0, crowding=0.0, exchange_fraction=curve.exchange_fraction,
+                lockstep_s=curve.lockstep_s,
+            )  # fmt: skip
+            device = replace(
+                device,
+                scale_out_latency_s=curve.latency_s,
+                efficiency=replace(efficiency, scale_out=reached),
+            )
+        else:
+            inside = replace(
+                efficiency.scale_up, fraction=1.0, startup_s=curve.startup_s,
+                partial_fraction=1.0, crowding=0.0, exchange_fraction=curve.exchange_fraction,
+                lockstep_s=curve.lockstep_s,
+            )  # fmt: skip
+            device = replace(
+                device,
+                scale_up_bytes_per_s=curve.bytes_per_s,
+                scale_up_latency_s=curve.latency_s,
+                efficiency=replace(efficiency, scale_up=inside),
+            )
+    return device
+
+
+def with_link_fractions(device: Device, measured: Sequence[TierCurve]) -> Device:
+    """`device` with what collectives reach of links whose bandwidth is known: hops, startups, and the share
+    of the bandwidth, at most twice of it.
+
+    What many senders lose to each other stays as it is known: the share is that of the nodes measured.
+    """
+    for each in measured:
+        efficiency, curve, tier = device.efficiency, each.curve, each.tier
+        known = efficiency.scale_out if tier.is_network else efficiency.scale_up
+        fraction = min(curve.bytes_per_s / tier.bytes_per_s * each.groups**known.crowding, 2.0)
+        reached = replace(known, fraction=fraction, startup_s=curve.startup_s)
+        if tier.is_network:
+            device = replace(
+                device, scale_out_latency_s=curve.latency_s, efficiency=replace(efficiency, scale_out=reached)
+            )
+        else:
+            device = replace(
+                device, scale_up_latency_s=curve.latency_s, efficiency=replace(efficiency, scale_up=reached)
+            )
+    return device
+
+
+def with_speed(device: Device, factor: float) -> Device:
+    """`device` whose kernels are `factor` times as fast: on processors, whose peak is what was measured, the
+    peaks and the memory; else the shares of them that kernels reach."""
+    if device.name == "cpu":
+        return replace(
+            device,
+            peak_flop_per_s={name: peak * factor for name, peak in device.peak_flop_per_s.items()},
+            memory_bytes_per_s=device.memory_bytes_per_s * factor,
+        )
+    efficiency = device.efficiency
+    attention = {
+        kernel: replace(
+            curve,
+            forward_fraction=curve.forward_fraction * factor,
+            backward_fraction=curve.backward_fraction * factor,
+        )
+        for kernel, curve in efficiency.attention.items()
+    }
+    return replace(
+        device,
+        efficiency=replace(
+            efficiency,
+            matmul=replace(efficiency.matmul, peak_fraction=efficiency.matmul.peak_fraction * factor),
+            memory=replace(efficiency.memory, fraction=efficiency.memory.fraction * factor),
+            attention=attention,
+            is_calibrated=True,
+        ),
+    )
+
+
+def max_speed_factor(device: Device) -> float:
+    """The largest factor of `with_speed`: no kernel is faster than the peak."""
+    if device.name == "cpu":
+        return 20.0
+    efficiency = device.efficiency
+    shares = [efficiency.matmul.peak_fraction, efficiency.memory.fraction / 2.0]
+    for curve in efficiency.attention.values():
+        shares += [curve.forward_fraction, curve.backward_fraction]
+    return 1.0 / max(shares)
+
+
+def eager_profile() -> Profile:
+    """Our own runtime: operators one by one, collectives that are waited for, sends between stages beside the
+    next action. (What it does in its own way its capability file says.)"""
+    waiting = PROFILES["fsdp2"].without_overlap()
+    return replace(
+        waiting, name=OWN_PROFILE, attention=(KERNEL,), pipeline_overlap=1.0, applies_dropout=False
+    )
+
+
+def calibration_document(
+    device: Device,
+    profile: Profile | None,
+    *,
+    machine: str,
+    measured: Mapping[str, object],
+) -> dict[str, Any]:
+    """The content of a calibration file: every figure of `device` that is not that of the known device of its
+    name, and all of `profile`."""
+    known = find_device(device.name)
+    entry: dict[str, Any] = {"device": device.name}
+    if device.peak_flop_per_s != known.peak_flop_per_s:
+        entry["peak"] = {name: f"{peak!r}FLOP/s" for name, peak in device.peak_flop_per_s.items()}
+    if device.memory_bytes_per_s != known.memory_bytes_per_s:
+        entry["memory_bandwidth"] = f"{device.memory_bytes_per_s!r}B/s"
+    scale_up: dict[str, Any] = {}
+    if device.scale_up_bytes_per_s != known.scale_up_bytes_per_s:
+        scale_up["bandwidth"] = f"{device.scale_up_bytes_per_s!r}B/s"
+    if device.scale_up_latency_s != known.scale_up_latency_s:
+        scale_up["latency"] = f"{device.scale_up_latency_s!r}s"
+    if device.scale_out_latency_s != known.scale_out_latency_s:
+        entry["scale_out"] = {"latency": f"{device.scale_out_latency_s!r}s"}
+    efficiency = _changed(asdict(device.efficiency), asdict(known.efficiency))
+    efficiency.pop("provenance", None)
+    entry |= {name: part for name, part in (("scale_up", scale_up), ("efficiency", efficiency)) if part}
+    document: dict[str, Any] = {
+        "schema": CALIBRATION_SCHEMA,
+        "version": CALIBRATION_VERSION,
+        "machine": machine,
+        "classes": {device.name: entry},
+    }
+    if profile is not None:
+        document["software"] = _software(profile)
+    document["measured"] = dict(measured)
+    return document
+
+
+def _changed(record: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """What of `record` is not the same in `known`, mapping by mapping."""
+    changed: dict[str, Any] = {}
+    for name, value in record.items():
+        before = known.get(name)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            if part := _changed(value, before):
+                changed[name] = part
+        elif value != before:
+            changed[name] = value
+    return changed
+
+
+def _software(profile: Profile) -> dict[str, Any]:
+    numbers = ("pointwise_passes", "dispatch_s", "expert_dispatch_s", "host_action_s", "host_step_s")
+    overlaps = [name for name in asdict(profile) if name.endswith("_overlap")]
+    return {
+        "like": "fsdp2",
+        "name": profile.name,
+        "attention": list(profile.attention),
+        "recompute_stops_early": profile.recompute_stops_early,
+        "applies_dropout": profile.applies_dropout,
+        **{name: getattr(profile, name) for name in (*numbers, *overlaps)},
+    }

@@ -1,0 +1,264 @@
+"""How well predictions hold for a source that nothing was fitted to: whole sources are left out in turn.
+
+What a fit found, as a file: every number with its value, the bands, and how well they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.accuracy.case import cases_of, fault_of
+from shardwise.accuracy.fit import (
+    Fit,
+    Linear,
+    MeasuredRun,
+    Numbers,
+    chosen_strategies,
+    fitted,
+    gauss_newton_step,
+    predicted_log_s,
+    source_weights,
+)
+from shardwise.accuracy.measured import measured_of
+from shardwise.accuracy.rows import Fault, Row
+from shardwise.cluster import numbers_of_device
+from shardwise.errors import ConfigError
+from shardwise.numbers import numbers_record
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A source, predicted by numbers that are fitted to the others alone: (rows,) each.
+
+    `log_error` is the logarithm of predicted over measured; `is_warm` says for each row whether its device
+    and its software remained in the fit through other sources.
+    """
+
+    source: str
+    rows: NDArray[np.intp]
+    log_error: Floats
+    is_warm: Mask
+
+
+def sources_of(runs: Sequence[MeasuredRun]) -> NDArray[Any]:
+    """The source of each run."""
+    return np.array([run.case.row.group for run in runs])
+
+
+def left_out(fit: Fit, source: str, *, rounds: int = 2, steps: int = 10) -> LeftOut:
+    """The source's rows, predicted by numbers fitted to the others alone.
+
+    From scratch, so that nothing of the source is left in where the fit starts, and with what rows leave open
+    chosen anew.
+    """
+    out = sources_of(fit.runs) == source
+    remaining = [run for run, is_out in zip(fit.runs, out, strict=True) if not is_out]
+    numbers = fitted(
+        [run.case for run in remaining],
+        [run.measured_s for run in remaining],
+        fit.numbers.from_scratch(),
+        rounds=rounds,
+        steps=steps,
+    ).numbers
+    excluded_runs = [run for run, is_out in zip(fit.runs, out, strict=True) if is_out]
+    chosen = chosen_strategies([run.case for run in excluded_runs], numbers)
+    excluded_runs = [
+        replace(run, strategy=strategy) for run, strategy in zip(excluded_runs, chosen, strict=True)
+    ]
+    return LeftOut(
+        source=source,
+        rows=np.flatnonzero(out),
+        log_error=predicted_log_s(excluded_runs, numbers) - _targets(excluded_runs),
+        is_warm=is_warm(fit.runs, {source})[out],
+    )
+
+
+def is_warm(runs: Sequence[MeasuredRun], excluded: Collection[str]) -> Mask:
+    """Whether a run's device and software are also those of runs of sources that are not excluded."""
+    kinds = [_platform_of(run) for run in runs]
+    remaining = [kind for run, kind in zip(runs, kinds, strict=True) if run.case.row.group not in excluded]
+    devices, software = {device for device, _ in remaining}, {profile for _, profile in remaining}
+    return np.array([device in devices and profile in software for device, profile in kinds])
+
+
+def _platform_of(run: MeasuredRun) -> tuple[str, str]:
+    """What stands for the kind of device (the number of its matmuls), and the software."""
+    problem = run.case.problem
+    numbers = numbers_of_device(problem.device, Numbers.shipped().devices)
+    peak = next(number for number in numbers if number.field == "matmul.peak_fraction")
+    return peak.name, problem.profile.name
+
+
+def _targets(runs: Sequence[MeasuredRun]) -> Floats:
+    return np.log([run.measured_s for run in runs])
+
+
+def linear_errors(fit: Fit, excluded: Collection[str]) -> Floats:
+    """Logarithms of predicted over measured of all runs, by numbers fitted without some sources.
+
+    To first order, on the derivatives of the whole fit; to the end and not in steps, so that nothing of these
+    sources is left in where the fit starts.
+    """
+    remaining = ~np.isin(sources_of(fit.runs), list(excluded))
+    linear = Linear(fit.linear.names, fit.linear.log_s[remaining], fit.linear.slopes[remaining])
+    runs = [run for run, stays in zip(fit.runs, remaining, strict=True) if stays]
+    log_changes = gauss_newton_step(linear, _targets(runs), source_weights(runs), fit.numbers, largest=np.inf)
+    return fit.linear.log_s + fit.linear.slopes @ log_changes - _targets(fit.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How errors of unseen sources lie, as logarithms: their middle, and half the width of the central
+    80 %."""
+
+    middle: float
+    half: float
+
+
+CENTRAL = 0.8
+"""The share of runs that a band is to cover."""
+
+
+def spread_of(errors: Mapping[str, Floats]) -> Spread:
+    """The band of one run of a source never seen, from the errors of several sources left out.
+
+    Every source weighs the same, so that the variance between sources counts and not the size of a table: the
+    quantiles of a mixture with equal weights.
+    """
+    values = np.concatenate(list(errors.values()))
+    weights = np.concatenate([np.full(len(part), 1.0 / len(part)) for part in errors.values()])
+    middle = _quantile(values, weights, 0.5)
+    return Spread(middle, _quantile(np.abs(values - middle), weights, CENTRAL))
+
+
+def _quantile(values: Floats, weights: Floats, share: float) -> float:
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order]) / weights.sum()
+    return float(values[order][np.searchsorted(reached, share)])
+
+
+def nested_spreads(fit: Fit, source: str) -> dict[bool, Spread]:
+    """The bands, warm and cold, that would be told of `source` if it were not known: from the errors of each
+    other source with both left out."""
+    others = [name for name in dict.fromkeys(sources_of(fit.runs)) if name != source]
+    names = sources_of(fit.runs)
+    errors: dict[bool, dict[str, Floats]] = {True: {}, False: {}}
+    for other in others:
+        found = linear_errors(fit, {source, other})
+        warm = is_warm(fit.runs, {source, other})
+        for kind in (True, False):
+            rows = (names == other) & (warm == kind)
+            if rows.any():
+                errors[kind][other] = found[rows]
+    return {kind: spread_of(parts) for kind, parts in errors.items() if parts}
+
+
+SCHEMA, VERSION = "shardwise.fit", 1
+
+DIGITS = 4
+"""Significant digits of a fitted number in a file."""
+
+LEAST_RUNS = 20
+"""Runs with a measured time that a fit needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitResult:
+    """A fit and the rows that it did not use."""
+
+    fit: Fit
+    faults: tuple[Fault, ...]
+
+
+def fit_rows(rows: Sequence[Row], *, rounds: int = 2, steps: int = 10) -> FitResult:
+    """The fit of all usable rows, from scratch. ConfigError where too few have a measured time."""
+    cases, faults = cases_of(rows)
+    used, times_s = [], []
+    for case in cases:
+        if case.mixed is not None:
+            faults.append(
+                Fault(
+                    line=case.row.line, id=case.row.id, reason="is of unequal devices, which are not fitted"
+                )
+            )
+            continue
+        try:
+            measured = measured_of(case.row, case.problem)
+        except ConfigError as error:
+            faults.append(fault_of(case.row, error))
+            continue
+        if measured.step_time_s is None:
+            faults.append(Fault(line=case.row.line, id=case.row.id, reason="gives no step time"))
+            continue
+        used.append(case)
+        times_s.append(measured.step_time_s)
+    if len(used) < LEAST_RUNS:
+        raise ConfigError(
+            "has too few runs to fit", found=f"{len(used)} with a measured time that can be predicted",
+            allowed=f"{LEAST_RUNS} or more",
+        )  # fmt: skip
+    start = Numbers.shipped().from_scratch()
+    fit = fitted(used, times_s, start, rounds=rounds, steps=steps)
+    return FitResult(fit=replace(fit, numbers=rounded(fit.numbers)), faults=tuple(faults))
+
+
+def rounded(numbers: Numbers) -> Numbers:
+    """Fitted numbers as files hold them."""
+    return numbers.with_values(
+        {name: float(f"{value:.{DIGITS}g}") for name, value in numbers.fitted().items()}
+    )
+
+
+def bands_of(fit: Fit) -> dict[str, tuple[float, float]]:
+    """Factors of the predicted time between which 80 % of the runs of an unseen source lie: `warm` where its
+    device and software were fitted, `cold` where one of them was not. From every source left out in turn."""
+    found: dict[bool, dict[str, Any]] = {True: {}, False: {}}
+    names = sources_of(fit.runs)
+    for source in dict.fromkeys(names.tolist()):
+        errors, warm = linear_errors(fit, {source}), is_warm(fit.runs, {source})
+        for kind in (True, False):
+            rows = (names == source) & (warm == kind)
+            if rows.any():
+                found[kind][source] = errors[rows]
+    every = {**found[False], **found[True]}
+    return {
+        "warm": factors(spread_of(found[True] or every)),
+        "cold": factors(spread_of(found[False] or every)),
+    }
+
+
+def factors(spread: Spread) -> tuple[float, float]:
+    """The band around a prediction: errors are predicted over measured, bands measured over predicted."""
+    low, high = np.exp([-spread.middle - spread.half, -spread.middle + spread.half])
+    return float(f"{low:.3g}"), float(f"{high:.3g}")
+
+
+def fit_document(found: FitResult) -> dict[str, object]:
+    """The file of a fit (docs/reference/formats.md)."""
+    fit = found.fit
+    errors = fit.linear.log_s - np.log([run.measured_s for run in fit.runs])
+    names = sources_of(fit.runs)
+    sources: dict[str, Mapping[str, float]] = {}
+    for source in dict.fromkeys(names.tolist()):
+        own = np.expm1(errors[names == source])
+        sources[source] = {"runs": len(own), "mape": float(np.abs(own).mean()), "bias": float(own.mean())}
+    bands = bands_of(fit)
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "runs": len(fit.runs),
+        "free_numbers": len(fit.numbers.all) + sum(map(len, bands.values())),
+        "fitted_numbers": len(fit.numbers.fitted()),
+        "sources": sources,
+        "bands": {name: list(band) for name, band in bands.items()},
+        "devices": numbers_record(fit.numbers.devices),
+        "software": numbers_record(fit.numbers.software),
+    }

@@ -1,0 +1,293 @@
+"""The device that a table means by `H100-80GB`, `A100 (DGX A100)` or `H100-SXM 500W`.
+
+Software, number formats, models and networks as tables of measured runs spell them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from typing import Final
+
+from shardwise.cluster import Device, device_names, find_device
+from shardwise.errors import ConfigError
+from shardwise.inputs import short_repr
+from shardwise.model import catalogue_names
+from shardwise.units import parse_quantity
+
+FORM_FACTORS: Final = {"sxm": "SXM", "pcie": "PCIe", "nvl": "NVL"}
+"""Forms of one part that are devices of their own where the catalogue has them."""
+
+BOARD_POWER_W: Final[Mapping[str, float]] = {
+    "V100-16G": 300.0, "V100-32G": 300.0, "T4": 70.0, "A30": 165.0, "A40": 300.0, "A100-40G": 400.0,
+    "A100-80G": 400.0, "A800-80G": 400.0, "L4": 72.0, "L40S": 350.0, "RTX3090": 350.0, "RTX4090": 450.0,
+    "RTX5090": 575.0, "RTX6000-Ada": 300.0, "RTX-PRO-6000": 600.0, "H20": 400.0, "H100-PCIe": 350.0,
+    "H100-SXM": 700.0, "H100-NVL": 400.0, "H800": 700.0, "H200": 700.0, "B200": 1000.0, "GB200": 1200.0,
+    "MI300X": 750.0, "MI325X": 1000.0, "MI355X": 1400.0, "Gaudi2": 600.0, "Gaudi3": 900.0,
+}  # fmt: skip
+"""Board power in the data sheets of the parts, in watts."""
+
+POWER_EXPONENT: Final = 1.0 / 3.0
+"""Clock over power: dynamic power is clock times voltage squared, and voltage follows the clock."""
+
+SAME_MEMORY: Final = 0.08
+"""Nominal gigabytes and what the driver reports of them differ by no more than this share."""
+
+REPORTED_GIB: Final = 0.985
+"""What drivers report of a nominal gigabyte, in GiB: of 40, 80 and 141 GB parts alike."""
+
+_MEMORY = re.compile(r"(?<![a-z0-9.])(\d{2,3})\s*gi?b?(?![a-z0-9])", re.IGNORECASE)
+_POWER = re.compile(r"(?<![a-z0-9.])(\d{2,4})\s*w(?:atts?)?(?![a-z0-9])", re.IGNORECASE)
+_COUNTED = re.compile(r"([^()+]{1,80})\((\d{1,7})\)")
+_WITHIN = re.compile(r"\(([^()]*)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A device of the catalogue as its name tells: the part, its form ("" where it names none), and the
+    text that finds it."""
+
+    name: str
+    form_factor: str
+    pattern: re.Pattern[str]
+
+
+@lru_cache(maxsize=256)
+def device_named(text: str) -> tuple[Device, tuple[str, ...]]:
+    """The device within `text`, and what was assumed for it.
+
+    A variant of a known part is that part with the difference applied: another memory size, or a power limit,
+    which lowers the peak by the cube root of the power. Of a part that comes with several memories and none
+    stated, it is the one with the larger: what was run did fit. ConfigError where no known device is in the
+    text, or several kinds are.
+    """
+    power = _POWER.search(text)
+    without_power = _POWER.sub(" ", text)
+    device, assumed = _device(without_power, text)
+    if power is not None:
+        device, how = _limited(device, float(power.group(1)))
+        assumed += how
+    return device, tuple(assumed)
+
+
+def counted_devices(text: str) -> tuple[tuple[str, int], ...]:
+    """The kinds of devices of `V100(12)+T4(4)`, each with how many there are, in their order; empty where the
+    text has another form."""
+    parts = [_COUNTED.fullmatch(part.strip()) for part in text.split("+")]
+    if len(parts) < 2 or not all(parts):
+        return ()
+    return tuple((part.group(1).strip(), int(part.group(2))) for part in parts if part is not None)
+
+
+def _device(without_power: str, text: str) -> tuple[Device, list[str]]:
+    plain = _WITHIN.sub(" ", without_power).strip()
+    parts = _parts()
+    for spelling in (plain, *_WITHIN.findall(without_power)):
+        found = [part for part in parts if part.pattern.search(spelling)]
+        if len({part.pattern for part in found}) > 1:
+            raise ConfigError(
+                "names several kinds of devices",
+                key="gpu",
+                found=short_repr(text),
+                allowed="one, or how many of each, as in V100(12)+T4(4)",
+            )
+        exact = _exact_device(spelling)
+        if exact is not None:
+            return exact, []
+        if found:
+            return _variant(found, spelling, text)
+    raise ConfigError("is not a known device", key="gpu", found=short_repr(text))
+
+
+@cache
+def _parts() -> tuple[_Part, ...]:
+    return tuple(_part(name) for name in device_names())
+
+
+def _part(name: str) -> _Part:
+    """The part that a device is, without its memory and form: A100 of A100-80G, H100 of H100-PCIe."""
+    words = name.casefold().split("-")
+    form_factor = next((word for word in words if word in FORM_FACTORS), "")
+    part_words = [word for word in words if word not in FORM_FACTORS and not _MEMORY.fullmatch(word)]
+    tokens = re.findall(r"[a-z]+|\d+", " ".join(part_words))
+    spelled = r"[\s_-]*".join(tokens)
+    pattern = rf"(?:(?<![a-z0-9])|(?<=\dx)){spelled}(?:(?![a-z0-9])|(?=sxm|pcie|nvl))"
+    return _Part(name, form_factor, re.compile(pattern, re.IGNORECASE))
+
+
+def _exact_device(spelling: str) -> Device | None:
+    """The device that has this very name or customary spelling."""
+    try:
+        return find_device(spelling)
+    except ConfigError:
+        return None
+
+
+def _variant(found: Sequence[_Part], spelling: str, text: str) -> tuple[Device, list[str]]:
+    """The device of one part that is most like the spelling, with the difference applied."""
+    folded = spelling.casefold()
+    form_factor = next(
+        (form_factor for form_factor in FORM_FACTORS if re.search(rf"{form_factor}(?![a-z])", folded)), ""
+    )
+    candidates = [part for part in found if part.form_factor == (form_factor or "sxm")] or list(found)
+    devices = [find_device(part.name) for part in candidates]
+    memory = _MEMORY.search(spelling)
+    nominal_bytes = 0 if memory is None else int(memory.group(1)) * 10**9
+    if memory is None:
+        device = max(devices, key=lambda device: device.memory_bytes)
+    else:
+        device = min(devices, key=lambda device: abs(device.memory_bytes / nominal_bytes - 1))
+    assumed = [f"gpu: {short_repr(text)} taken as {device.name}"]
+    if memory is None and len(devices) > 1:
+        assumed[0] += ", the larger of its memories"
+    if memory is not None and abs(device.memory_bytes / nominal_bytes - 1) > SAME_MEMORY:
+        device = replace(device, memory_bytes=round(int(memory.group(1)) * 2**30 * REPORTED_GIB))
+        assumed.append(f"gpu: memory of {memory.group(1)} GB instead of the part's own")
+    has_form_factor = any(part.form_factor == form_factor for part in found)
+    if form_factor in ("pcie", "nvl") and not has_form_factor:
+        assumed.append(
+            f"gpu: the {FORM_FACTORS[form_factor]} form is not modelled; clock and links are those of "
+            f"{device.name}"
+        )
+    return device, assumed
+
+
+def _limited(device: Device, limit_w: float) -> tuple[Device, list[str]]:
+    """The device under a power limit: its peaks lower by the cube root of the power."""
+    whole_w = BOARD_POWER_W.get(device.name)
+    if whole_w is None:
+        return device, [f"gpu: a power limit of {limit_w:g} W is not modelled for {device.name}"]
+    factor = min(limit_w / whole_w, 1.0) ** POWER_EXPONENT
+    if factor == 1.0:
+        return device, []
+    peaks = {dtype: peak * factor for dtype, peak in device.peak_flop_per_s.items()}
+    return replace(device, peak_flop_per_s=peaks), [
+        f"gpu: peaks times {factor:.3f}, the cube root of {limit_w:g} W of {whole_w:g} W"
+    ]
+
+
+_FRAMEWORKS: Final[tuple[tuple[str, tuple[tuple[float, str], ...]], ...]] = (
+    ("megatron-bridge", ((2026.06, "megatron-2026-06"), (2026, "megatron-2026"), (0, "megatron-2025"))),
+    ("automodel", ((0, "fsdp2"),)),
+    ("nemo", ((0, "megatron-2024"),)),
+    ("megatron-deepspeed", ((2023, "deepspeed"), (0, "deepspeed-2022"))),
+    ("deepspeed", ((2023, "deepspeed"), (0, "deepspeed-2022"))),
+    ("torchtitan", ((0, "fsdp2"),)),
+    ("fsdp2", ((0, "fsdp2"),)),
+    ("fsdp", ((0, "fsdp"),)),
+    ("llm-foundry", ((0, "fsdp"),)),
+    (
+        "megatron",
+        (
+            (2026.06, "megatron-2026-06"),
+            (2026, "megatron-2026"),
+            (2025, "megatron-2025"),
+            (2023, "megatron-2024"),
+            (2022, "megatron-2022"),
+            (0, "megatron-2021"),
+        ),
+    ),
+    ("oneflow", ((0, "oneflow"),)),
+    ("maxtext", ((0, "maxtext"),)),
+)
+"""Words within a framework's name, the most particular first, with the profile by the year of the run."""
+
+
+def profile_named(text: str, year: int | None, notes: str = "") -> str | None:
+    """The software profile that a framework's name and year stand for; None for an unknown framework.
+
+    Where the notes name a release by year and month (`container 26.06`), that is the date. Without a year it
+    is the newest.
+    """
+    folded = text.casefold()
+    release = re.search(r"container (\d\d)\.(\d\d)", notes)
+    date = 2000 + int(release.group(1)) + int(release.group(2)) / 100 if release else year
+    for word, by_year in _FRAMEWORKS:
+        if word in folded:
+            return next(name for since, name in by_year if (date or 9999) >= since)
+    return None
+
+
+_DTYPES: Final = (
+    ("mxfp8", "mxfp8"), ("fp8-mx", "mxfp8"), ("nvfp4", "nvfp4"), ("fp8-cs", "fp8-current"),
+    ("fp8-current", "fp8-current"), ("fp8-block", "fp8-block"), ("fp8-sc", "fp8-block"), ("fp8", "fp8"),
+    ("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16"), ("float16", "fp16"), ("fp32", "fp32"),
+    ("float32", "fp32"),
+)  # fmt: skip
+
+
+def dtype_named(text: str) -> str | None:
+    """The recipe within a text such as `fp8(amp_fp8)`; None where there is none."""
+    folded = text.casefold()
+    return next((dtype for word, dtype in _DTYPES if word in folded), None)
+
+
+def catalogue_model(text: str) -> str | None:
+    """The catalogue's model whose name is within `text` (`Qwen3_30B_a3B`, `DeepSeek V3 671B`); None where
+    none is. The size in active parameters may be left out (`Qwen3 MoE 30B`)."""
+    spaced = re.sub(r"moe", " ", text, flags=re.IGNORECASE)
+    found = [name for name in catalogue_names() if re.search(_spelled(name), spaced, re.IGNORECASE)]
+    return max(found, key=len, default=None)
+
+
+def _spelled(name: str) -> str:
+    """A pattern of a model's name with any separators, without its size in active parameters."""
+    tokens = re.findall(r"[a-z]+|\d+", re.sub(r"-a\d+b$", "", name))
+    return r"[\s_.-]*".join(tokens) + r"(?!\d)"
+
+
+def _plain(text: str) -> str:
+    """Letters and digits alone, in lower case."""
+    return re.sub(r"[^a-z0-9]", "", text.casefold())
+
+
+FAMILIES: Final = (
+    "gpt-oss", "mt-nlg", "deepseek", "qwen", "llama", "mixtral", "mistral", "gemma", "nemotron", "kimi",
+    "mpt", "opt", "bloom", "falcon", "phi", "gpt",
+)  # fmt: skip
+"""Families of models; of several within a name, the first here."""
+
+
+def family_named(text: str) -> str:
+    """The family of models that `text` names: one of FAMILIES, else the letters that it begins with."""
+    plain = _plain(text)
+    for family in FAMILIES:
+        if _plain(family) in plain:
+            return family
+    first = re.match(r"[a-z]+", plain)
+    return first.group() if first else text or "unnamed"
+
+
+_RATE = re.compile(r"(?:(\d{1,4})\s*x\s*)?(\d{1,6}(?:\.\d{1,6})?)\s*(Gb/s|Gbps|GB/s)", re.IGNORECASE)
+_BETWEEN = re.compile(r"inter|infiniband|roce|ethernet|efa|network", re.IGNORECASE)
+
+
+_OF_NODES = re.compile(_RATE.pattern + r"\s*\(([^()]*)\bnodes?\)", re.IGNORECASE)
+
+
+def inter_node_bytes_per_s(text: str) -> float | None:
+    """Bytes per second and node between nodes that a text such as `NVLink; 8x200 Gb/s InfiniBand` states;
+    None where it states none."""
+    for clause in re.split(r"[;,]", text):
+        match = _RATE.search(clause) if _BETWEEN.search(clause) else None
+        if match:
+            return _bytes_per_s(match)
+    return None
+
+
+def bytes_per_s_of_nodes(text: str, kinds: Sequence[str]) -> tuple[float, ...] | None:
+    """Bytes per second of a node of each of these kinds of devices, of a text such as `10 Gb/s (V100 nodes),
+    50 Gb/s (T4 node)`: the least of all for a kind that it does not name; None where it states none so."""
+    rates = [(match.group(4), _bytes_per_s(match)) for match in _OF_NODES.finditer(text)]
+    if not rates:
+        return None
+    least = min(rate for _, rate in rates)
+    return tuple(
+        next((rate for named, rate in rates if _plain(kind) in _plain(named)), least) for kind in kinds
+    )
+
+
+def _bytes_per_s(match: re.Match[str]) -> float:
+    return int(match.group(1) or 1) * parse_quantity(f"{match.group(2)}{match.group(3)}", "B/s")

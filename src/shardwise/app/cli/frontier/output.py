@@ -1,0 +1,316 @@
+"""`frontier --json` (docs/reference/formats.md).
+
+What people read of a frontier: the pick, the points of a curve, and the table per device count.
+
+`frontier --plot FILE`: the answer as a plot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import Generic, TypeVar
+
+from shardwise.app.cli import words
+from shardwise.app.cli.card import NOT_AS_GIVEN, all_devices_line, idle_line, spaced_indices
+from shardwise.app.cli.frontier.subject import Subject
+from shardwise.app.cli.output import LABEL, WIDTH, Line, row
+from shardwise.app.plot import Dot, Mark, Plot, PlotLine
+from shardwise.cluster import Cluster, pools_of
+from shardwise.search import Curve, Point, Reference, chosen, smallest
+
+LayoutT = TypeVar("LayoutT")
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontierAnswer(Generic[LayoutT]):
+    """What was asked of a frontier, and its answer; `limit_bytes` is infinite where none was given.
+    `references` are what is customary on the devices of the pick, or of the last curve with points."""
+
+    mode: str
+    objectives: tuple[str, ...]
+    limit_bytes: float
+    epsilon: float
+    curves: Sequence[Curve[LayoutT]]
+    points: Sequence[Point[LayoutT]]
+    pick: Point[LayoutT] | None
+    references: Sequence[Reference[LayoutT]]
+
+    def retained(self, curve: Curve[LayoutT]) -> int:
+        """How many points of a curve are on the whole frontier: all, where parts are not compared."""
+        return sum(point.part == curve.part for point in self.points)
+
+    def curve_of(self, point: Point[LayoutT]) -> Curve[LayoutT]:
+        """The curve that a point is from."""
+        return next(curve for curve in self.curves if curve.part == point.part)
+
+
+def point_document(subject: Subject[LayoutT], point: Point[LayoutT]) -> dict[str, object]:
+    """A point with its layout."""
+    return {
+        "time_s": point.time_s,
+        "memory_bytes": point.memory_bytes,
+        "cost_usd": point.cost_usd,
+        "devices": point.devices,
+        "part": point.part.name,
+        "idle": asdict(subject.curves.idle_of(point.part)),
+        "layout": subject.layout(point),
+    }
+
+
+def frontier_document(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> dict[str, object]:
+    """The whole answer."""
+    return {
+        "schema": "shardwise.frontier",
+        "version": VERSION,
+        **subject.question(),
+        "mode": found.mode,
+        "objectives": list(found.objectives),
+        "memory_limit_bytes": found.limit_bytes if isfinite(found.limit_bytes) else None,
+        "points": [point_document(subject, point) for point in found.points],
+        "chosen": None if found.pick is None else point_document(subject, found.pick),
+        "references": [
+            {"name": reference.name, "fits": reference.fits, **point_document(subject, reference.point)}
+            for reference in found.references
+        ],
+        "profile": [_profile(curve, found) for curve in found.curves],
+        "search_s": sum(curve.search_s for curve in found.curves),
+        "search_cpu_s": sum(curve.search_cpu_s for curve in found.curves),
+        "epsilon": found.epsilon,
+        **subject.sizes(),
+        "certificate": subject.certificate(found.curves),
+    }
+
+
+def _profile(curve: Curve[LayoutT], found: FrontierAnswer[LayoutT]) -> Mapping[str, object]:
+    """What a device count is known by, without layouts; null where there is no such point."""
+    fastest = chosen(curve.points, mode="time", limit_bytes=found.limit_bytes)
+    return {
+        "devices": curve.devices,
+        "part": curve.part.name,
+        "points": len(curve.points),
+        "kept": found.retained(curve),
+        "epsilon": curve.epsilon,
+        "fastest": _figures(fastest),
+        "knee": _figures(curve.knee),
+        "smallest": _figures(smallest(curve.points) if curve.points else None),
+    }
+
+
+def _figures(point: Point[LayoutT] | None) -> Mapping[str, object] | None:
+    if point is None:
+        return None
+    return {
+        "time_s": point.time_s,
+        "memory_bytes": point.memory_bytes,
+        "device_s": point.device_s,
+        "cost_usd": point.cost_usd,
+    }
+
+
+POINTS = 16
+"""Points of a curve that are shown, at most, beside the pick and the knee."""
+
+
+def dollars(cost_usd: float | None) -> str:
+    """Dollars per step with three digits, a dash where a price is not known."""
+    return "-" if cost_usd is None else f"${words.digits(cost_usd, 3)}"
+
+
+def figures(point: Point[LayoutT]) -> tuple[str, ...]:
+    """What a point costs, a few words each."""
+    return (
+        f"{words.seconds(point.time_s)} per step",
+        f"{words.memory(point.memory_bytes)} per device",
+        words.counted(point.devices, "device"),
+        f"{words.digits(point.device_s, 4)} device-seconds",
+        *(() if point.cost_usd is None else (f"{dollars(point.cost_usd)} per step",)),
+    )
+
+
+def part_text(found: FrontierAnswer[LayoutT], part: Cluster) -> str:
+    """The devices of a part, and their pools where the parts that were searched have others too."""
+    counted = words.counted(part.devices, "device")
+    return f"{counted}, {' + '.join(_pools(part))}" if _has_pools(found) else counted
+
+
+def _has_pools(found: FrontierAnswer[LayoutT]) -> bool:
+    """Whether the parts that were searched have several pools."""
+    return len({pool for curve in found.curves for pool in _pools(curve.part)}) > 1
+
+
+def _pools(part: Cluster) -> list[str]:
+    return [pool.name for pool in pools_of(part)]
+
+
+def frontier_idle_lines(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterator[Line]:
+    """What the pick leaves idle of a cluster of several pools, and the least time of all devices."""
+    pick, cluster = found.pick, subject.curves.cluster
+    if pick is None or pick.devices == cluster.devices or len(_pools(cluster)) == 1:
+        return
+    every = [point for curve in found.curves if curve.part == cluster for point in curve.points]
+    best = chosen(every, mode="time", limit_bytes=found.limit_bytes)
+    yield idle_line(subject.curves.idle_of(pick.part), cluster.devices)
+    if best is not None and found.mode == "time":
+        yield all_devices_line(best.time_s, pick.time_s)
+
+
+def pick_lines(subject: Subject[LayoutT], pick: Point[LayoutT], why: str) -> Iterator[Line]:
+    """The mode's pick, and why it is the pick."""
+    yield row("chosen", (subject.title(pick), "value"), (f"   {why}", "dim"))
+    for line in words.wrapped(subject.details(pick), " · ", WIDTH - LABEL):
+        yield row("", (line, ""))
+    for line in words.wrapped(figures(pick), " · ", WIDTH - LABEL):
+        yield row("", (line, "value"))
+
+
+def curve_table(
+    subject: Subject[LayoutT], found: FrontierAnswer[LayoutT], curve: Curve[LayoutT]
+) -> Iterator[Line]:
+    """Time against memory on one part: some points, evenly chosen, with both ends, pick and knee."""
+    points, knee_point, pick = curve.points, curve.knee, found.pick
+    required = {points.index(point) for point in (pick, knee_point) if point is not None and point in points}
+    places = sorted({*spaced_indices(len(points), POINTS), *required})
+    most_bytes = max(point.memory_bytes for point in points)
+    shown = f"{len(places)} of {len(points):,}" if len(places) < len(points) else f"{len(points):,}"
+    head = f" on {part_text(found, curve.part)}"
+    yield ()
+    yield (
+        (f" {head:<27}{'step time':>12}{'slower':>11}{'memory':>11}{'per step':>11}  ", "label"),
+        (f"{shown} points", "dim"),
+    )
+    for place in places:
+        point = points[place]
+        slower = point.time_s / points[0].time_s - 1.0
+        fixed = (
+            f"  {words.shortened(subject.title(point), 25):<25} {words.seconds(point.time_s):>12}"
+            f"{f'{slower * 100:+.1f} %':>11}{words.memory(point.memory_bytes, most_bytes):>11}"
+            f"{dollars(point.cost_usd):>11}  "
+        )
+        marks = [
+            name
+            for name, marked in (("chosen", pick), ("knee", knee_point))
+            if marked is not None and point == marked
+        ]
+        mark = "".join(f"{name} " for name in marks)
+        differs = subject.difference(point, points[0]) if place else ""
+        yield (
+            (fixed, ""),
+            (mark, "value"),
+            (words.shortened(differs, max(WIDTH - len(fixed) - len(mark), 1)), "dim"),
+        )
+
+
+def reference_lines(subject: Subject[LayoutT], references: Sequence[Reference[LayoutT]]) -> Iterator[Line]:
+    """What is customary on as many devices, for comparison."""
+    for place, reference in enumerate(references):
+        point = reference.point
+        fixed = (
+            f"  {reference.name:<25} {words.seconds(point.time_s):>12}{'':>11}"
+            f"{words.memory(point.memory_bytes):>11}{dollars(point.cost_usd):>11}  "
+        )
+        if place == 0:
+            yield ()
+            yield ((f" for comparison, on {words.counted(point.devices, 'device')}", "label"),)
+        note = subject.title(point) if reference.fits else f"does not fit · {subject.title(point)}"
+        yield ((fixed, ""), (words.shortened(note, WIDTH - len(fixed)), "dim"))
+
+
+def profile_table(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Iterator[Line]:
+    """For each part its fastest point within the limit, its knee and its smallest point: time,
+    memory, device-seconds and cost; and how many of its points cost leaves, where it is weighed."""
+    yield ()
+    yield (
+        (
+            f" {'devices':>7}  {'point':<9}{'step time':>12}{'memory':>11}{'device-s':>12}{'per step':>11}  "
+            "layout",
+            "label",
+        ),
+    )
+    several = _has_pools(found)
+    for curve in found.curves:
+        if not curve.points:
+            pools = f"  {' + '.join(_pools(curve.part))}" if several else ""
+            yield ((f" {curve.devices:>7,}  nothing fits{pools}", "dim"),)
+        rows = _profile_rows(curve, found.limit_bytes)
+        for index, (name, point) in enumerate(rows):
+            number = f"{curve.devices:,}" if index == 0 else ""
+            fixed = (
+                f" {number:>7}  {name:<9}{words.seconds(point.time_s):>12}"
+                f"{words.memory(point.memory_bytes):>11}{words.digits(point.device_s, 4):>12}"
+                f"{dollars(point.cost_usd):>11}  "
+            )
+            notes = [" + ".join(_pools(curve.part))] if several and index == 0 else []
+            notes += ["above the limit"] if point.memory_bytes > found.limit_bytes else []
+            if index == 0 and ("cost" in found.objectives or several):
+                notes.append(f"{found.retained(curve)} of {len(curve.points)} points")
+            text = " · ".join((*notes, subject.title(point), *subject.details(point)))
+            yield ((fixed, ""), (words.shortened(text, WIDTH - len(fixed)), "dim"))
+
+
+def _profile_rows(curve: Curve[LayoutT], limit_bytes: float) -> Iterator[tuple[str, Point[LayoutT]]]:
+    """The points that a curve is known by; each once."""
+    if not curve.points:
+        return
+    fastest, knee_point = chosen(curve.points, mode="time", limit_bytes=limit_bytes), curve.knee
+    if fastest is not None:
+        yield "fastest", fastest
+    if knee_point is not None and knee_point.memory_bytes <= limit_bytes and knee_point != fastest:
+        yield "knee", knee_point
+    if smallest(curve.points) != fastest:
+        yield "smallest", smallest(curve.points)
+
+
+def plot_of(subject: Subject[LayoutT], found: FrontierAnswer[LayoutT]) -> Plot:
+    """A line for each part with points; the limit; and as marks the pick, and on its devices (or the
+    last with points) both ends and what is customary."""
+
+    def dot(point: Point[LayoutT]) -> Dot:
+        lines = (subject.title(point), *subject.details(point), *figures(point))
+        return Dot(
+            time_s=point.time_s,
+            memory_bytes=point.memory_bytes,
+            lines=lines,
+            more=tuple(subject.layout_lines(point)),
+        )
+
+    lines = []
+    for curve in found.curves:
+        if not curve.points:
+            continue
+        knee_point = curve.knee
+        lines.append(
+            PlotLine(
+                name=part_text(found, curve.part),
+                dots=tuple(map(dot, curve.points)),
+                knee=None if knee_point is None else curve.points.index(knee_point),
+            )
+        )
+    title, facts = subject.caption()
+    facts = (*facts, NOT_AS_GIVEN) if subject.priced_as else facts
+    count = sum(len(line.dots) for line in lines)
+    return Plot(
+        title=title,
+        subtitle=" · ".join((f"time against memory: {count:,} points no other beats in both", *facts)),
+        lines=tuple(lines),
+        marks=tuple(Mark(name=name, dot=dot(point)) for name, point in _marked(found)),
+        limit_bytes=found.limit_bytes if isfinite(found.limit_bytes) else None,
+    )
+
+
+def _marked(found: FrontierAnswer[LayoutT]) -> Iterator[tuple[str, Point[LayoutT]]]:
+    """Points with names."""
+    if found.pick is not None:
+        yield "chosen", found.pick
+    if found.pick is not None:
+        curve = found.curve_of(found.pick)
+    else:
+        curve = next(curve for curve in reversed(found.curves) if curve.points)
+    yield "time optimum", curve.points[0]
+    if len(curve.points) > 1:
+        yield "memory optimum", smallest(curve.points)
+    for reference in found.references:
+        yield reference.name if reference.fits else f"{reference.name} (does not fit)", reference.point

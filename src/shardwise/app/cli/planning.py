@@ -1,0 +1,556 @@
+"""What the commands about a model on a cluster answer: ask the planner, then a card or a document.
+
+The space that is asked for: a name, or a file; counted by the checker.
+
+What `--target` means for a question, and what keeps `shardwise train` from a strategy.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from shardwise import search
+from shardwise.app.cli import card, documents, tables
+from shardwise.app.cli.card import uneven_card
+from shardwise.app.cli.output import INTERRUPTED, Output, progress
+from shardwise.app.cli.request import (
+    OWN_TARGET,
+    JobOptions,
+    PlanOptions,
+    Request,
+    check_output_path,
+    choice,
+    load_request,
+)
+from shardwise.cluster import pools_of
+from shardwise.cost import limits_of
+from shardwise.errors import ConfigError, Infeasible
+from shardwise.inputs import nearest, short_repr
+from shardwise.plans import (
+    GOODPUT_FROM_DEVICES,
+    Answer,
+    Goodput,
+    Reliability,
+    Result,
+    UnevenAnswer,
+    UnevenFile,
+    UnevenResult,
+    Value,
+    goodput_of,
+    plan_of,
+    write_plan,
+    write_uneven_plan,
+)
+from shardwise.schedule import MAX_ACTIONS, Schedule, generate
+from shardwise.strategy import (
+    ANY,
+    Job,
+    Strategy,
+    Target,
+    complete,
+    newest_target,
+    parse_fields,
+    target_names,
+    target_of,
+)
+from shardwise.targets import EXPORTS, check_model
+from shardwise.verification import PipelineCount, PoolSize, SpaceCount, count_pipelines, count_space
+
+Axes = Mapping[str, tuple[Value, ...]]
+Fixed = Mapping[str, Value]
+
+
+def space_choice(text: str) -> search.SpaceChoice:
+    """The space that `--space` names, or that is written in the file it names."""
+    if text in search.SPACES:
+        return search.SpaceChoice(base=text)
+    if text and (os.path.exists(text) or re.search(r"[/.\\]", text)):
+        return search.read_space(text)
+    near = nearest(text, search.SPACES)
+    hint = f" (did you mean {near}?)" if near else ""
+    raise ConfigError(
+        f"is neither a space nor a file{hint}",
+        key="--space",
+        found=short_repr(text),
+        allowed=", ".join(search.SPACES),
+    )
+
+
+def require_candidates(chosen: search.SpaceChoice, fixed: Fixed, request: Request) -> None:
+    """ConfigError, naming the first axis that leaves none, where values of a space file exclude each other or
+    what is fixed."""
+    restrictions: dict[str, tuple[Value, ...]] = {}
+    for name, values in chosen.axes.items():
+        before = dict(restrictions)
+        restrictions[name] = values
+        if not counted_space(chosen.base, fixed, restrictions, request).count:
+            possible = counted_space(chosen.base, fixed, before, request).axes[name]
+            allowed = ", ".join(possible[:20]) + (", ..." if len(possible) > 20 else "")
+            raise ConfigError(
+                "leaves no candidate"
+                + (f" beside {', '.join((*before, *fixed))}" if before or fixed else ""),
+                file=chosen.file,
+                key=f"axes.{name}",
+                found=", ".join(map(str, values)),
+                allowed=allowed or "none: what is fixed leaves no candidate",
+            )
+
+
+def counted_space(base: str, fixed: Fixed, axes: Axes, request: Request) -> SpaceCount:
+    """The space with its axes, by the checker's count."""
+    experts = request.model.experts
+    return count_space(
+        model_layers=request.model.layers,
+        experts=None if experts is None else experts.experts,
+        devices=request.cluster.devices,
+        global_batch_size=request.job.global_batch_size,
+        space=base,
+        fixed=fixed,
+        axes=axes,
+    )
+
+
+def counted_uneven(
+    chosen: search.SpaceChoice, fixed: Fixed, request: Request, limits: Mapping[str, int]
+) -> PipelineCount | None:
+    """The pipelines of uneven plans with up to `stage_dp` replicas in a stage, and up to `mixed_stage_rows`
+    rows split over two pools, by the checker's count; None where `plan` looks for none."""
+    model, job = request.model, request.job
+    is_restricted = bool(chosen.base != "default" or chosen.axes or fixed)
+    is_plain = model.experts is None and len(model.kinds) == 1
+    if is_restricted or not is_plain or not search.is_mixed(request.cluster):
+        return None
+    of_model = limits_of(model, job)
+    return count_pipelines(
+        layers=model.layers,
+        pools=[
+            PoolSize(name=pool.name, devices=pool.devices, node_devices=pool.node.devices)
+            for pool in pools_of(request.cluster)
+        ],
+        splits=(of_model.heads, of_model.ffn_splits, of_model.seq_len),
+        kv_heads=of_model.kv_heads,
+        stage_dp=limits["stage_dp"],
+        mixed_stage_rows=limits["braid"],
+        global_batch_size=job.global_batch_size,
+    )
+
+
+def requested_target(name: str | None, request: Request) -> Target | None:
+    """The target that `--target` names; None for any. ConfigError where it does not know the devices.
+
+    Where nothing is named it is our own runtime on devices that it knows.
+    """
+    if name is not None:
+        name = choice("--target", newest_target(name), (*target_names(), ANY))
+    if name == ANY or (name is None and not target_of(OWN_TARGET).knows_devices(request.cluster.classes)):
+        return None
+    target = target_of(name or OWN_TARGET)
+    if not target.runs_on(request.cluster.vendors):
+        raise ConfigError(
+            f"{target.command} does not run on this cluster", key="--target", found=target.name,
+            allowed=f"clusters of {target.known_devices}; or --target any",
+        )  # fmt: skip
+    return target
+
+
+def not_run(plan: Strategy | UnevenResult, request: Request) -> tuple[str, ...] | None:
+    """What keeps `shardwise train` from this strategy or uneven plan, as text; None where it does not run on
+    these devices at all."""
+    target = target_of(OWN_TARGET)
+    if not target.runs_on(request.cluster.vendors):
+        return None
+    job = request.job
+    target = target.for_job(request.model, job)
+    if isinstance(plan, Strategy):
+        found, dtypes = [str(refusal) for refusal in target.refusals(plan)], target.dtypes
+    else:
+        stages = [stage for pipeline in plan.layout.pipelines for stage in pipeline.stages]
+        is_beyond = any(stage.parts for stage in stages) and not target.runs_mixed_pool_stages
+        found, dtypes = ["stages on two pools"] if is_beyond else [], target.uneven_dtypes
+    return (*found, *_unknown(target, dtypes, request))
+
+
+def require_job(target: Target, request: Request) -> None:
+    """ConfigError where the target runs no plan of the job, whatever it is."""
+    for unsupported in _unknown(target, target.dtypes, request):
+        raise ConfigError(
+            f"{target.command} runs no plan of this job",
+            key="--target",
+            found=unsupported,
+            allowed="--target any, which plans it all the same",
+        )
+    if target.name in EXPORTS:
+        check_model(request.model, request.job.seq_len)
+
+
+def _unknown(target: Target, dtypes: Sequence[str], request: Request) -> Iterator[str]:
+    """What of a job and its model a target does not know, which knows these dtypes."""
+    for key, value, known in (
+        ("dtype", request.job.dtype, dtypes),
+        ("optimizer", request.job.optimizer, target.optimizers),
+        ("model family", request.model.family, target.families),
+    ):
+        if value not in known:
+            yield f"{key} {value} (it runs {', '.join(known)})"
+    for part in request.model.special_parts:
+        if part in target.lacks:
+            yield f"{part} (it runs models without it)"
+
+
+def train_warnings(unsupported: Sequence[str] | None, request: Request, save: str | None) -> list[str]:
+    """What is said where our own runtime does not run the plan: on devices that it knows by name, and of any
+    plan file."""
+    is_shown = save is not None or target_of(OWN_TARGET).knows_devices(request.cluster.classes)
+    return (
+        [
+            f"shardwise: `shardwise train` does not run this plan: {'; '.join(unsupported)}; "
+            f"--target {OWN_TARGET} keeps to what it runs"
+        ]
+        if unsupported and is_shown
+        else []
+    )
+
+
+SPLIT_BACKWARDS = ("zb_h1", "zb_h2", "zb_v", "dualpipe_v")
+"""Schedules with up to three actions for each stage and microbatch instead of two."""
+
+Fields = Mapping[str, int | str | bool]
+
+
+def planned(
+    options: JobOptions,
+    plan_options: PlanOptions,
+    *,
+    save: str | None,
+    is_json: bool,
+    reliability: Reliability | None = None,
+) -> Output:
+    """The answer of `plan`; writes the plan file where `save` names one.
+
+    Goodput is told on large clusters, and where `reliability` is given. A search that the user ended early
+    answers with the best so far, and the code of an interrupt.
+    """
+    fixed = parse_fields(plan_options.fix, key="--fix")
+    chosen = space_choice(plan_options.space)
+    if save is not None:
+        check_output_path(
+            "--save", save, inputs=(options.model, options.cluster, *([chosen.file] if chosen.file else []))
+        )
+    request = load_request(options)
+    target = requested_target(plan_options.target, request)
+    if target is not None:
+        require_job(target, request)
+        request = request.for_target(target)
+    by_pools = plan_options.objective == "time" and search.is_mixed(request.cluster)
+    question = search.Question(
+        model=request.model,
+        cluster=request.cluster,
+        job=request.job,
+        space=chosen.base,
+        fixed=fixed,
+        axes=chosen.axes,
+        objective=plan_options.objective,
+        use_all=plan_options.use_all,
+        top=plan_options.top,
+        frontier=plan_options.frontier,
+        exhaustive=plan_options.exhaustive,
+        workers=plan_options.workers,
+        budget_s=plan_options.budget_s,
+        stage_dp=plan_options.stage_dp,
+        mixed_stage_rows=plan_options.mixed_stage_rows,
+    )
+    if not question.uses_parts:
+        require_candidates(chosen, fixed, request)
+    _check_uneven_options(plan_options, target, by_pools=by_pools)
+    try:
+        answer = _search(question, target, by_pools=by_pools)
+    except Infeasible:
+        require_candidates(chosen, fixed, request)
+        raise
+    name = None if target is None else target.name
+    if isinstance(answer, UnevenAnswer):
+        return _uneven_output(
+            answer, request, plan_options, target=name, save=save, is_json=is_json, reliability=reliability
+        )
+    used = request if answer.cluster is None else replace(request, cluster=answer.cluster)
+    return _plan_output(
+        answer, used, request, plan_options, target=name, save=save, is_json=is_json, reliability=reliability
+    )
+
+
+def _search(question: search.Question, target: Target | None, *, by_pools: bool) -> Answer | UnevenAnswer:
+    """What the planner answers, among what the target carries out."""
+    with progress() as show:
+        if by_pools:
+            return search.plan_mixed_cluster(question, target=target, progress=show)
+        if target is not None:
+            return search.plan_for(target, question, search.plan, progress=show)
+        return search.plan(question, progress=show)
+
+
+def _check_uneven_options(plan_options: PlanOptions, target: Target | None, *, by_pools: bool) -> None:
+    """ConfigError where options of uneven plans say nothing, or what the target does not run."""
+    for key, value in (("--stage-dp", plan_options.stage_dp), ("--braid", plan_options.mixed_stage_rows)):
+        if value > 1 and not by_pools:
+            raise ConfigError(
+                "is of uneven plans: those by time, on clusters of two to four pools",
+                key=key, found=str(value), allowed="1",
+            )  # fmt: skip
+    if plan_options.mixed_stage_rows > 1 and target is not None and not target.runs_mixed_pool_stages:
+        raise ConfigError(
+            f"{target.command} runs no stage on two pools",
+            key="--braid", found=str(plan_options.mixed_stage_rows), allowed="1, or --target any",
+        )  # fmt: skip
+
+
+def _uneven_output(
+    answer: UnevenAnswer,
+    request: Request,
+    plan_options: PlanOptions,
+    *,
+    target: str | None,
+    save: str | None,
+    is_json: bool,
+    reliability: Reliability | None,
+) -> Output:
+    """The card or document of an uneven plan; the plan file too."""
+    notes, code = _exit_status(answer.is_interrupted)
+    goodput = _goodput_if_shown(answer.best, request, reliability)
+    plan = UnevenFile(
+        model=request.model,
+        cluster=request.cluster,
+        job=request.job,
+        best=answer.best,
+        certificate=answer.certificate,
+        mixed=answer.mixed,
+        target=target,
+    )
+    if save is not None:
+        notes.append(f"wrote {save} ({write_uneven_plan(save, plan)})")
+    unsupported = not_run(answer.best, request)
+    notes += train_warnings(unsupported, request, save) if target in (None, OWN_TARGET) else []
+    if is_json:
+        document = documents.uneven_answer(plan, answer, request, goodput, not_run=unsupported)
+        return Output(document=document, notes=notes, code=code)
+    command = " ".join(("shardwise plan", *question_arguments(request.options)))
+    command += f" --target {plan_options.target}" if plan_options.target is not None else ""
+    command += " --use-all" if plan_options.use_all else ""
+    command += f" --stage-dp {plan_options.stage_dp}" if plan_options.stage_dp > 1 else ""
+    command += f" --braid {plan_options.mixed_stage_rows}" if plan_options.mixed_stage_rows > 1 else ""
+    following = [f"{command} --save plan.yaml"] if save is None else []
+    file = shlex.quote(save) if save is not None else "plan.yaml"
+    following += [f"shardwise check {file}"] if save is not None else []
+    following.append(f"shardwise simulate {file} --trace plan.pftrace")
+    following += [f"shardwise train {file}"] if unsupported == () else []
+    lines = uneven_card(
+        answer,
+        model=request.model,
+        cluster=request.cluster,
+        job=request.job,
+        next_commands=following,
+    )
+    return Output(lines=lines, notes=notes, code=code)
+
+
+def _exit_status(is_interrupted: bool) -> tuple[list[str], int]:
+    """What is said of how a search ended, and the exit code."""
+    if is_interrupted:
+        return ["shardwise: interrupted; this is the best so far"], INTERRUPTED
+    return [], 0
+
+
+def _plan_output(
+    answer: Answer,
+    used: Request,
+    request: Request,
+    plan_options: PlanOptions,
+    *,
+    target: str | None,
+    save: str | None,
+    is_json: bool,
+    reliability: Reliability | None,
+) -> Output:
+    """The card or document of an answer on the cluster of `used`; the plan file too."""
+    goodput = _goodput_if_shown(answer.best, used, reliability)
+    notes, code = _exit_status(answer.is_interrupted)
+    unsupported = not_run(answer.best.strategy, used)
+    notes += train_warnings(unsupported, used, save) if target in (None, OWN_TARGET) else []
+    if plan_options.objective != "time" and search.is_mixed(request.cluster):
+        notes.append(
+            f"shardwise: uneven plans are looked for by time alone; for {plan_options.objective} only uniform"
+            " strategies are"
+        )
+    if save is not None or is_json:
+        plan = plan_of(
+            answer,
+            model=used.model,
+            cluster=used.cluster,
+            job=used.job,
+            schedule=schedule_of(answer.best.strategy, used.job),
+            objective=plan_options.objective,
+            target=target,
+        )
+        if save is not None:
+            notes.append(f"wrote {save} ({write_plan(save, plan)})")
+        if is_json:
+            document = documents.plan_answer(plan, answer, goodput, not_run=unsupported)
+            return Output(document=document, notes=notes, code=code)
+    lines = card.answer_card(
+        answer,
+        model=used.model,
+        cluster=used.cluster,
+        job=used.job,
+        of_devices=request.cluster.devices,
+        target=target,
+        goodput=goodput,
+        next_commands=_after_plan(
+            used,
+            answer,
+            plan_options,
+            target=target,
+            save=save,
+            is_whole_cluster=used.cluster is request.cluster,
+        ),
+    )
+    return Output(lines=lines, notes=notes, code=code)
+
+
+def _goodput_if_shown(
+    best: Result | UnevenResult, request: Request, reliability: Reliability | None
+) -> Goodput | None:
+    if reliability is None and request.cluster.devices < GOODPUT_FROM_DEVICES:
+        return None
+    return goodput_of(best, request.cluster, reliability or Reliability())
+
+
+def evaluated(options: JobOptions, *, strategy: str, is_json: bool) -> Output:
+    """The answer of `evaluate`. Raises Infeasible, with reasons, for a strategy that is illegal or does not
+    fit."""
+    fields = parse_fields(strategy, key="--strategy")
+    request = load_request(options)
+    chosen = _completed(fields, request)
+    result = search.evaluate(request.model, request.cluster, request.job, chosen)
+    if is_json:
+        return Output(document=documents.evaluation(request, result))
+    command = " ".join(("shardwise plan", *question_arguments(options)))
+    lines = card.evaluation_card(
+        result, model=request.model, cluster=request.cluster, job=request.job, next_commands=(command,)
+    )
+    return Output(lines=lines)
+
+
+def counted(options: JobOptions, *, space: str, fix: str, limits: Mapping[str, int], is_json: bool) -> Output:
+    """The answer of `space`; `limits` are those of uneven plans (`stage_dp`, `mixed_stage_rows`)."""
+    fixed = parse_fields(fix, key="--fix")
+    chosen = space_choice(space)
+    request = load_request(options)
+    require_candidates(chosen, fixed, request)
+    size = counted_space(chosen.base, fixed, chosen.axes, request)
+    uneven = counted_uneven(chosen, fixed, request, limits)
+    if is_json:
+        return Output(document=documents.space(chosen.base, size, request, uneven))
+    lines = tables.space(
+        chosen.base if chosen.file is None else f"{chosen.base}, as in {chosen.file}",
+        size,
+        model=request.model.name,
+        devices=request.cluster.devices,
+        batch=request.job.global_batch_size,
+    )
+    lines += [] if uneven is None else tables.pipelines(uneven)
+    return Output(lines=lines)
+
+
+def schedule_of(strategy: Strategy, job: Job) -> Schedule:
+    """The table of actions that one replica runs in a step. ConfigError for one too long for a plan file."""
+    microbatches = job.global_batch_size // (strategy.dp * strategy.micro_batch_size)
+    per_microbatch = (3 if strategy.schedule in SPLIT_BACKWARDS else 2) * strategy.pp * strategy.vpp
+    if microbatches * per_microbatch > MAX_ACTIONS:
+        raise ConfigError(
+            "has too many microbatches for a plan file; without --save and --json it is answered",
+            key="--global-batch-size",
+            found=f"{microbatches} microbatches of {per_microbatch} actions",
+            allowed=f"{MAX_ACTIONS} actions",
+        )
+    return generate(strategy.schedule, pp=strategy.pp, microbatches=microbatches, vpp=strategy.vpp)
+
+
+def _completed(fields: Fields, request: Request) -> Strategy:
+    experts = request.model.experts
+    return complete(
+        fields,
+        devices=request.cluster.devices,
+        layers=request.model.layers,
+        experts=None if experts is None else experts.experts,
+        global_batch_size=request.job.global_batch_size,
+    )
+
+
+def _after_plan(
+    request: Request,
+    answer: Answer,
+    plan_options: PlanOptions,
+    *,
+    target: str | None,
+    save: str | None,
+    is_whole_cluster: bool,
+) -> tuple[str, ...]:
+    """Commands that continue from a plan, ready to copy."""
+    question = question_arguments(request.options)
+    given = (
+        ("--objective", plan_options.objective, "time"),
+        ("--space", plan_options.space, "default"),
+        ("--fix", plan_options.fix, ""),
+        ("--target", plan_options.target, None),
+    )
+    chosen = [
+        word
+        for name, value, default in given
+        if value and value != default
+        for word in (name, shlex.quote(value))
+    ]
+    chosen += ["--use-all"] if plan_options.use_all else []
+    commands = []
+    if save is None:
+        commands.append(" ".join(("shardwise plan", *question, *chosen, "--save plan.yaml")))
+    file = shlex.quote(save) if save is not None else "plan.yaml"
+    commands.append(f"shardwise explain {file}")
+    commands.append(f"shardwise simulate {file} --trace plan.pftrace")
+    if target in EXPORTS:
+        commands.append(f"shardwise export {file} --to {target} --out run")
+    elif not_run(answer.best.strategy, request) == ():
+        is_here = target_of(OWN_TARGET).knows_devices(request.cluster.classes)
+        commands.append(
+            f"shardwise train {file}" if is_here else f"shardwise launch {file} --with slurm --print"
+        )
+    if is_whole_cluster:
+        text = _short_text(answer.best.strategy, request)
+        commands.append(" ".join(("shardwise evaluate", *question, "--strategy", text)))
+    return tuple(commands)
+
+
+def question_arguments(options: JobOptions) -> list[str]:
+    """The options that repeat the question, those at their default left out."""
+    words = [shlex.quote(options.model), "--cluster", shlex.quote(options.cluster)]
+    given = (
+        ("--inter-node", options.inter_node, None),
+        ("--seq-len", options.seq_len, None),
+        ("--global-batch-size", options.global_batch_size, None),
+        ("--calibration", options.calibration, None),
+        ("--dtype", options.dtype, None),
+        ("--optimizer", options.optimizer, "adamw"),
+        ("--memory-margin", options.memory_margin, "0.05"),
+        ("--expert-imbalance", options.expert_imbalance, "1.1"),
+    )
+    for name, value, default in given:
+        if value is not None and value != default:
+            words += [name, shlex.quote(value)]
+    return words
+
+
+def _short_text(strategy: Strategy, request: Request) -> str:
+    """`strategy` with as few fields as name it, quoted for a shell."""
+    return shlex.quote(search.shortest_text(request.model, request.cluster, request.job, strategy))

@@ -1,0 +1,247 @@
+"""What `plan --events` answers: one plan for a whole trace, best now, in expectation or in the worst case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+
+from shardwise.app.cli import card, documents, words
+from shardwise.app.cli.card import plan_lines, priced_as_lines
+from shardwise.app.cli.output import Line, Output, row
+from shardwise.app.cli.planning import (
+    not_run,
+    question_arguments,
+    requested_target,
+    require_job,
+    space_choice,
+    train_warnings,
+)
+from shardwise.app.cli.replanning import (
+    GivenEvents,
+    arrangement_text,
+    on_nodes,
+    trace_for,
+    trace_hash,
+    trace_source,
+    uneven_layout,
+    uneven_plan,
+    uniform_plan,
+    unreachable_lines,
+)
+from shardwise.app.cli.request import (
+    JobOptions,
+    PlanOptions,
+    Request,
+    check_output_path,
+    choice,
+    load_request,
+)
+from shardwise.errors import ConfigError
+from shardwise.plans import TRACE_POLICIES, Reliability, TraceChoice, write_plan, write_uneven_plan
+from shardwise.replanning import (
+    AllowedSpace,
+    AnyArrangement,
+    Costs,
+    Prices,
+    TracePick,
+    TracePicks,
+    UnevenArrangement,
+    best_interval_s,
+    mixed_planner_of,
+    picks_for_trace,
+    planner_of,
+)
+from shardwise.strategy import parse_fields
+from shardwise.units import format_seconds
+
+DEFAULT_TOP = 3
+"""Runners-up that `plan` tells where none are asked for."""
+
+
+def is_requested(events: str | None, policy: str | None) -> bool:
+    """Whether a plan for a trace is asked for. ConfigError for a policy without a trace."""
+    if events is None and policy is not None:
+        raise ConfigError("belongs to --events", key="--policy", allowed="--events TRACE beside it")
+    return events is not None
+
+
+def planned(
+    options: JobOptions,
+    plan_options: PlanOptions,
+    events: str,
+    policy: str | None,
+    *,
+    save: str | None,
+    is_json: bool,
+) -> Output:
+    """The answer of `plan --events`; writes the plan file where `save` names one. Raises Infeasible where
+    nothing runs at any time, or, for policy `now`, at first."""
+    policy = choice("--policy", policy or "expected", TRACE_POLICIES)
+    fixed = parse_fields(plan_options.fix, key="--fix")
+    chosen = space_choice(plan_options.space)
+    if save is not None:
+        check_output_path("--save", save, inputs=(options.model, options.cluster, events))
+    request = load_request(options)
+    given = trace_for(events, request.cluster)
+    trace = given.trace
+    prices = Prices(request.model, request.cluster, request.job)
+    interval_s = best_interval_s(trace, trace.end_s) or Costs().checkpoint_interval_s
+    planner = mixed_planner_of(planner_of(prices, Costs(checkpoint_interval_s=interval_s)))
+    target = requested_target(plan_options.target, request)
+    if target is not None:
+        require_job(target, request)
+    allowed_space = AllowedSpace(
+        space=chosen.base, fixed=fixed, axes=chosen.axes, stage_dp=plan_options.stage_dp, target=target
+    )
+    picks = picks_for_trace(planner, trace, allowed_space)
+    found = _record(picks, policy, given, is_proven=not (request.cluster.priced_as or given.priced_as))
+    arrangement = picks.pick(policy).arrangement
+    name = None if target is None else target.name
+    if isinstance(arrangement, UnevenArrangement):
+        uniform = [pick.arrangement for pick in picks.uniform if pick.policy == policy]
+        uneven, answer = uneven_plan(
+            planner, arrangement, found, uniform[0] if uniform else None, given.priced_as
+        )
+        uneven = replace(uneven, target=name)
+        written = None if save is None else write_uneven_plan(save, uneven)
+        on = replace(request, cluster=uneven.cluster)
+        # What is proven is told of the trace, not of one plan by itself.
+        unsupported = not_run(answer.best, on)
+        uneven_document = documents.uneven_answer(uneven, answer, on, not_run=unsupported)
+        document = {**uneven_document, "is_proven": False, "uneven_gap": None}
+        lines = [
+            *card.question_lines(request.model, uneven.cluster, request.job),
+            *plan_lines(answer.best),
+            (),
+            *card.figures(answer.best, uneven.cluster, request.job),
+        ]
+    else:
+        plan, proven = uniform_plan(
+            arrangement,
+            found,
+            model=request.model,
+            cluster=request.cluster,
+            job=request.job,
+            space=chosen.base,
+            priced_as=given.priced_as,
+        )
+        plan = replace(plan, target=name)
+        written = None if save is None else write_plan(save, plan)
+        on = replace(request, cluster=plan.cluster)
+        unsupported = not_run(plan.best.strategy, on)
+        document = documents.plan_answer(plan, proven, not_run=unsupported)
+        lines = card.result_card(proven.best, model=plan.model, cluster=plan.cluster, job=plan.job)
+    notes = [*given.notes, *unreachable_lines("unreachable for some time", picks.unreachable)]
+    notes += train_warnings(unsupported, on, save)
+    notes += [] if save is None else [f"wrote {save} ({written})"]
+    if is_json:
+        return Output(document={**document, "for_trace": _document(picks, found)}, notes=notes)
+    priced_as = (*on.cluster.priced_as, *given.priced_as)
+    return Output(lines=[*lines, *_card(picks, found, request, save, priced_as)], notes=notes)
+
+
+def check_plan_options(plan_options: PlanOptions, reliability: Reliability | None) -> None:
+    """ConfigError where something is asked for that belongs to one cluster which stays as it is."""
+    for option, is_requested in (
+        ("--objective", plan_options.objective != "time"),
+        ("--frontier", plan_options.frontier),
+        ("--exhaustive", plan_options.exhaustive),
+        ("--budget", plan_options.budget_s is not None),
+        ("--braid", plan_options.mixed_stage_rows > 1),
+        ("--use-all", plan_options.use_all),
+        ("--top", plan_options.top != DEFAULT_TOP),
+        ("--mtbf, --checkpoint-interval, --checkpoint-stall, --restart, --jitter", reliability is not None),
+    ):
+        if is_requested:
+            raise ConfigError("does not go with --events", key=option, allowed="one of the two")
+
+
+def _record(picks: TracePicks, policy: str, given: GivenEvents, *, is_proven: bool) -> TraceChoice:
+    """What the plan file says of how it was chosen: no gap where something else was priced than what was
+    given. Raises Infeasible where the policy picks nothing."""
+    pick = picks.pick(policy)
+    return TraceChoice(
+        policy=policy,
+        source=trace_source(given.given),
+        trace=trace_hash(given.given),
+        nodes=pick.arrangement.nodes,
+        length_s=picks.length_s,
+        steps=pick.steps,
+        now_step_time_s=pick.now_step_s,
+        worst_step_time_s=pick.worst_step_s,
+        situations=picks.situations,
+        considered=picks.considered,
+        gap=pick.gap if is_proven else None,
+    )
+
+
+def _what_runs(arrangement: AnyArrangement) -> dict[str, object]:
+    """`strategy`, or of an uneven plan `uneven`."""
+    if isinstance(arrangement, UnevenArrangement):
+        return {"strategy": None, "uneven": uneven_layout(arrangement.result)}
+    return {"strategy": asdict(arrangement.strategy)}
+
+
+def _document(picks: TracePicks, found: TraceChoice) -> dict[str, object]:
+    """`for_trace` of the plan file, and what each policy picks."""
+    return {
+        **asdict(found),
+        "nodes": list(found.nodes),
+        "policies": [_pick_document(pick, found) for pick in picks.picks],
+        "uniform": [_pick_document(pick, found) for pick in picks.uniform] or None,
+    }
+
+
+def _pick_document(pick: TracePick, found: TraceChoice) -> dict[str, object]:
+    return {
+        "name": pick.policy,
+        **_what_runs(pick.arrangement),
+        "nodes": list(pick.arrangement.nodes),
+        "now_step_time_s": pick.now_step_s,
+        "worst_step_time_s": pick.worst_step_s,
+        "steps": pick.steps,
+        "gap": None if found.gap is None else pick.gap,
+    }
+
+
+def _card(
+    picks: TracePicks, found: TraceChoice, request: Request, save: str | None, priced_as: Sequence[str]
+) -> Iterator[Line]:
+    """The policies side by side, and the uniform picks where others are better."""
+    yield ()
+    length = f"{format_seconds(picks.length_s)} · {words.counted(picks.situations, 'distinct situation')}"
+    yield row("trace", (length, ""))
+    yield row("policy", (f"{'now':>11}  {'slowest':>11}  {'steps':>13}  {'nodes':>6}  {'gap':>7}", "label"))
+    for pick in picks.picks:
+        yield _pick_line(pick.policy, pick, found, is_chosen=pick.policy == found.policy)
+    for pick in picks.uniform:
+        if pick.policy == found.policy:
+            yield _pick_line("uniform", pick, found, is_chosen=False)
+    idle = len(request.cluster.nodes) - len(found.nodes)
+    if idle:
+        yield row("", (f"{words.counted(idle, 'node')} of {len(request.cluster.nodes):,} left idle", "warn"))
+    kind = "any plan" if picks.uniform else "any uniform strategy"
+    yield row("", (f"{picks.considered:,} arrangements; gap: how much more {kind}", "dim"))
+    yield row("", ("on the sets of nodes looked at can make at most, of what the policy counts", "dim"))
+    yield from priced_as_lines(priced_as)
+    evaluator = "max-plus, in every situation of the trace"
+    yield from card.assumption_lines(on_nodes(found, request.cluster), request.job, evaluator)
+    question = " ".join(question_arguments(request.options))
+    file = save or "plan.yaml"
+    following = [] if save else [f"shardwise plan {question} --events TRACE --save plan.yaml"]
+    replay_command = f"shardwise replay {file} --cluster {request.options.cluster} --events TRACE"
+    yield from card.next_lines([*following, replay_command])
+
+
+def _pick_line(name: str, pick: TracePick, found: TraceChoice, *, is_chosen: bool) -> Line:
+    gap = "-" if found.gap is None else f"{pick.gap * 100:.1f} %"
+    figures = (
+        f"{_time(pick.now_step_s):>11}  {_time(pick.worst_step_s):>11}  {pick.steps:>13,.0f}  "
+        f"{len(pick.arrangement.nodes):>6,}  {gap:>7}"
+    )
+    text = f"   {arrangement_text(pick.arrangement)}"
+    return row(name, (figures, "value" if is_chosen else ""), (text, "dim"))
+
+
+def _time(step_s: float | None) -> str:
+    return "stands still" if step_s is None else words.seconds(step_s)

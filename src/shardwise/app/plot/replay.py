@@ -1,0 +1,169 @@
+"""Tokens over time of several policies, with the nodes that were there below: PNG, SVG or a page."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import TYPE_CHECKING
+
+from shardwise.app.plot.draw import DPI, FAINT, GRID, INK, STYLE
+from shardwise.plans import write_file
+from shardwise.units import format_count
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+TEMPLATE = "over_time.html"
+WIDTH_IN, HEIGHT_IN = 10.0, 6.5
+
+COLOURS = {
+    "static": "#9aa5b1",
+    "robust": "#c98b2b",
+    "expected": "#8a5fbf",
+    "adaptive": "#1f6f8b",
+    "oracle": "#1d2733",
+}
+"""One for each policy, told apart in grey too by `DASHES`."""
+
+DASHES = {
+    "static": (0, (1, 1.5)),
+    "robust": (0, (5, 2)),
+    "expected": (0, (3, 1, 1, 1)),
+    "oracle": (0, (6, 2)),
+}
+
+MARKERS = {"patch": "|", "move": "D", "wait": "x"}
+"""Of the kinds of change."""
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCurve:
+    """Tokens of one policy: at the borders of epochs, in seconds; `figures` that stand beside its name; and
+    what it changed to, and when, by the kind of change."""
+
+    name: str
+    figures: str
+    times_s: tuple[float, ...]
+    tokens: tuple[float, ...]
+    changes_s: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayPlot:
+    """What is drawn. `nodes` are there from each of `times_s` on. `policies` and `decisions` are tables of
+    the page: rows of texts below their heads."""
+
+    title: str
+    subtitle: str
+    curves: tuple[TokenCurve, ...]
+    times_s: tuple[float, ...]
+    nodes: tuple[int, ...]
+    end_s: float
+    policies: tuple[tuple[str, ...], ...]
+    decisions: tuple[tuple[str, ...], ...]
+
+
+def write_replay_plot(path: str, plot: ReplayPlot) -> None:
+    """Draws `plot` into the file at `path`, whole or not at all."""
+    form = os.path.splitext(path)[1].lower().removeprefix(".")
+    write_file(path, _page(plot) if form == "html" else _bytes(plot, form))
+
+
+def _bytes(plot: ReplayPlot, form: str) -> bytes:
+    import matplotlib
+
+    buffer = io.BytesIO()
+    metadata = {"Software": None} if form == "png" else {"Date": None, "Creator": None}
+    with matplotlib.rc_context(STYLE):
+        _render(plot).savefig(buffer, format=form, dpi=DPI, metadata=metadata)
+    return buffer.getvalue()
+
+
+def _render(plot: ReplayPlot) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI, facecolor="white")
+    FigureCanvasAgg(figure)
+    above = figure.add_axes((0.12, 0.33, 0.64, 0.52))
+    below = figure.add_axes((0.12, 0.09, 0.64, 0.17), sharex=above)
+    _tokens(above, plot)
+    _nodes(below, plot)
+    for axes in (above, below):
+        axes.grid(True, color=GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.tick_params(length=0, pad=5)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    figure.text(0.12, 0.955, plot.title, fontsize=15, fontweight="bold", va="center")
+    figure.text(0.12, 0.905, plot.subtitle, fontsize=10, color=FAINT, va="center")
+    return figure
+
+
+def _tokens(axes: Axes, plot: ReplayPlot) -> None:
+    """A line for each policy, named with its figures, as curves may hide each other; and marks where the
+    adaptive one changed."""
+    from matplotlib.ticker import FuncFormatter
+
+    for curve in plot.curves:
+        hours = [time_s / HOUR_S for time_s in curve.times_s]
+        width = 2.0 if curve.name == "adaptive" else 1.4
+        dashes, colour = DASHES.get(curve.name, "-"), COLOURS[curve.name]
+        label = f"{curve.name}  {format_count(curve.tokens[-1])}\n{curve.figures}"
+        axes.plot(hours, curve.tokens, color=colour, linewidth=width, linestyle=dashes, label=label)
+    adaptive = next((curve for curve in plot.curves if curve.name == "adaptive"), None)
+    for kind, times_s in ({} if adaptive is None else adaptive.changes_s).items():
+        hours = [time_s / HOUR_S for time_s in times_s]
+        axes.plot(
+            hours, [0.0] * len(hours), MARKERS[kind], linestyle="", color=COLOURS["adaptive"],
+            markersize=7 if kind == "patch" else 5, clip_on=False, label=f"{kind} (adaptive)",
+        )  # fmt: skip
+    axes.set_xlim(0.0, plot.end_s / HOUR_S)
+    axes.set_ylim(0.0)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
+    axes.set_ylabel("tokens", labelpad=6)
+    axes.tick_params(labelbottom=False)
+    handles, labels = axes.get_legend_handles_labels()
+    count = len(plot.curves)
+    tops = sorted(range(count), key=lambda place: -plot.curves[place].tokens[-1])
+    order = [*tops, *range(count, len(labels))]
+    axes.legend(
+        [handles[place] for place in order], [labels[place] for place in order], loc="upper left",
+        bbox_to_anchor=(1.015, 1.0), borderaxespad=0.0, frameon=False, handlelength=2.4, labelspacing=0.6,
+    )  # fmt: skip
+
+
+def _nodes(axes: Axes, plot: ReplayPlot) -> None:
+    hours = [*(time_s / HOUR_S for time_s in plot.times_s), plot.end_s / HOUR_S]
+    counts = [*plot.nodes, plot.nodes[-1]]
+    axes.fill_between(hours, counts, step="post", color="#cfd8e0", linewidth=0.0)
+    axes.step(hours, counts, where="post", color=FAINT, linewidth=1.0)
+    axes.set_ylim(0.0, max(counts) * 1.15 + 0.1)
+    axes.set_ylabel("nodes", labelpad=6)
+    axes.set_xlabel("hours", labelpad=6)
+    axes.yaxis.label.set_color(INK)
+
+
+def _page(plot: ReplayPlot) -> bytes:
+    svg = _bytes(plot, "svg").decode("utf-8")
+    template = Template(files(__package__).joinpath(TEMPLATE).read_text("utf-8"))
+    return template.substitute(
+        title=escape(plot.title),
+        subtitle=escape(plot.subtitle),
+        svg=svg[svg.index("<svg") :],
+        policies=_table(plot.policies),
+        decisions=_table(plot.decisions),
+    ).encode("utf-8")
+
+
+def _table(rows: tuple[tuple[str, ...], ...]) -> str:
+    return "\n".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows)

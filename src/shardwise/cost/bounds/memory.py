@@ -1,0 +1,298 @@
+"""The least device memory of everything in a block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shardwise.cost.activations import ACTIVATIONS, BOTH, FULL, OPTIMIZER, SELECTIVE
+from shardwise.cost.bounds.subproblem import CheapestLayers, LayerCounts, Subproblem, Totals
+from shardwise.cost.memory import BOUNDARY_BUFFERS
+from shardwise.cost.problem import Problem
+from shardwise.cost.sharding import PREFETCHED_LAYERS, host_own_bytes
+from shardwise.equations import memory
+from shardwise.schedule import in_flight, pending_weights
+
+
+def lower_bound_bytes(
+    problem: Problem, subproblem: Subproblem, layer_counts: LayerCounts, totals: Totals
+) -> Any:
+    """Device bytes that everything in a block takes at least on some rank; `totals` are of its grid.
+
+    The rank is the first, the second, the last or the average one, each with its fewest layers; every layer
+    counts as the smallest kind. Exact for a known split of a model whose layers are alike, but for ranks
+    between the second and the last, losses in flight beside the one at work, and buffers of a whole step;
+    where gradients are reduced by block for what is sent of them and a rank's own part of whole weights; and
+    where they come as activations go.
+    """
+    states = StateBytes(problem, subproblem, totals)
+    single, is_v, split = layer_counts.is_single, layer_counts.is_v, subproblem.split
+    temporary, head_temporary = totals.temporary_bytes, totals.head_temporary_bytes
+    first, end = 0 * subproblem.pp, subproblem.pp - 1
+    saved = _SavedActivations(subproblem, totals)
+    head_first = single | is_v
+    on_first = (
+        states.layers(layer_counts.on_first) + states.embedding + np.where(head_first, states.head, 0.0)
+    )
+    on_last = states.layers(layer_counts.on_last) + np.where(is_v, 0.0, states.head)
+    ends_bytes = totals.embedding.saved_bytes + np.where(single, totals.head.saved_bytes, 0.0)
+    least = (
+        on_first
+        + saved.outstanding(first, split.first, ends_bytes)
+        + np.where(single, head_temporary, temporary)
+    )
+    one = np.maximum(
+        saved.on_device(split.first, ends_bytes) + head_temporary, least - head_temporary - on_first
+    )
+    least = np.where(is_single_backward(problem, subproblem), on_first + one, least)
+    with_head = (
+        saved.outstanding(np.where(is_v, 0, end), split.last, totals.head.saved_bytes) + head_temporary
+    )
+    least = np.maximum(least, np.where(single, 0.0, np.where(is_v, on_first, on_last) + with_head))
+    chunked = (subproblem.vpp > 1) & ~single
+    between = on_first + saved.outstanding(first, layer_counts.full_first, 0.0) + temporary
+    least = np.maximum(least, np.where(chunked & ~is_v, between, 0.0))
+    between = (
+        states.layers(layer_counts.on_second)
+        + saved.outstanding(np.minimum(1, end), layer_counts.full_second, 0.0)
+        + temporary
+    )
+    least = np.maximum(least, np.where(subproblem.pp > 2, between, 0.0))
+    between = on_last + saved.outstanding(end, layer_counts.full_last, 0.0) + temporary
+    least = np.maximum(least, np.where(chunked, between, 0.0))
+    average = (states.whole + saved.whole(end)) / subproblem.pp + temporary
+    return _device_bytes(problem, subproblem, totals, np.maximum(least, average) + states.gathered)
+
+
+def host_lower_bound_bytes(
+    problem: Problem, subproblem: Subproblem, layer_counts: LayerCounts, totals: Totals
+) -> Any:
+    """Bytes per device that everything in a block puts on the host of some rank at least: optimizer states
+    and activations, of the same ranks as in `lower_bound_bytes`."""
+    layer, saved = totals.layer, _SavedActivations(subproblem, totals)
+    is_offloaded = (subproblem.offload == OPTIMIZER) | (subproblem.offload == BOTH)
+    own = np.where(is_offloaded, host_own_bytes(problem), 0.0)
+    dense, expert = own / subproblem.optim_shard, None
+    if problem.model.experts is not None:
+        expert = own / np.gcd(subproblem.optim_shard, totals.expert_replicas)
+
+    def states(layers: Any) -> Any:
+        dense_bytes = dense * layer.dense_weights.of(layers)
+        return dense_bytes if expert is None else dense_bytes + expert * layer.expert_weights.of(layers)
+
+    single, is_v, split = layer_counts.is_single, layer_counts.is_v, subproblem.split
+    first, end = 0 * subproblem.pp, subproblem.pp - 1
+    head, embedding = totals.head.saved_bytes, totals.embedding.saved_bytes
+    on_first = states(layer_counts.on_first) + dense * totals.embedding.dense_weights
+    on_last = states(layer_counts.on_last) + np.where(single | is_v, 0.0, dense * totals.head.dense_weights)
+    on_first = on_first + np.where(single | is_v, dense * totals.head.dense_weights, 0.0)
+    least = on_first + saved.offloaded(first, split.first, embedding + np.where(single, head, 0.0))
+    with_head = np.where(is_v, on_first, on_last) + saved.offloaded(np.where(is_v, 0, end), split.last, head)
+    least = np.maximum(least, np.where(single, 0.0, with_head))
+    chunked = (subproblem.vpp > 1) & ~single
+    between = on_first + saved.offloaded(first, layer_counts.full_first, 0.0)
+    least = np.maximum(least, np.where(chunked & ~is_v, between, 0.0))
+    between = states(layer_counts.on_second) + saved.offloaded(
+        np.minimum(1, end), layer_counts.full_second, 0.0
+    )
+    least = np.maximum(least, np.where(subproblem.pp > 2, between, 0.0))
+    least = np.maximum(
+        least, np.where(chunked, on_last + saved.offloaded(end, layer_counts.full_last, 0.0), 0.0)
+    )
+    whole = dense * totals.whole.dense_weights + saved.offloaded_whole(end)
+    if expert is not None:
+        whole = whole + expert * totals.whole.expert_weights
+    return np.maximum(least, whole / subproblem.pp)
+
+
+def schedules_lower_bound_bytes(
+    problem: Problem, subproblem: Subproblem, totals: Totals, in_flight: Any
+) -> Any:
+    """What everything with some schedules takes at least: those that have no fewer microbatches in flight.
+
+    `in_flight`, of shape (pp, rows), counts them on each rank (of one depth `pp`), of its layers on average.
+    """
+    states = StateBytes(problem, subproblem, totals)
+    allocated = _spread_bytes(problem, subproblem, totals, states, in_flight)
+    allocated = allocated + totals.temporary_bytes
+    return _device_bytes(problem, subproblem, totals, allocated + states.gathered)
+
+
+def _spread_bytes(
+    problem: Problem, subproblem: Subproblem, totals: Totals, states: StateBytes, in_flight: Any
+) -> Any:
+    """What the fullest rank holds of all layers at least, however they are spread: rank r takes c_r for each
+    of its layers, so that k_r = x / c_r layers fill x, and all L do so at x = L / sum(1 / c_r).
+
+    What is offloaded counts nothing. Where layers differ, the average rank with the fewest in flight.
+    """
+    layers, whole = problem.model.layers, totals.whole
+    ends = (totals.embedding, totals.head)
+    plain = np.where(subproblem.recompute == SELECTIVE, whole.selective_bytes, whole.saved_bytes)
+    one = np.where(subproblem.recompute == FULL, whole.input_bytes, plain) - sum(
+        end.saved_bytes for end in ends
+    )
+    saved = np.where(subproblem.offload >= ACTIVATIONS, 0.0, one / layers)
+    own = (states.whole - states.embedding - states.head) / layers
+    if not totals.layer.are_alike:
+        return (own + np.min(in_flight, axis=0) * saved) * layers / len(in_flight)
+    return layers / (1.0 / (own + in_flight * saved)).sum(axis=0)
+
+
+def free_bytes(problem: Problem, subproblem: Subproblem, totals: Totals, states: StateBytes) -> Any:
+    """What is left on a device for states and activations of layers and ends."""
+    efficiency = problem.efficiency
+    fixed = totals.communicators * efficiency.communicator_bytes + efficiency.context_bytes
+    allocated = (problem.usable_bytes - fixed) / (1.0 + efficiency.fragmentation_ratio)
+    buffers = np.where(subproblem.pp > 1, BOUNDARY_BUFFERS, 0.0) * totals.hop_bytes
+    return allocated - buffers - totals.temporary_bytes - states.gathered
+
+
+def _device_bytes(problem: Problem, subproblem: Subproblem, totals: Totals, allocated: Any) -> Any:
+    """Everything on the device, where so much is in tensors beside the pipeline's buffers."""
+    efficiency = problem.efficiency
+    allocated = allocated + np.where(subproblem.pp > 1, BOUNDARY_BUFFERS, 0.0) * totals.hop_bytes
+    return (
+        memory.reserved_bytes(allocated, efficiency.fragmentation_ratio)
+        + totals.communicators * efficiency.communicator_bytes
+        + efficiency.context_bytes
+    )
+
+
+def is_single_backward(problem: Problem, subproblem: Subproblem) -> Any:
+    """Whether a step may have one backward pass, whose gradients come as activations go: where weights are
+    whole, and the degree of the block is the largest of them."""
+    moves = (subproblem.optim_shard > 1) | (problem.recipe.master_bytes > 0)
+    return problem.profile.reduces_by_block & moves & (subproblem.microbatches == 1) & (subproblem.pp == 1)
+
+
+class StateBytes:
+    """Bytes of parameters, gradients and optimizer states on the device: of any layer at least, of the ends,
+    of the whole model; and the whole copies that sharded parameters need."""
+
+    def __init__(self, problem: Problem, subproblem: Subproblem, totals: Totals) -> None:
+        recipe = problem.recipe
+        degrees = (subproblem.param_shard, subproblem.grad_shard, subproblem.optim_shard)
+        own = recipe.master_bytes + problem.optimizer.state_bytes
+        is_offloaded = (subproblem.offload == OPTIMIZER) | (subproblem.offload == BOTH)
+        # Where gradients come as activations go, there may be none yet.
+        gradient_bytes = np.where(is_single_backward(problem, subproblem), 0.0, recipe.gradient_bytes)
+        per_state = (recipe.weight_bytes, gradient_bytes, np.where(is_offloaded, 0.0, own))
+        dense = sum(nbytes / degree for nbytes, degree in zip(per_state, degrees, strict=True))
+        layer, whole, head = totals.layer, totals.whole, totals.head.dense_weights
+        self.gathered: Any = 0.0
+        if not subproblem.is_open:
+            self.gathered = memory.gathered_bytes(
+                totals.most.dense_weights, recipe.weight_bytes, subproblem.param_shard, PREFETCHED_LAYERS
+            )
+        self._dense, self._expert, self._layer = dense, None, layer
+        self.whole = dense * whole.dense_weights
+        if problem.model.experts is not None:
+            shared = [np.gcd(degree, totals.expert_replicas) for degree in degrees]
+            expert = sum(nbytes / degree for nbytes, degree in zip(per_state, shared, strict=True))
+            self._expert = expert
+            self.whole = self.whole + expert * whole.expert_weights
+            if not subproblem.is_open:
+                self.gathered = self.gathered + memory.gathered_bytes(
+                    totals.most.expert_weights, recipe.weight_bytes, shared[0], PREFETCHED_LAYERS
+                )
+            self.embedding = dense * totals.embedding.dense_weights + expert * totals.embedding.expert_weights
+            self.head = dense * head + expert * totals.head.expert_weights
+        else:
+            self.embedding, self.head = dense * totals.embedding.dense_weights, dense * head
+
+    @property
+    def layer_costs(self) -> list[CheapestLayers]:
+        """Of each layer, as costs that add up."""
+        dense = self._layer.dense_weights.scaled(self._dense)
+        if self._expert is None:
+            return [dense]
+        return [dense, self._layer.expert_weights.scaled(self._expert)]
+
+    def layers(self, count: Any) -> Any:
+        """Of so many layers, at least."""
+        dense_bytes = self._dense * self._layer.dense_weights.of(count)
+        if self._expert is None:
+            return dense_bytes
+        return dense_bytes + self._expert * self._layer.expert_weights.of(count)
+
+
+class _SavedActivations:
+    """Bytes of activations on the device."""
+
+    def __init__(self, subproblem: Subproblem, totals: Totals) -> None:
+        self._subproblem, self._totals = subproblem, totals
+        self._is_full = subproblem.recompute == FULL
+        self._is_selective = subproblem.recompute == SELECTIVE
+        self._offloads_activations = subproblem.offload >= ACTIVATIONS
+        most = totals.most
+        pair = np.where(self._is_selective, most.selective_bytes, most.saved_bytes)
+        self._two_layers = 2.0 * np.where(self._is_full, most.input_bytes, pair)
+        self._recomputed_bytes = np.where(self._is_full, most.saved_bytes - most.input_bytes, 0.0)
+
+    def one(self, layers: Any, ends_bytes: Any) -> Any:
+        """One microbatch on a stage of so many layers."""
+        layer = self._totals.layer
+        recomputed = np.where(self._is_full, np.minimum(self._subproblem.recompute_layers, layers), 0)
+        plain = layer.saved_bytes.of(layers - recomputed)
+        if np.any(self._is_selective):
+            plain = np.where(self._is_selective, layer.selective_bytes.of(layers), plain)
+        return plain + layer.input_bytes.of(recomputed) + ends_bytes
+
+    def on_device(self, layers: Any, ends_bytes: Any) -> Any:
+        """What of that is on the device at the end of the forward pass."""
+        one = self.one(layers, ends_bytes)
+        return np.where(self._offloads_activations, np.minimum(one, self._two_layers), one)
+
+    def _one_whole(self, whole: Any) -> Any:
+        """One microbatch on all stages, as little as may be kept of it."""
+        plain = np.where(self._is_selective, whole.selective_bytes, whole.saved_bytes)
+        return np.where(self._is_full, whole.input_bytes, plain)
+
+    def outstanding(self, rank: Any, layers: Any, ends_bytes: Any) -> Any:
+        """All that `rank` has in flight, on a stage of so many layers."""
+        subproblem, totals = self._subproblem, self._totals
+        one = self.one(layers, ends_bytes)
+        many = in_flight(subproblem.schedule, subproblem.pp, subproblem.microbatches, subproblem.vpp, rank)
+        outstanding = np.where(self._offloads_activations, np.minimum(one, self._two_layers), many * one)
+        outstanding = outstanding + self._recomputed_bytes
+        waits = pending_weights(subproblem.schedule, subproblem.microbatches, rank)
+        # Where layers differ, or what is kept is moved, more may be held with more of it made again.
+        if totals.layer.are_alike and np.any(self._is_full | self._is_selective):
+            whole = totals.layer.saved_bytes.of(layers) + ends_bytes
+            recomputed = (many - waits) * one + waits * whole
+            outstanding = np.where(
+                self._offloads_activations, outstanding, np.maximum(outstanding, recomputed)
+            )
+        return outstanding + waits * totals.layer.output_bytes.of(layers)
+
+    def offloaded(self, rank: Any, layers: Any, ends_bytes: Any) -> Any:
+        """All that `rank` has moved to the host, on a stage of so many layers."""
+        if not np.any(self._offloads_activations):
+            return 0.0
+        subproblem = self._subproblem
+        outstanding = in_flight(
+            subproblem.schedule, subproblem.pp, subproblem.microbatches, subproblem.vpp, rank
+        )
+        return np.where(self._offloads_activations, outstanding * self.one(layers, ends_bytes), 0.0)
+
+    def offloaded_whole(self, end: Any) -> Any:
+        """All ranks together, each with as few in flight as the last."""
+        subproblem, whole = self._subproblem, self._totals.whole
+        outstanding = in_flight(
+            subproblem.schedule, subproblem.pp, subproblem.microbatches, subproblem.vpp, end
+        )
+        return np.where(
+            self._offloads_activations, outstanding * self._one_whole(whole) / subproblem.vpp, 0.0
+        )
+
+    def whole(self, end: Any) -> Any:
+        """All ranks together, each with as few in flight as the last. What is moved counts nothing."""
+        subproblem, whole = self._subproblem, self._totals.whole
+        outstanding = in_flight(
+            subproblem.schedule, subproblem.pp, subproblem.microbatches, subproblem.vpp, end
+        )
+        return (
+            np.where(self._offloads_activations, 0.0, outstanding) * self._one_whole(whole) / subproblem.vpp
+        )

@@ -1,0 +1,187 @@
+"""How parameters wait between uses, what that takes, and what bringing them to their readers costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwise.cost.layouts.context import CostColumns, CostContext
+from shardwise.cost.layouts.operators import edge_of
+from shardwise.cost.layouts.redistribute import (
+    Integers,
+    PlacementTable,
+    Values,
+    gradient_placements,
+    placement_table,
+    redistribute_s,
+    value_placements,
+)
+from shardwise.cost.sharding import PREFETCHED_LAYERS, update_bytes
+from shardwise.graph import REPLICATE, REPLICATE_SHARD_STATES, REPLICATE_SUM_GRAD, shard
+
+NORM_PASSES = 3.0
+"""Gradients are read twice and written once for their norm and its clipping."""
+
+
+def storage_placements(shape: tuple[int, ...], ranks: tuple[int, ...]) -> PlacementTable:
+    """How a parameter may be stored."""
+    return placement_table(shape, ranks, (*map(shard, range(len(shape))), REPLICATE, REPLICATE_SHARD_STATES))
+
+
+def use_placements(shape: tuple[int, ...], ranks: tuple[int, ...]) -> PlacementTable:
+    """To what a parameter with several readers may be brought for all of them."""
+    return placement_table(shape, ranks, (*map(shard, range(len(shape))), REPLICATE, REPLICATE_SUM_GRAD))
+
+
+def storage_costs(context: CostContext, table: PlacementTable) -> CostColumns:
+    """What each form (F) holds all the time, and its part of the optimizer's step."""
+    recipe, optimizer = context.machine.recipe, context.machine.optimizer
+    whole = table.local_elements(value_placements(table.placements))
+    owned = table.local_elements(table.placements)
+    columns = CostColumns(
+        resident_bytes=whole * (recipe.weight_bytes + recipe.gradient_bytes)
+        + owned * (recipe.master_bytes + optimizer.state_bytes)
+    )
+    moved_bytes = update_bytes(context.machine) + NORM_PASSES * recipe.gradient_bytes
+    # Newton-Schulz works on the smaller side of a matrix; vectors are updated element by element.
+    width = float(min(table.shape)) if len(table.shape) > 1 else 0.0
+    speed = context.machine.matmul_flop_per_s * context.machine.efficiency.matmul.peak_fraction
+    columns.once(
+        owned * moved_bytes / context.stream_bytes_per_s
+        + owned * optimizer.work_flop_per_hidden * width / speed
+    )
+    return columns
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterTraffic:
+    """Bringing a parameter from each form in which it is stored to each in which it is used, (S, U).
+
+    `gather_s` before a use; for the gradient of what is gathered `reduce_scatter_s` along axes that split it,
+    and `sync_s` for what is left of its sum, or all of it; `update_s` once per step for weights whose states
+    are split. Beside what is stored, a use has `gathered_bytes` of weights, and `gradient_bytes`, where its
+    reader has another number of elements than is stored; `separate_gradient_bytes` are those of a gradient
+    that cannot be added to what is stored."""
+
+    gather_s: Values
+    reduce_scatter_s: Values
+    sync_s: Values
+    update_s: Values
+    gathered_bytes: Values
+    gradient_bytes: Values
+    separate_gradient_bytes: Values
+
+
+def parameter_traffic(
+    context: CostContext, table: PlacementTable, uses: Integers, bucket: float
+) -> ParameterTraffic:
+    """From `table` (S) to placements `uses` (U, axes).
+
+    Software moves the parameters of a block together: this one bears what it is, the share `bucket`, of the
+    time of moving all of them as it is moved.
+    """
+    recipe, mesh = context.machine.recipe, context.mesh
+    stored_placements, used = table.placements[:, None], uses[None]
+
+    def seconds(element_bytes: float, start: Integers, end: Integers) -> Values:
+        return bucket * redistribute_s(context.fabric, mesh, table.shape, element_bytes / bucket, start, end)
+
+    gather_s = seconds(recipe.weight_bytes, value_placements(stored_placements), value_placements(used))
+    is_gathered = gather_s > 0.0
+    whole = gradient_placements(used)
+    parts = np.where(is_gathered[..., None] & (stored_placements >= 0), stored_placements, whole)
+    reduce_scatter_s = seconds(recipe.gradient_bytes, whole, parts)
+    sync_s = seconds(recipe.gradient_bytes, parts, stored_placements)
+    update_s = (
+        seconds(recipe.weight_bytes, stored_placements, value_placements(stored_placements)) + 0.0 * gather_s
+    )
+    in_use = table.local_elements(value_placements(used)) + 0.0 * gather_s
+    gradient_bytes = recipe.gradient_bytes * in_use
+    is_of_more = in_use != table.local_elements(value_placements(stored_placements))
+    is_other = (value_placements(stored_placements) != value_placements(used)).any(axis=-1)
+    return ParameterTraffic(
+        gather_s=gather_s,
+        reduce_scatter_s=reduce_scatter_s,
+        sync_s=sync_s,
+        update_s=update_s,
+        gathered_bytes=np.where(is_gathered, recipe.weight_bytes * in_use, 0.0),
+        gradient_bytes=np.where(is_of_more, gradient_bytes, 0.0),
+        separate_gradient_bytes=np.where(is_other, gradient_bytes, 0.0),
+    )
+
+
+def _gathered_at_once(context: CostContext) -> float:
+    """How many gathered weights are there at a time: those of this use, and of the next where they come
+    beside computation."""
+    return PREFETCHED_LAYERS if context.profile.shard_overlap > 0.0 else 1.0
+
+
+def single_reader_costs(
+    context: CostContext,
+    moved: ParameterTraffic,
+    *,
+    forward_s: Values,
+    backward_s: Values,
+    recompute_s: Values | None,
+    working_bytes: Values,
+) -> CostColumns:
+    """Costs of one use, beside `forward_s` and `backward_s` of its reader's computation, which needs
+    `working_bytes` meanwhile; `recompute_s` is what a recomputation computes once more, for which weights are
+    gathered once more too.
+
+    Sharded weights are gathered beside the forward pass and one half of the backward pass, their gradients
+    scattered beside the other half. Gradients of weights that are stored whole, and along axes along which
+    sharded ones are, are summed once, beside any backward computation of the step; what others updated is
+    gathered beside the next forward pass.
+    """
+    copies_bytes = _gathered_at_once(context) * moved.gathered_bytes
+    columns = CostColumns(peak_bytes=working_bytes + copies_bytes + moved.gradient_bytes)
+    profile = context.profile
+    half_s = backward_s / 2.0
+    columns.forward(context.exposed_and_hidden_s(moved.gather_s, forward_s, profile.shard_overlap)[0])
+    if recompute_s is not None:
+        columns.hidden_backward(
+            *context.exposed_and_hidden_s(moved.gather_s, recompute_s, profile.shard_overlap)
+        )
+    columns.hidden_backward(*context.exposed_and_hidden_s(moved.gather_s, half_s, profile.shard_overlap))
+    columns.hidden_backward(
+        *context.exposed_and_hidden_s(moved.reduce_scatter_s, half_s, profile.shard_overlap)
+    )
+    columns.summed_gradients(moved.sync_s, profile.data_overlap)
+    columns.once(moved.update_s - np.minimum(profile.state_overlap * moved.update_s, forward_s))
+    return columns
+
+
+def shared_parameter_costs(context: CostContext, moved: ParameterTraffic, readers: int) -> CostColumns:
+    """Costs (S, U) of bringing a parameter to one place for several readers, for each of them in both passes,
+    and of its one gradient, which may hide, and which is held where it cannot be added to what is stored."""
+    columns = CostColumns(
+        resident_bytes=moved.separate_gradient_bytes,
+        peak_bytes=_gathered_at_once(context) * moved.gathered_bytes + moved.gradient_bytes,
+    )
+    profile = context.profile
+    columns.forward(readers * moved.gather_s)
+    columns.blocked(readers * moved.gather_s)
+    columns.once(moved.update_s)
+    overlap = np.where(moved.gather_s > 0.0, profile.shard_overlap, profile.data_overlap)
+    columns.summed_gradients(moved.reduce_scatter_s + moved.sync_s, overlap)
+    return columns
+
+
+def one_reader_costs(
+    context: CostContext, shape: tuple[int, ...], shared: Integers, own: Integers, working_bytes: Values
+) -> CostColumns:
+    """Costs (U, K) of one of several readers: from where a parameter lies for all, `shared` (U, axes), to
+    where this one reads it, `own` (K, axes), in both passes, and of its gradient back."""
+    recipe = context.machine.recipe
+    edge = edge_of(
+        context, shape, shared, own, needs_gradient=True,
+        value_bytes=recipe.weight_bytes, gradient_bytes=recipe.gradient_bytes,
+    )  # fmt: skip
+    columns = CostColumns()
+    columns.forward(edge.forward_s)
+    columns.blocked(edge.forward_s + edge.backward_s)
+    copy = edge.end_bytes * (1.0 + recipe.gradient_bytes / recipe.weight_bytes)
+    columns.peak_bytes = np.where(edge.is_same, 0.0, working_bytes[None] + copy)
+    return columns

@@ -1,0 +1,420 @@
+"""What sharding decides: traffic of every microbatch, reduction and gathering once per step, the optimizer's
+share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from shardwise.cost.collectives import CollectiveModel, Sizes, inner_part, outer_part
+from shardwise.cost.layers import BlockCost, GridCost, has_single_backward
+from shardwise.cost.problem import Machine, Problem
+from shardwise.cost.stages import PartitionCosts, over_places
+from shardwise.equations import compute, memory
+
+SHARD_FIELDS = ("param_shard", "grad_shard", "optim_shard")
+
+PREFETCHED_LAYERS = 2.0
+"""Layers whose sharded parameters are whole at a time: the one at work and the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """Sharding of one family of weights (dense or expert) over the group of its replicas: degrees, and sizes
+    per tier.
+
+    `scatter` are the ranks that reduce-scatter at the end of a step, `replicate` those that all-reduce what
+    is left, `regather` those that hold the same parameters but different optimizer states. `replicas` is the
+    whole group's size.
+    """
+
+    param: Any
+    grad: Any
+    optim: Any
+    replicas: Any
+    param_sizes: Sizes
+    grad_sizes: Sizes
+    scatter: Sizes
+    replicate: Sizes
+    regather: Sizes
+
+
+def degrees_of(group: Sizes, replicas: Any, param: Any, grad: Any, optim: Any) -> Degrees:
+    """The groups of shards that are nested in `group`; each keeps to the innermost tiers it can."""
+    states = inner_part(group, optim)
+    scatter = inner_part(group, np.where(grad > 1, grad, optim))
+    param_sizes = inner_part(states, param)
+    return Degrees(
+        param=param,
+        grad=grad,
+        optim=optim,
+        replicas=replicas,
+        param_sizes=param_sizes,
+        grad_sizes=inner_part(group, grad),
+        scatter=scatter,
+        replicate=outer_part(group, scatter),
+        regather=outer_part(states, param_sizes),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GridSharding:
+    """What grid and sharding degrees decide. Traffic has shape (blocks, rows): kinds of layers, embedding,
+    head.
+
+    What a microbatch adds to a block's forward and to its backward by gathering parameters, and by reducing
+    gradients, as far as it is not hidden: each hides beside a computation of its own (the forward, the
+    input's gradient, the weights' gradient). Experts shard over what a degree and their own replicas have in
+    common.
+    """
+
+    dense: Degrees
+    expert: Degrees
+    forward_gather_s: Any
+    backward_gather_s: Any
+    reduce_scatter_s: Any
+
+
+def sharding_of(problem: Problem, table: Any, grid: GridCost) -> GridSharding:
+    """Sharding of each row; `grid` has the same rows as `table`."""
+    dense, expert = shard_degrees(table, grid)
+    blocks = ShardedBlocks.of(grid.blocks)
+    exposed = blocks.exposed(problem, *blocks.traffic_s(problem, grid.fabric, dense, expert))
+    return GridSharding(
+        dense, expert, exposed.forward_gather_s, exposed.backward_gather_s, exposed.reduce_scatter_s
+    )
+
+
+def shard_degrees(table: Any, grid: GridCost) -> tuple[Degrees, Degrees]:
+    """The groups that shard dense and expert weights."""
+    own = [np.gcd(getattr(table, name), grid.expert_replicas) for name in SHARD_FIELDS]
+    dense = degrees_of(grid.groups.data, grid.replicas, *(getattr(table, name) for name in SHARD_FIELDS))
+    return dense, degrees_of(grid.groups.experts_data, grid.expert_replicas, *own)
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """What sharding adds to the passes of one microbatch, as far as it is not hidden, in seconds."""
+
+    forward_gather_s: Any
+    backward_gather_s: Any
+    reduce_scatter_s: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedBlocks:
+    """Of several blocks, one row each, over grids: weights that are sharded, and the computation of the three
+    passes beside which their traffic hides. Shape (blocks, grids)."""
+
+    dense_weights: Any
+    expert_weights: Any
+    forward_compute_s: Any
+    input_compute_s: Any
+    weight_compute_s: Any
+
+    @staticmethod
+    def of(blocks: Sequence[BlockCost]) -> ShardedBlocks:
+        """Of priced blocks."""
+        return ShardedBlocks(
+            dense_weights=np.array([block.dense_weights for block in blocks]),
+            expert_weights=np.array([block.expert_weights for block in blocks]),
+            forward_compute_s=np.array([block.forward.compute_s for block in blocks]),
+            input_compute_s=np.array([block.backward_input.compute_s for block in blocks]),
+            weight_compute_s=np.array([block.backward_weight.compute_s for block in blocks]),
+        )
+
+    @property
+    def across(self) -> ShardedBlocks:
+        """The same with an axis between blocks and grids, for several degrees."""
+        return ShardedBlocks(*(getattr(self, f.name)[:, None] for f in fields(ShardedBlocks)))
+
+    def traffic_s(
+        self, problem: Problem, fabric: CollectiveModel, dense: Degrees, expert: Degrees
+    ) -> tuple[Any, Any]:
+        """Gathering a block's sharded parameters once and reducing its sharded gradients once (ZeRO-3 and
+        ZeRO-2, Rajbhandari et al. 2020), before any overlap."""
+        weight_bytes, gradient_bytes = problem.recipe.weight_bytes, problem.recipe.gradient_bytes
+        return (
+            self._moved_s(problem, fabric.all_gather_s, weight_bytes, dense.param_sizes, expert.param_sizes),
+            self._moved_s(
+                problem, fabric.reduce_scatter_s, gradient_bytes, dense.grad_sizes, expert.grad_sizes
+            ),
+        )
+
+    def _moved_s(
+        self,
+        problem: Problem,
+        collective_s: Callable[[Any, Sizes], Any],
+        element_bytes: float,
+        dense: Sizes,
+        expert: Sizes,
+    ) -> Any:
+        """Moving all weights (or gradients) of a block once within the groups that share them; 0 in groups of
+        one."""
+        dense_s = collective_s(self.dense_weights * element_bytes, dense)
+        if problem.model.experts is None:
+            return dense_s
+        expert_s = collective_s(self.expert_weights * element_bytes, expert)
+        return dense_s + np.where(self.expert_weights > 0, expert_s, 0.0)
+
+    def exposed(self, problem: Problem, gather_s: Any, reduce_scatter_s: Any) -> Exposed:
+        """What is left of so much traffic: under a pipeline both come with every microbatch."""
+        overlap, slowdown = problem.profile.shard_overlap, problem.efficiency.overlap_slowdown
+        return Exposed(
+            compute.exposed_s(gather_s, self.forward_compute_s, overlap, slowdown),
+            compute.exposed_s(gather_s, self.input_compute_s, overlap, slowdown),
+            compute.exposed_s(reduce_scatter_s, self.weight_compute_s, overlap, slowdown),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingCosts:
+    """What the sharding degrees decide beside the node.
+
+    Per place: gathers and `reduce_scatter_s` per microbatch on the stage; bytes on the rank, with optimizer
+    states and without, and on its host where the states are there. `reduction_s` and `gathering_s`, once per
+    step and before overlap, only at the places asked for. Per row: whether ranks share optimizer states, and
+    the end of the step."""
+
+    forward_gather_s: Any
+    backward_gather_s: Any
+    reduce_scatter_s: Any
+    reduction_s: Any
+    gathering_s: Any
+    parameter_bytes: Any
+    gradient_bytes: Any
+    state_bytes: Any
+    host_state_bytes: Any
+    gathered_bytes: Any
+    shares_states: Any
+    norm_s: Any
+    tied_s: Any
+    device_update_s: Any
+    host_update_s: Any
+    copies_s: Any
+
+
+def shards_of(
+    problem: Problem,
+    table: Any,
+    partition: PartitionCosts,
+    of_partition: Any,
+    fabric: CollectiveModel,
+    sharding: GridSharding,
+    synced: slice,
+) -> ShardingCosts:
+    """Sharding costs of each row at its places; row i has node `of_partition[i]`, `sharding` has the rows of
+    `table`.
+
+    Reduction and gathering are priced at the `synced` places.
+    """
+    recipe, places = problem.recipe, partition.places
+    dense, expert = sharding.dense, sharding.expert
+    stage = tuple(
+        column[..., of_partition] for column in (places.layers, places.has_embedding, places.has_head)
+    )
+    rank_dense, rank_expert = (
+        partition.rank.dense_weights[:, of_partition],
+        partition.rank.expert_weights[:, of_partition],
+    )
+    owned = (rank_dense / dense.optim + rank_expert / expert.optim).max(axis=0)
+
+    is_single_backward = 0
+    if problem.profile.reduces_by_block:
+        is_single_backward = has_single_backward(problem, table)
+    is_reduced_early = (dense.grad > 1) | ((is_single_backward == 1) & (dense.optim > 1))
+
+    def reduced(degrees: Degrees) -> Any:
+        """Over how many ranks the gradients that a rank holds are divided."""
+        return np.where((degrees.grad == 1) & (is_single_backward == 1), degrees.optim, degrees.grad)
+
+    def rank_bytes(element_bytes: float, dense_degree: Any, expert_degree: Any) -> Any:
+        dense_bytes = memory.sharded_bytes(rank_dense, element_bytes, dense_degree)
+        return dense_bytes + memory.sharded_bytes(rank_expert, element_bytes, expert_degree)
+
+    weights = _weights_of(problem, partition, of_partition, synced)
+    return ShardingCosts(
+        forward_gather_s=over_places(sharding.forward_gather_s, *stage),
+        backward_gather_s=over_places(sharding.backward_gather_s, *stage),
+        reduce_scatter_s=over_places(sharding.reduce_scatter_s, *stage),
+        reduction_s=reduction_s(problem, fabric, sharding, *weights),
+        gathering_s=gathering_s(problem, fabric, sharding, *weights),
+        parameter_bytes=rank_bytes(recipe.weight_bytes, dense.param, expert.param),
+        gradient_bytes=rank_bytes(recipe.gradient_bytes, reduced(dense), reduced(expert))
+        + np.where(is_reduced_early, partition.sent_bytes[:, of_partition], 0.0),
+        state_bytes=memory.sharded_bytes(
+            rank_dense, own_bytes(problem, dense.param, dense.optim), dense.optim
+        )
+        + memory.sharded_bytes(rank_expert, own_bytes(problem, expert.param, expert.optim), expert.optim),
+        host_state_bytes=rank_bytes(host_own_bytes(problem), dense.optim, expert.optim),
+        gathered_bytes=gathered_bytes(problem, partition, of_partition, sharding),
+        shares_states=dense.optim > 1,
+        norm_s=norm_s(problem, table, fabric, owned),
+        tied_s=partition.tied_s[of_partition],
+        device_update_s=device_update_s(problem, owned),
+        host_update_s=host_update_s(problem, owned),
+        copies_s=copies_s(problem, table, owned, (rank_dense + rank_expert).max(axis=0)),
+    )
+
+
+def own_bytes(problem: Problem, param_shard: Any, optim_shard: Any) -> Any:
+    """Bytes per element of a rank's own share: master copy and optimizer states; where each block is reduced
+    by itself, also the weights that the states belong to, if they are no master copy and whole elsewhere."""
+    recipe, state_bytes = problem.recipe, problem.optimizer.state_bytes
+    own = recipe.master_bytes + state_bytes
+    if not problem.profile.reduces_by_block or recipe.master_bytes or not state_bytes:
+        return own
+    return own + recipe.weight_bytes * np.where(param_shard < optim_shard, 1.0, 0.0)
+
+
+def host_own_bytes(problem: Problem) -> Any:
+    """Bytes on the host per element that a rank's optimizer owns there: master copy and states, and the
+    weights as they go back to the device."""
+    return problem.recipe.master_bytes + problem.optimizer.state_bytes + problem.recipe.weight_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Weights of one family on stages, and in how many equal parts they are reduced and gathered."""
+
+    elements: Any
+    blocks: Any = 1
+
+    def moved_s(self, element_bytes: Any, collective_s: Callable[[Any], Any]) -> Any:
+        """Moving so many bytes per weight, each part by a collective of its own."""
+        return self.blocks * collective_s(self.elements * element_bytes / self.blocks)
+
+
+def _weights_of(
+    problem: Problem, partition: PartitionCosts, of_partition: Any, synced: slice
+) -> tuple[Weights, Weights]:
+    """Dense and expert weights of the `synced` places: whole, or where the software goes by block its layers,
+    those with experts, and the ends."""
+    dense, expert = (
+        weights[synced][:, of_partition]
+        for weights in (partition.stage.dense_weights, partition.stage.expert_weights)
+    )
+    if not problem.profile.reduces_by_block:
+        return Weights(dense), Weights(expert)
+    model, places = problem.model, partition.places
+    have_experts = [kind.experts is not None for kind in model.kinds]
+    of_dense = places.layers.sum(axis=0) + places.has_embedding + places.has_head
+    if model.tied_embeddings:  # a stage with both ends has their table once, in one block
+        of_dense = of_dense - places.has_embedding * places.has_head
+    of_expert = places.layers[have_experts].sum(axis=0)
+    of_expert = of_expert + (model.head_experts is not None) * places.has_head
+    return (
+        Weights(dense, np.maximum(of_dense, 1)[synced][:, of_partition]),
+        Weights(expert, np.maximum(of_expert, 1)[synced][:, of_partition]),
+    )
+
+
+def reduction_s(
+    problem: Problem, fabric: CollectiveModel, sharding: GridSharding, dense: Weights, expert: Weights
+) -> Any:
+    """Reducing the gradients of what stages hold at the end of the step, before any overlap.
+
+    Unsharded: one all-reduce. Optimizer states sharded k ways: reduce-scatter among the k, then all-reduce of
+    a k-th among the replicas. Gradients sharded: the reduce-scatter was done with each microbatch.
+    """
+    gradient_bytes = problem.recipe.gradient_bytes
+    dense_s = dense.moved_s(gradient_bytes, lambda nbytes: _reduction_s(fabric, nbytes, sharding.dense))
+    if problem.model.experts is None:
+        return dense_s
+    expert_s = expert.moved_s(gradient_bytes, lambda nbytes: _reduction_s(fabric, nbytes, sharding.expert))
+    return dense_s + np.where(expert.elements > 0, expert_s, 0.0)
+
+
+def _reduction_s(fabric: CollectiveModel, nbytes: Any, degrees: Degrees) -> Any:
+    shard = np.where(degrees.grad > 1, degrees.grad, degrees.optim)
+    reduce_scatter_s = np.where(degrees.grad > 1, 0.0, fabric.reduce_scatter_s(nbytes, degrees.scatter))
+    return reduce_scatter_s + fabric.all_reduce_s(nbytes / shard, degrees.replicate)
+
+
+def gathering_s(
+    problem: Problem, fabric: CollectiveModel, sharding: GridSharding, dense: Weights, expert: Weights
+) -> Any:
+    """Gathering updated weights of what stages hold from the ranks that share their optimizer states, before
+    any overlap."""
+    weight_bytes = problem.recipe.weight_bytes
+
+    def of(family: Weights, degrees: Degrees) -> Any:
+        return family.moved_s(
+            weight_bytes, lambda nbytes: fabric.all_gather_s(nbytes / degrees.param, degrees.regather)
+        )
+
+    dense_s = of(dense, sharding.dense)
+    if problem.model.experts is None:
+        return dense_s
+    return dense_s + np.where(expert.elements > 0, of(expert, sharding.expert), 0.0)
+
+
+def gathered_bytes(
+    problem: Problem, partition: PartitionCosts, of_partition: Any, sharding: GridSharding
+) -> Any:
+    """Whole copies of the layers at work where parameters are sharded."""
+    element_bytes = problem.recipe.weight_bytes
+    dense, expert = partition.layer_dense_weights[of_partition], partition.layer_expert_weights[of_partition]
+    dense_bytes = memory.gathered_bytes(dense, element_bytes, sharding.dense.param, PREFETCHED_LAYERS)
+    return dense_bytes + memory.gathered_bytes(
+        expert, element_bytes, sharding.expert.param, PREFETCHED_LAYERS
+    )
+
+
+def update_bytes(problem: Machine) -> float:
+    """Bytes read and written per parameter by the optimizer: gradient, master copy, states, compute copy."""
+    recipe = problem.recipe
+    own = recipe.master_bytes or recipe.weight_bytes
+    copy = recipe.weight_bytes if recipe.master_bytes else 0.0
+    return recipe.gradient_bytes + 2.0 * own + 2.0 * problem.optimizer.state_bytes + copy
+
+
+def device_update_s(problem: Problem, owned: Any) -> Any:
+    """The optimizer's pass over the parameters that a rank owns, and its arithmetic where it has any."""
+    bandwidth = problem.memory_bytes_per_s * problem.efficiency.memory.fraction
+    speed = problem.matmul_flop_per_s * problem.efficiency.matmul.peak_fraction
+    arithmetic_s = owned * problem.optimizer.work_flop_per_hidden * problem.model.hidden / speed
+    return owned * update_bytes(problem) / bandwidth + arithmetic_s
+
+
+def copies_s(problem: Problem, table: Any, owned: Any, resident: Any) -> Any:
+    """What software that reduces block by block copies of weights and gradients in a step, of which a rank
+    owns and holds so many, where they are wider than what is computed with; 0 otherwise.
+
+    Its weights are narrowed (to write them is the optimizer's) and laid into what is gathered; that is laid
+    out again. The gradients of several
+    microbatches are widened and added up, then laid into what is reduced; those of one are widened there.
+    A rank alone also gathers and reduces, by copies. (PyTorch's fully_shard: `foreach_all_gather`,
+    `foreach_all_gather_copy_out` and `foreach_reduce` in _fsdp_collectives.py,
+    `accumulate_unsharded_grad_if_needed` in _fsdp_param.py.)
+    """
+    recipe = problem.recipe
+    if not problem.profile.reduces_by_block or not recipe.master_bytes:
+        return 0.0 * owned
+    weight, gradient, master = recipe.weight_bytes, recipe.gradient_bytes, recipe.master_bytes
+    microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)
+    summed = np.where(microbatches > 1, microbatches * (weight + 2.0 * gradient) - gradient, 0.0)
+    laid = np.where(microbatches > 1, 2.0 * gradient, weight + gradient)
+    moved = owned * (master + 2.0 * weight) + resident * (2.0 * weight + summed + laid)
+    alone = np.where(owned == resident, 2.0 * (weight + gradient), 0.0)
+    bandwidth = problem.memory_bytes_per_s * problem.efficiency.memory.fraction
+    return (moved + alone * resident) / bandwidth
+
+
+def host_update_s(problem: Problem, owned: Any) -> Any:
+    """The same on the host: gradients go there and weights come back over the host link, which also paces the
+    update."""
+    moved_bytes = problem.recipe.gradient_bytes + problem.recipe.weight_bytes + update_bytes(problem)
+    return owned * moved_bytes / problem.host_link_bytes_per_s
+
+
+def norm_s(problem: Problem, table: Any, fabric: CollectiveModel, owned: Any) -> Any:
+    """Gradient norm and clipping: gradients read twice and written once, and one small all-reduce over all
+    ranks."""
+    bandwidth = problem.memory_bytes_per_s * problem.efficiency.memory.fraction
+    devices = table.tp * table.cp * table.pp * table.dp
+    join_s = 2.0 * np.log2(devices) * fabric.alphas_s[-1]
+    return 3.0 * owned * problem.recipe.gradient_bytes / bandwidth + join_s

@@ -1,0 +1,350 @@
+"""Where layers lie: the stages of a pipeline with what they and their ranks hold, as columns.
+
+A place is one stage of one row. Arrays have shape (places, rows): all stages of a table whose rows have
+equally many, or for bounds only those stages that no other exceeds.
+
+Sums over the layers of stages and ranks: what a strategy costs before recomputation, sharding and offload
+are chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from shardwise.cost.layers import BlockCost, Contention, GridCost
+from shardwise.cost.problem import Patterns, Problem, distinct_rows
+from shardwise.schedule import SPLIT_NAMES, in_flight, pending_weights
+from shardwise.strategy import IS_V, SCHEDULES, stage_starts
+
+SPLIT_FIELDS = ("pp", "vpp", "schedule", "first_stage_layers", "last_stage_layers")
+"""The fields on which the places of layers depend."""
+
+IS_SPLIT = np.array([name in SPLIT_NAMES for name in SCHEDULES])
+"""Per schedule whether it gives weight gradients actions of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Per place: its stage and pipeline rank; layers by kind on the stage and on its rank; the ends that the
+    stage and the rank hold (0 or 1).
+
+    Layer counts have shape (kinds, places, rows).
+    """
+
+    stage: Any
+    rank: Any
+    layers: Any
+    rank_layers: Any
+    has_embedding: Any
+    has_head: Any
+    rank_has_embedding: Any
+    rank_has_head: Any
+
+    def take(self, rows: Any) -> Places:
+        """The places of the rows at these indices."""
+        return Places(**{f.name: getattr(self, f.name)[..., rows] for f in fields(Places)})
+
+
+def all_places(problem: Problem, table: Any) -> Places:
+    """Every stage of every row in order, padded to the largest number of stages."""
+    return _by_size(problem, table, _stages)
+
+
+def _stages(patterns: Patterns, table: Any) -> Places:
+    """Every stage of every row; places beyond a row's stages repeat its first."""
+    pp, stages = table.pp, table.pp * table.vpp
+    index = np.arange(int(stages.max()))[:, None]
+    stage = np.where(index < stages, index, 0)
+    split = (patterns.layers, stages, table.first_stage_layers, table.last_stage_layers)
+    layers = patterns.between(stage_starts(*split, stage), stage_starts(*split, stage + 1))
+    rank = np.where(IS_V[table.schedule], np.minimum(stage, 2 * pp - 1 - stage), stage % pp)
+    together = (rank[:, None] == rank[None, :]) & (index < stages)[:, None]
+    return Places(
+        stage=stage,
+        rank=rank,
+        layers=layers,
+        rank_layers=np.einsum("tsn,ktn->ksn", together.astype(np.int64), layers),
+        has_embedding=(stage == 0) * 1.0,
+        has_head=(stage == stages - 1) * 1.0,
+        rank_has_embedding=(rank == 0) * 1.0,
+        rank_has_head=(rank == np.where(IS_V[table.schedule], 0, pp - 1)) * 1.0,
+    )
+
+
+def peak_places(problem: Problem, table: Any) -> Places:
+    """Of each row, the places that no other place exceeds in every respect, padded to a common number.
+
+    Without split backward passes, activations in flight never grow with the rank, and a place is exceeded by
+    one on a lower (or the same) rank whose stage and rank hold at least as much of everything. With them, all
+    ranks have equally many in flight, of which more wait for their W on later ranks; a place is exceeded by
+    one on a higher (or the same) rank. What those that are left need at most, the row needs at most.
+    """
+    return _by_size(problem, table, _peaks)
+
+
+def _peaks(patterns: Patterns, table: Any) -> Places:
+    return _undominated(_stages(patterns, table), np.where(IS_SPLIT[table.schedule], 1, -1))
+
+
+def _by_size(problem: Problem, table: Any, places_of: Callable[[Patterns, Any], Places]) -> Places:
+    """`places_of` the distinct splits among the rows, those with about as many stages together, in one padded
+    array."""
+    patterns = problem.patterns
+    rows, inverse = distinct_rows([*(getattr(table, name) for name in SPLIT_FIELDS), *patterns.columns])
+    few, patterns = table.take(rows), patterns.taken(rows)
+    size = np.ceil(np.log2(few.pp * few.vpp)).astype(np.int64)
+    groups: list[tuple[Any, Places]] = []
+    for same in np.unique(size):
+        index = np.flatnonzero(size == same)
+        groups.append((index, places_of(patterns.taken(index), few.take(index))))
+    width = max(places.stage.shape[0] for _, places in groups)
+    return _padded(groups, width, len(rows)).take(inverse)
+
+
+def _undominated(places: Places, by_rank: Any) -> Places:
+    """Moves the places that are not exceeded to the front and cuts to the largest number of them.
+
+    `by_rank` is 1 in rows where a higher rank needs no less, -1 where a lower one. Of equal places the first
+    counts. Rows with fewer repeat their first.
+    """
+    ends = [
+        places.has_head,
+        places.has_embedding,
+        places.rank_has_head,
+        places.rank_has_embedding,
+        by_rank * places.rank,
+    ]
+    measures = np.concatenate([places.layers, places.rank_layers, np.stack(ends).astype(np.int64)])
+    at_least = np.all(measures[:, :, None] >= measures[:, None, :], axis=0)
+    earlier = np.arange(at_least.shape[0])[:, None] < np.arange(at_least.shape[0])[None, :]
+    exceeded = (at_least & (~np.swapaxes(at_least, 0, 1) | earlier[:, :, None])).any(axis=0)
+    width = (~exceeded).sum(axis=0).max()
+    front = np.argsort(exceeded, axis=0, kind="stable")[:width]
+    chosen = np.where(np.take_along_axis(exceeded, front, axis=0), front[:1], front)
+    return Places(**{f.name: _along_places(getattr(places, f.name), chosen) for f in fields(Places)})
+
+
+def _along_places(values: Any, chosen: Any) -> Any:
+    if values.ndim == 3:
+        return np.stack([np.take_along_axis(kind, chosen, axis=0) for kind in values])
+    return np.take_along_axis(values, chosen, axis=0)
+
+
+def _padded(groups: list[tuple[Any, Places]], width: int, rows: int) -> Places:
+    """All groups in one array, short ones repeating their place 0."""
+    columns: dict[str, Any] = {}
+    for f in fields(Places):
+        sample = getattr(groups[0][1], f.name)
+        full = np.empty((*sample.shape[:-2], width, rows), dtype=sample.dtype)
+        for index, places in groups:
+            values = getattr(places, f.name)
+            have = values.shape[-2]
+            full[..., :have, index] = values
+            full[..., have:, index] = values[..., :1, :]
+        columns[f.name] = full
+    return Places(**columns)
+
+
+GPIPE = SCHEDULES.index("gpipe")
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Sums over some layers (and ends) of one microbatch, per place or per row.
+
+    Seconds of the phases, of their computation alone, and of what recomputing selectively or in full would
+    add; bytes that are kept without recomputation, under selective, and of inputs alone (embedding and head
+    keep the same in any case); of the outputs of layers' products; elements of dense and of expert weights.
+    """
+
+    forward_s: Any
+    forward_compute_s: Any
+    input_s: Any
+    input_compute_s: Any
+    weight_s: Any
+    selective_s: Any
+    full_s: Any
+    saved_bytes: Any
+    selective_bytes: Any
+    input_bytes: Any
+    output_bytes: Any
+    dense_weights: Any
+    expert_weights: Any
+
+    def taken(self, rows: Any) -> Sums:
+        """The sums of these rows."""
+        return Sums(*(getattr(self, f.name)[..., rows] for f in fields(Sums)))
+
+
+@dataclass(frozen=True, slots=True)
+class Contended:
+    """Seconds of one microbatch's collectives by the cards by which gradients are summed, per place: in the
+    forward, in the gradient of the input, and in a forward that is repeated in full."""
+
+    forward_s: Any
+    input_s: Any
+    recompute_s: Any
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionCosts:
+    """Everything of a row that its grid, schedule and stage split decide.
+
+    `stage` and `rank` are sums over each place's stage and over its whole rank, `contended` over its stage;
+    shape (places, rows). Of `in_flight` microbatches so many are `pending_weights` for their W at most.
+    `layer_*` and `boundary` columns are single layers and tensors. `tied_s` synchronises gradients that more
+    than one rank accumulates (a V holds both ends on one rank). From each place on, `hop_s` of a message to
+    the next stage pass beside other work; for `blocked_on_s` a forward waits for what it sends on, for
+    `blocked_back_s` a backward for what it sends back. `sent_bytes` are what copies of gradients
+    take beyond `temporary_bytes` where blocks are reduced one by one.
+    """
+
+    places: Places
+    stage: Sums
+    rank: Sums
+    contended: Contended
+    in_flight: Any
+    pending_weights: Any
+    microbatches: Any
+    is_split: Any
+    hop_s: Any
+    blocked_on_s: Any
+    blocked_back_s: Any
+    boundary_bytes: Any
+    layer_saved_bytes: Any
+    layer_selective_bytes: Any
+    layer_input_bytes: Any
+    layer_dense_weights: Any
+    layer_expert_weights: Any
+    temporary_bytes: Any
+    sent_bytes: Any
+    tied_s: Any
+
+
+def partition_costs_of(
+    problem: Problem, table: Any, grid: GridCost, of_grid: Any, places: Places
+) -> PartitionCosts:
+    """Sums for each row of `table` at its places; row i has the grid `of_grid[i]`.
+
+    Where embedding and head are tied but lie on different ranks, the head's rank holds a copy of the weights.
+    """
+    microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)
+    blocks = block_columns(grid)[:, :, of_grid]
+    contended = contended_columns(grid, Contention.of(problem.tiers, grid.groups))[:, :, of_grid]
+    flying = in_flight(table.schedule, table.pp, microbatches, table.vpp, places.rank)
+    is_split = IS_SPLIT[table.schedule]
+    # Elsewhere the loss of a microbatch is gone before the next comes to the head.
+    saves_losses = places.has_head * (is_split | (table.schedule == GPIPE))
+    losses_bytes = saves_losses * (flying - 1) * grid.head.logits_bytes[of_grid]
+    temporary_bytes, reduced_bytes = (
+        np.maximum(layer[of_grid], places.has_head * head[of_grid])
+        for layer, head in (
+            (grid.temporaries.layer, grid.temporaries.head),
+            (grid.temporaries.reduced_layer, grid.temporaries.reduced_head),
+        )
+    )
+    are_ends_apart = (table.pp > 1) & ~IS_V[table.schedule]
+    is_tied = 1.0 if problem.model.tied_embeddings else 0.0
+    copied = np.where(are_ends_apart, is_tied * grid.embedding.dense_weights[of_grid], 0.0)
+    hops, is_v, overlap = grid.hops.taken(of_grid), IS_V[table.schedule], problem.profile.pipeline_overlap
+    # The last stage sends nothing on, the first nothing back.
+    on_s = np.where(places.has_head > 0.0, 0.0, hops.after_s(places.stage, is_v))
+    back_s = np.where(places.stage > 0, hops.after_s(places.stage - 1, is_v), 0.0)
+    stage = _sums(blocks, places.layers, places.has_embedding, places.has_head)
+    rank = _sums(blocks, places.rank_layers, places.rank_has_embedding, places.rank_has_head)
+    return PartitionCosts(
+        places=places,
+        stage=replace(stage, dense_weights=stage.dense_weights + places.has_head * copied),
+        rank=replace(rank, dense_weights=rank.dense_weights + places.rank_has_head * copied),
+        contended=Contended(*over_places(contended, places.layers, places.has_embedding, places.has_head)),
+        in_flight=flying,
+        pending_weights=pending_weights(table.schedule, microbatches, places.rank),
+        microbatches=microbatches,
+        is_split=is_split,
+        hop_s=overlap * on_s,
+        blocked_on_s=(1.0 - overlap) * on_s,
+        blocked_back_s=(1.0 - overlap) * back_s,
+        boundary_bytes=grid.hop_bytes[of_grid],
+        layer_saved_bytes=_over_kinds(grid, "saved_bytes", np.maximum)[of_grid],
+        layer_selective_bytes=_over_kinds(grid, "selective_bytes", np.maximum)[of_grid],
+        layer_input_bytes=_over_kinds(grid, "input_bytes", np.maximum)[of_grid],
+        layer_dense_weights=_over_kinds(grid, "dense_weights", np.maximum)[of_grid],
+        layer_expert_weights=_over_kinds(grid, "expert_weights", np.maximum)[of_grid],
+        temporary_bytes=temporary_bytes + losses_bytes,
+        sent_bytes=reduced_bytes - temporary_bytes,
+        tied_s=grid.replicated_s[of_grid] + np.where(are_ends_apart, grid.tied_ends_s[of_grid], 0.0),
+    )
+
+
+def contended_columns(grid: GridCost, contention: Contention) -> Any:
+    """What `Contended` adds up, of every kind of layer and then embedding and head; shape (fields of
+    Contended, blocks, grids)."""
+    forward_s = np.array([block.forward.contended_s(contention) for block in grid.blocks])
+    input_s = np.array([block.backward_input.contended_s(contention) for block in grid.blocks])
+    recompute_s = forward_s.copy()
+    recompute_s[len(grid.kinds) :] = 0.0  # the ends are never recomputed
+    return np.array([forward_s, input_s, recompute_s])
+
+
+def block_columns(grid: GridCost) -> Any:
+    """What `Sums` adds up, of every kind of layer and then embedding and head; shape (fields of Sums, blocks,
+    grids)."""
+    columns = [_layer_columns(kind) for kind in grid.kinds]
+    columns += [_end_columns(grid.embedding), _end_columns(grid.head)]
+    return np.array([[getattr(block, f.name) for block in columns] for f in fields(Sums)])
+
+
+def _layer_columns(block: BlockCost) -> Sums:
+    return Sums(
+        forward_s=block.forward.total_s,
+        forward_compute_s=block.forward.compute_s,
+        input_s=block.backward_input.total_s,
+        input_compute_s=block.backward_input.compute_s,
+        weight_s=block.backward_weight.total_s,
+        selective_s=block.selective.total_s,
+        full_s=block.repeated_s,
+        saved_bytes=block.saved_bytes,
+        selective_bytes=block.selective_bytes,
+        input_bytes=block.input_bytes,
+        output_bytes=block.output_bytes,
+        dense_weights=block.dense_weights,
+        expert_weights=block.expert_weights,
+    )
+
+
+def _end_columns(block: BlockCost) -> Sums:
+    """Embedding and head are never recomputed; what the head puts out counts among the losses."""
+    layer = _layer_columns(block)
+    never = {name: 0.0 * block.saved_bytes for name in ("selective_s", "full_s", "output_bytes")}
+    always = {"selective_bytes": block.saved_bytes, "input_bytes": block.saved_bytes}
+    return Sums(**{f.name: getattr(layer, f.name) for f in fields(Sums)} | never | always)
+
+
+def _sums(blocks: Any, layers: Any, has_embedding: Any, has_head: Any) -> Sums:
+    """Blocks (fields, blocks, rows) times how often each stands at each place; shape (places, rows) per
+    field."""
+    return Sums(*over_places(blocks, layers, has_embedding, has_head))
+
+
+def over_places(columns: Any, layers: Any, has_embedding: Any, has_head: Any) -> Any:
+    """Columns of blocks (..., blocks, rows) summed over what lies at each place; shape (..., places,
+    rows)."""
+    total = columns[..., -2, None, :] * has_embedding + columns[..., -1, None, :] * has_head
+    for k, count in enumerate(layers):
+        total += columns[..., k, None, :] * count
+    return total
+
+
+def whole_sums(problem: Problem, blocks: Any) -> Sums:
+    kinds = blocks.shape[1] - 2
+    counts = np.array([problem.model.pattern.count(k) for k in range(kinds)] + [1, 1], dtype=np.float64)
+    return Sums(*np.tensordot(blocks, counts, axes=([1], [0])))
+
+
+def _over_kinds(grid: GridCost, name: str, fold: Any) -> Any:
+    """A field of every kind of layer, folded by a ufunc."""
+    return fold.reduce([getattr(kind, name) for kind in grid.kinds])

@@ -1,0 +1,304 @@
+"""What every launcher needs to know of a plan: hosts, their processes, and the command of each.
+
+Kubernetes: an indexed Job, the Service that gives its pods names, and the plan as a ConfigMap.
+
+Ray: a driver program that reserves the hosts and starts torchrun on each.
+
+Slurm: a batch script.
+
+torchrun: a command for every host.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from shardwise.cluster import Node
+from shardwise.errors import ConfigError
+from shardwise.plans import AnyPlan, GraphPlan, UnevenFile
+
+LAUNCHERS = ("torchrun", "slurm", "ray", "k8s")
+
+_LABEL_LENGTH = 40
+"""Of a name: with a number behind it, it stays within the 63 characters of a DNS label."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A run of a plan on hosts, one process per device, ranks in the order of the hosts.
+
+    `arguments` are those of `shardwise` (`train PLAN ...`); `processes` has the devices of each host. `head`
+    is the host where ranks meet (host 0), None where the launcher finds it; `port` is free there. `gpu` is
+    the vendor whose devices the plan is for, None for a plan on CPUs. `unlike` has the device class of each
+    host where none may stand for one of another class; it is empty where any may.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    processes: tuple[int, ...]
+    head: str | None
+    port: int
+    gpu: str | None
+    unlike: tuple[str, ...] = ()
+
+    @property
+    def hosts(self) -> int:
+        return len(self.processes)
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """What torchrun is to run. Behind `--` it does not take words like `--log` for short forms of its
+        own."""
+        return ("-m", "--", "shardwise", *self.arguments)
+
+    def command(
+        self, *, rank: str, processes: int, head: str, escape: Callable[[str], str] = str
+    ) -> list[str]:
+        """The words that start host `rank` of several, all but `rank` and `head` as `escape` writes them:
+        these two may be a launcher's own variables.
+
+        The rendezvous is static: host k has the ranks that the plan gives it, whoever comes first.
+        """
+        before = ("torchrun", "--nnodes", str(self.hosts), "--nproc-per-node", str(processes),
+                  "--master-port", str(self.port))  # fmt: skip
+        rendezvous = (escape("--node-rank"), rank, escape("--master-addr"), head)
+        return [*map(escape, before), *rendezvous, *map(escape, self.program)]
+
+    def processes_per_host(self, launcher: str) -> int:
+        """Processes of each host, where all hosts have as many and any may be any of the plan's; ConfigError
+        names the launcher that needs it."""
+        if len(set(self.processes)) > 1:
+            raise ConfigError(
+                "starts hosts that are alike", key=f"--with {launcher}",
+                found="hosts of " + ", ".join(map(str, sorted(set(self.processes)))) + " devices",
+                allowed="--with torchrun, a command per host",
+            )  # fmt: skip
+        if len(set(self.unlike)) > 1:
+            raise ConfigError(
+                "starts hosts that are alike", key=f"--with {launcher}",
+                found="hosts of " + ", ".join(sorted(set(self.unlike))),
+                allowed="--with torchrun, a command per host",
+            )  # fmt: skip
+        return self.processes[0]
+
+
+def launch_of(
+    plan: AnyPlan, arguments: Sequence[str], *, head: str | None = None, port: int = 29500
+) -> Launch:
+    """How `plan` is run by `shardwise ARGUMENTS` on the hosts of its cluster, those that it leaves idle too.
+
+    An uneven plan says which devices have which stages, so that its hosts are told apart by class and speed.
+    """
+    vendors = {device.vendor for device in plan.cluster.classes.values()} - {"host"}
+    name = plan.graph.name if isinstance(plan, GraphPlan) else plan.model.name
+    words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return Launch(
+        name=f"shardwise-{words}"[:_LABEL_LENGTH].strip("-"),
+        arguments=tuple(arguments),
+        processes=tuple(node.devices for node in plan.cluster.nodes),
+        head=head,
+        port=port,
+        gpu=" and ".join(sorted(vendors)) or None,
+        unlike=tuple(_kind(node) for node in plan.cluster.nodes) if isinstance(plan, UnevenFile) else (),
+    )
+
+
+def _kind(node: Node) -> str:
+    """What tells a host of an uneven plan from others."""
+    return node.device_class if node.speed == 1.0 else f"{node.device_class} at {node.speed:g}"
+
+
+_PLAN_FOLDER = "/etc/shardwise"
+PLAN_PATH = f"{_PLAN_FOLDER}/plan.yaml"
+"""Where the pods find the plan."""
+
+_MAX_PLAN_BYTES = 1_000_000
+"""A ConfigMap holds at most 1 MiB (Kubernetes, ConfigMaps), its names included."""
+
+_GPU_RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu", "Intel": "habana.ai/gaudi",
+                  "Google": "google.com/tpu", "AWS": "aws.amazon.com/neuron"}  # fmt: skip
+"""What the vendors' device plugins call a device."""
+
+
+def kubernetes_manifest(launch: Launch, *, plan_text: str, image: str) -> str:
+    """YAML for `kubectl apply`: a pod per host, of `image`, which has shardwise and torchrun.
+
+    `launch.arguments` name the plan `PLAN_PATH`. A pod that fails ends the job.
+    """
+    processes = launch.processes_per_host("k8s")
+    if len(plan_text.encode()) > _MAX_PLAN_BYTES:
+        raise ConfigError(
+            "is too large for a ConfigMap", key="--with k8s", found=f"{len(plan_text.encode()):,} bytes",
+            allowed=f"at most {_MAX_PLAN_BYTES:,}",
+        )  # fmt: skip
+    labels = {"app": launch.name}
+    plan = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": launch.name},
+            "data": {"plan.yaml": plan_text}}  # fmt: skip
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": launch.name},
+        # Names are there before the pods are ready: that is when they look for each other.
+        "spec": {"clusterIP": "None", "selector": labels, "publishNotReadyAddresses": True},
+    }
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": launch.name},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": launch.hosts,
+            "parallelism": launch.hosts,
+            "backoffLimit": 0,
+            "template": {"metadata": {"labels": labels}, "spec": _pod(launch, processes, image)},
+        },
+    }
+    return str(yaml.dump_all([plan, service, job], Dumper=_Dumper, sort_keys=False, width=110))
+
+
+def _pod(launch: Launch, processes: int, image: str) -> dict[str, Any]:
+    resource = "cpu" if launch.gpu is None else _GPU_RESOURCES.get(launch.gpu)
+    if resource is None:
+        raise ConfigError(
+            "has no device plugin that is known here", key="--with k8s", found=str(launch.gpu),
+            allowed=", ".join(_GPU_RESOURCES),
+        )  # fmt: skip
+    # Kubernetes itself puts JOB_COMPLETION_INDEX into the pods of an indexed Job, and pod k is named NAME-k.
+    command = launch.command(
+        rank="$(JOB_COMPLETION_INDEX)",
+        processes=processes,
+        head=f"{launch.name}-0.{launch.name}",
+        escape=lambda word: word.replace("$(", "$$("),
+    )
+    return {
+        "subdomain": launch.name,
+        "restartPolicy": "Never",
+        "containers": [
+            {
+                "name": "shardwise",
+                "image": image,
+                "command": command,
+                "resources": {"limits": {resource: processes}},
+                "volumeMounts": [
+                    {"name": "plan", "mountPath": _PLAN_FOLDER},
+                    {"name": "shm", "mountPath": "/dev/shm"},
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": "plan", "configMap": {"name": launch.name}},
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        ],
+    }
+
+
+class _Dumper(yaml.SafeDumper):
+    """Texts of several lines as they are; a mapping that is used twice is written twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+_DRIVER = '''\
+"""Runs a plan on a Ray cluster: ray job submit --working-dir . -- python THIS_FILE"""
+
+import subprocess
+
+import ray
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+HOSTS = {hosts}
+DEVICES = {devices}
+
+
+@ray.remote(max_retries=0)
+def address():
+    return ray.util.get_node_ip_address()
+
+
+@ray.remote(max_retries=0)
+def run(rank, head):
+    subprocess.run(
+        [{command}],
+        check=True,
+    )
+
+
+ray.init()
+group = placement_group([DEVICES] * HOSTS, strategy="STRICT_SPREAD")
+ray.get(group.ready())
+
+
+def on(rank):
+    place = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=rank)
+    return {{"num_cpus": DEVICES["CPU"], "num_gpus": DEVICES.get("GPU", 0), "scheduling_strategy": place}}
+
+
+head = ray.get(address.options(**on(0)).remote())
+ray.get([run.options(**on(rank)).remote(rank, head) for rank in range(HOSTS)])
+'''
+
+
+def ray_script(launch: Launch) -> str:
+    """A Python program for `ray job submit`, whose working folder holds the plan."""
+    processes = launch.processes_per_host("ray")
+    devices = {"CPU": processes} if launch.gpu is None else {"CPU": 1, "GPU": processes}
+    words = launch.command(rank="str(rank)", processes=processes, head="head", escape=repr)
+    return _DRIVER.format(hosts=launch.hosts, devices=devices, command=", ".join(words))
+
+
+# Words of a shell inside single quotes: `$0` is what follows them.
+_RANK, _HEAD = '"$SLURM_NODEID"', '"$0"'
+
+
+def slurm_script(launch: Launch) -> str:
+    """A script for `sbatch`, to be submitted from the folder that the plan's path is relative to.
+
+    One task per host starts torchrun there; the hosts meet at the first one of the allocation.
+    """
+    processes = launch.processes_per_host("slurm")
+    devices = f"--cpus-per-task={processes}" if launch.gpu is None else f"--gpus-per-node={processes}"
+    words = launch.command(rank=_RANK, processes=processes, head=_HEAD, escape=shlex.quote)
+    inner = shlex.quote(f"exec {' '.join(words)}")
+    return (
+        "#!/bin/bash\n"
+        f"#SBATCH --job-name={launch.name}\n"
+        f"#SBATCH --nodes={launch.hosts}\n"
+        "#SBATCH --ntasks-per-node=1\n"
+        f"#SBATCH {devices}\n"
+        "#SBATCH --exclusive\n"
+        "set -eu\n"
+        'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
+        f'srun --kill-on-bad-exit=1 bash -c {inner} "$head"\n'
+    )
+
+
+def torchrun_commands(launch: Launch) -> list[list[str]]:
+    """The words of each host's command, host by host. ConfigError where several have no place to meet."""
+    if launch.hosts == 1:
+        alone = ("torchrun", "--standalone", "--nproc-per-node", str(launch.processes[0]))
+        return [[*alone, *launch.program]]
+    if launch.head is None:
+        raise ConfigError(
+            "is needed, as the plan has several hosts", key="--head", found=f"{launch.hosts} hosts",
+            allowed="the name or address of the first one",
+        )  # fmt: skip
+    return [
+        launch.command(rank=str(host), processes=processes, head=launch.head)
+        for host, processes in enumerate(launch.processes)
+    ]

@@ -1,0 +1,479 @@
+"""The operators of an attention block, from its sizes.
+
+Saved tensors are what a fused implementation keeps for the backward pass: the inputs of the matmuls' weight
+gradients, queries, keys and values as attention reads them, its output and the log-sum-exp of every row of
+scores (Dao 2023, arXiv 2307.08691); never the scores.
+
+The operators of an MLP, plain or gated, dense or routed, from its sizes.
+
+One decoder layer as operators: attention and MLP blocks, the norms around them, dropout and residuals.
+
+The statistics that norms keep (4 or 8 bytes per token) and the seeds of fused attention dropout are left out.
+"""
+
+from __future__ import annotations
+
+from shardwise.model.model import DROPOUT, Experts, Layer
+from shardwise.model.shape import (
+    GroupedQueryAttentionShape,
+    LatentAttentionShape,
+    LayerShape,
+    Mlp,
+    Norm,
+    RoutedMlp,
+)
+from shardwise.operators import (
+    Attention,
+    Dtype,
+    Extent,
+    GroupedMatmul,
+    Matmul,
+    Operator,
+    Pointwise,
+    Role,
+    Rows,
+    Saved,
+    Weight,
+)
+
+
+def attention_operators(
+    shape: GroupedQueryAttentionShape | LatentAttentionShape,
+    hidden: int,
+    input_saved: tuple[Saved, ...],
+    prefix: str,
+) -> tuple[Operator, ...]:
+    """From the block's input (kept as `input_saved`) to the output projection, `hidden` wide on both ends."""
+    if isinstance(shape, LatentAttentionShape):
+        return _latent(shape, hidden, input_saved, prefix)
+    return _grouped_query(shape, hidden, input_saved, prefix)
+
+
+def linear_weights(
+    name: str, k: Extent, n: Extent, *, bias: bool = False, experts: int = 0
+) -> tuple[Weight, ...]:
+    """A [k, n] matrix, and its bias of n: whole where the matmul is split over k, split as n is otherwise."""
+    matrix = Weight(name=f"{name}.weight", shape=(k, n), experts=experts)
+    return (matrix, Weight(name=f"{name}.bias", shape=(n,), experts=experts)) if bias else (matrix,)
+
+
+def _grouped_query(
+    shape: GroupedQueryAttentionShape, hidden: int, input_saved: tuple[Saved, ...], prefix: str
+) -> tuple[Operator, ...]:
+    at = f"{prefix}attention"
+    whole, heads = Extent(hidden), Extent(shape.heads, "heads")
+    q = Extent(shape.heads * shape.head_dim, "heads")
+    kv = Extent(shape.kv_heads * shape.head_dim, "kv_heads")
+    both = Extent(2 * kv.size, "kv_heads")
+    operators: list[Operator] = [
+        Matmul(
+            name=f"{at}.q",
+            k=whole,
+            n=q,
+            weights=linear_weights(f"{at}.q", whole, q, bias=shape.qkv_bias),
+            saved=input_saved,
+        ),
+        Matmul(
+            name=f"{at}.kv",
+            k=whole,
+            n=both,
+            weights=linear_weights(f"{at}.k", whole, kv, bias=shape.qkv_bias)
+            + linear_weights(f"{at}.v", whole, kv, bias=shape.qkv_bias),
+        ),
+    ]
+    if shape.qk_norm:
+        operators.append(_qk_norm(at, shape.head_dim, q, kv))
+    if shape.rotary:
+        traffic = (Extent(2 * q.size, "heads"), Extent(2 * kv.size, "kv_heads"))
+        operators.append(Pointwise(name=f"{at}.rotary", forward=traffic, backward=traffic))
+    operators.append(
+        Attention(
+            name=f"{at}.core",
+            heads=heads,
+            kv_heads=Extent(shape.kv_heads, "kv_heads"),
+            qk_dim=shape.head_dim,
+            v_dim=shape.head_dim,
+            window=shape.window,
+            weights=(Weight(name=f"{at}.sinks", shape=(Extent(shape.heads, "heads"),)),)
+            if shape.sinks
+            else (),
+            saved=(
+                Saved(name=f"{at}.q", width=q),
+                Saved(name=f"{at}.kv", width=both),
+                *_core_saved(at, q, shape.heads),
+            ),
+        )
+    )
+    operators.append(_out(at, q, whole, bias=shape.out_bias))
+    return tuple(operators)
+
+
+def _latent(
+    shape: LatentAttentionShape, hidden: int, input_saved: tuple[Saved, ...], prefix: str
+) -> tuple[Operator, ...]:
+    """Down projections and their norms are not split by tp, and work on the sharded sequence."""
+    at = f"{prefix}attention"
+    whole = Extent(hidden)
+    q = Extent(shape.heads * shape.qk_dim, "heads")
+    v = Extent(shape.heads * shape.v_dim, "heads")
+    queries: tuple[Operator, ...]
+    if shape.q_rank is None:
+        queries = (
+            Matmul(
+                name=f"{at}.q", k=whole, n=q, weights=linear_weights(f"{at}.q", whole, q), saved=input_saved
+            ),
+        )
+    else:
+        queries = _low_rank(f"{at}.q", whole, shape.q_rank, 0, q, shape.bias, input_saved)
+    expanded = Extent(shape.heads * (shape.nope_dim + shape.v_dim), "heads")
+    keys = _low_rank(f"{at}.kv", whole, shape.kv_rank, shape.rope_dim, expanded, shape.bias, ())
+    # Queries are rotated in place; keys are put together from the latent's part and the shared rotary part.
+    rotary = Extent(2 * shape.heads * shape.rope_dim + 2 * q.size, "heads")
+    return (
+        *queries,
+        *keys,
+        Pointwise(name=f"{at}.rotary", forward=(rotary,), backward=(rotary,)),
+        Attention(
+            name=f"{at}.core",
+            heads=Extent(shape.heads, "heads"),
+            kv_heads=Extent(shape.heads, "heads"),
+            qk_dim=shape.qk_dim,
+            v_dim=shape.v_dim,
+            saved=(
+                Saved(name=f"{at}.q", width=q),
+                Saved(name=f"{at}.k", width=q),
+                Saved(name=f"{at}.v", width=v),
+                *_core_saved(at, v, shape.heads),
+            ),
+        ),
+        _out(at, v, whole, bias=shape.bias),
+    )
+
+
+def _low_rank(
+    name: str,
+    whole: Extent,
+    rank: int,
+    rope_elements: int,
+    n: Extent,
+    bias: bool,
+    input_saved: tuple[Saved, ...],
+) -> tuple[Operator, ...]:
+    """Down to `rank` (and `rope_elements` elements that skip the norm), norm, up to `n`."""
+    down, latent = Extent(rank + rope_elements), Extent(rank)
+    return (
+        Matmul(
+            name=f"{name}_down",
+            rows="sequence",
+            k=whole,
+            n=down,
+            weights=linear_weights(f"{name}_down", whole, down, bias=bias),
+            saved=input_saved,
+        ),
+        Pointwise(
+            name=f"{name}_norm",
+            rows="sequence",
+            forward=(Extent(2 * rank),),
+            backward=(Extent(3 * rank),),
+            weights=(Weight(name=f"{name}_norm.weight", shape=(latent,)),),
+            saved=(Saved(name=f"{name}_down.output", width=latent, rows="sequence"),),
+            selective=True,
+        ),
+        Matmul(
+            name=f"{name}_up",
+            k=latent,
+            n=n,
+            weights=linear_weights(f"{name}_up", latent, n),
+            saved=(
+                Saved(
+                    name=f"{name}_norm.output", width=latent, rows="sequence", selective=True, dtype="operand"
+                ),
+            ),
+        ),
+    )
+
+
+def _qk_norm(at: str, head_dim: int, q: Extent, kv: Extent) -> Pointwise:
+    """RMSNorm of every head's query and key; its output is what attention keeps, so it is not recomputed."""
+    return Pointwise(
+        name=f"{at}.qk_norm",
+        forward=(Extent(2 * q.size, "heads"), Extent(2 * kv.size, "kv_heads")),
+        backward=(Extent(3 * q.size, "heads"), Extent(3 * kv.size, "kv_heads")),
+        weights=tuple(
+            Weight(name=f"{at}.{which}_norm.weight", shape=(Extent(head_dim),)) for which in ("q", "k")
+        ),
+        saved=(
+            Saved(name=f"{at}.q_norm.input", width=q),
+            Saved(name=f"{at}.k_norm.input", width=kv),
+        ),
+    )
+
+
+def _core_saved(at: str, output: Extent, heads: int) -> tuple[Saved, ...]:
+    return (
+        Saved(name=f"{at}.core.output", width=output, selective=True),
+        Saved(name=f"{at}.core.log_sum_exp", width=Extent(heads, "heads"), dtype="fp32", selective=True),
+    )
+
+
+def _out(at: str, k: Extent, whole: Extent, *, bias: bool) -> Matmul:
+    return Matmul(
+        name=f"{at}.out",
+        k=k,
+        n=whole,
+        weights=linear_weights(f"{at}.out", k, whole, bias=bias),
+    )
+
+
+def mlp_operators(
+    shape: Mlp | RoutedMlp, hidden: int, input_saved: tuple[Saved, ...], prefix: str
+) -> tuple[Operator, ...]:
+    """From the block's input (kept as `input_saved`) to its output, `hidden` wide on both ends."""
+    if isinstance(shape, RoutedMlp):
+        return _routed(shape, hidden, input_saved, prefix)
+    return _dense(shape, hidden, input_saved, f"{prefix}mlp")
+
+
+def _dense(shape: Mlp, hidden: int, input_saved: tuple[Saved, ...], at: str) -> tuple[Operator, ...]:
+    whole, ffn = Extent(hidden), Extent(shape.ffn, "ffn")
+    return (
+        Matmul(
+            name=f"{at}.up",
+            k=whole,
+            n=_up_extent(shape, "ffn"),
+            weights=_up_weights(at, shape, whole, ffn),
+            saved=input_saved,
+        ),
+        _activation(at, shape, "tokens", "ffn"),
+        Matmul(
+            name=f"{at}.down",
+            k=ffn,
+            n=whole,
+            weights=linear_weights(f"{at}.down", ffn, whole, bias=shape.bias),
+            saved=(_activated(at, shape, "tokens", "ffn"),),
+        ),
+    )
+
+
+def _routed(
+    shape: RoutedMlp, hidden: int, input_saved: tuple[Saved, ...], prefix: str
+) -> tuple[Operator, ...]:
+    """Router, dispatch, experts, combine, and the shared experts beside them.
+
+    The router works on the sharded sequence. Its probabilities multiply the experts' activations before the
+    down projection, so that combining needs no saved expert outputs.
+    """
+    whole = Extent(hidden)
+    shared = _dense(shape.shared, hidden, (), f"{prefix}shared") if shape.shared else ()
+    return (*_router(shape, whole, input_saved, prefix), *_experts(shape, whole, prefix), *shared)
+
+
+def _router(
+    shape: RoutedMlp, whole: Extent, input_saved: tuple[Saved, ...], prefix: str
+) -> tuple[Operator, ...]:
+    at, experts = f"{prefix}router", Extent(shape.experts)
+    return (
+        Matmul(
+            name=f"{at}.logits",
+            rows="sequence",
+            k=whole,
+            n=experts,
+            weights=linear_weights(at, whole, experts, bias=shape.router_bias),
+            saved=input_saved,
+        ),
+        Pointwise(  # softmax (read, write), then top-k (read) of fp32 scores, counted in elements
+            name=f"{at}.top_k",
+            rows="sequence",
+            forward=(Extent(3 * shape.experts + 2 * shape.top_k),),
+            backward=(Extent(3 * shape.experts + 2 * shape.top_k),),
+            saved=(Saved(name=f"{at}.probabilities", width=experts, rows="sequence", dtype="fp32"),),
+        ),
+    )
+
+
+def _experts(shape: RoutedMlp, whole: Extent, prefix: str) -> tuple[Operator, ...]:
+    at, mlp = f"{prefix}experts", shape.expert
+    ffn = Extent(mlp.ffn, "expert_ffn")
+    traffic = (Extent(2 * whole.size),)
+    return (
+        Pointwise(name=f"{at}.dispatch", rows="routed", forward=traffic, backward=traffic),
+        GroupedMatmul(
+            name=f"{at}.up",
+            experts=shape.experts,
+            k=whole,
+            n=_up_extent(mlp, "expert_ffn"),
+            weights=_up_weights(at, mlp, whole, ffn, experts=shape.experts),
+            saved=(Saved(name=f"{at}.input", width=whole, rows="routed", dtype="operand"),),
+        ),
+        _activation(at, mlp, "routed", "expert_ffn"),
+        GroupedMatmul(
+            name=f"{at}.down",
+            experts=shape.experts,
+            k=ffn,
+            n=whole,
+            weights=linear_weights(f"{at}.down", ffn, whole, bias=mlp.bias, experts=shape.experts),
+            saved=(_activated(at, mlp, "routed", "expert_ffn"),),
+        ),
+        Pointwise(name=f"{at}.combine", rows="routed", forward=traffic, backward=traffic),
+    )
+
+
+def _up_extent(shape: Mlp, role: Role) -> Extent:
+    """Gate and up projection are one matmul."""
+    return Extent(shape.ffn * (2 if shape.gated else 1), role)
+
+
+def _up_weights(at: str, shape: Mlp, whole: Extent, ffn: Extent, experts: int = 0) -> tuple[Weight, ...]:
+    up = linear_weights(f"{at}.up", whole, ffn, bias=shape.bias, experts=experts)
+    if not shape.gated:
+        return up
+    return linear_weights(f"{at}.gate", whole, ffn, bias=shape.bias, experts=experts) + up
+
+
+def _activation(at: str, shape: Mlp, rows: Rows, role: Role) -> Pointwise:
+    """Forward reads gate and up and writes their product; backward reads both and a gradient, writes two."""
+    inputs = 2 if shape.gated else 1
+    return Pointwise(
+        name=f"{at}.activation",
+        rows=rows,
+        forward=(Extent((inputs + 1) * shape.ffn, role),),
+        backward=(Extent((2 * inputs + 1) * shape.ffn, role),),
+        saved=(Saved(name=f"{at}.up.output", width=Extent(inputs * shape.ffn, role), rows=rows),),
+        selective=True,
+    )
+
+
+def _activated(at: str, shape: Mlp, rows: Rows, role: Role) -> Saved:
+    return Saved(
+        name=f"{at}.activation.output",
+        width=Extent(shape.ffn, role),
+        rows=rows,
+        selective=True,
+        dtype="operand",
+    )
+
+
+def layer_from_shape(shape: LayerShape, *, prefix: str = "") -> Layer:
+    """The layer whose operators have names that start with `prefix`."""
+    routed = shape.mlp if isinstance(shape.mlp, RoutedMlp) else None
+    is_parallel = shape.norm_placement.startswith("parallel")
+    operators = _parallel(shape, prefix) if is_parallel else _sequential(shape, prefix)
+    mlp_syncs = not is_parallel and (routed is None or routed.shared is not None)
+    if routed is None:
+        return Layer(name=_name(shape), operators=operators, tensor_syncs=1 + mlp_syncs)
+    experts = Experts(
+        experts=routed.experts,
+        top_k=routed.top_k,
+        groups=routed.groups,
+        groups_per_token=routed.groups_per_token,
+        capacity_factor=routed.capacity_factor,
+    )
+    return Layer(name=_name(shape), operators=operators, experts=experts, tensor_syncs=1 + mlp_syncs)
+
+
+def norm_operator(
+    name: str, norm: Norm, hidden: int, saved: tuple[Saved, ...], *, selective: bool = False
+) -> Pointwise:
+    """A norm of the residual stream: forward moves two tensors, backward three (input and two gradients)."""
+    tensors = {"rms": ("weight",), "layer": ("weight", "bias"), "plain": ()}[norm]
+    return Pointwise(
+        name=name,
+        rows="sequence",
+        forward=(Extent(2 * hidden),),
+        backward=(Extent(3 * hidden),),
+        weights=tuple(Weight(name=f"{name}.{tensor}", shape=(Extent(hidden),)) for tensor in tensors),
+        saved=saved,
+        selective=selective,
+    )
+
+
+def dropout_operator(name: str, hidden: int) -> Pointwise:
+    """Dropout of what is called `name`, which keeps its mask, one byte an element."""
+    mask = Saved(name=f"{name}.{DROPOUT}.mask", width=Extent(hidden), rows="sequence", dtype="mask")
+    traffic = (Extent(2 * hidden),)
+    return Pointwise(
+        name=f"{name}.{DROPOUT}", rows="sequence", forward=traffic, backward=traffic, saved=(mask,)
+    )
+
+
+def saved_residual(name: str, hidden: int, *, selective: bool = False, dtype: Dtype = "compute") -> Saved:
+    """A tensor of the residual stream's width on the (sharded) sequence."""
+    return Saved(name=name, width=Extent(hidden), rows="sequence", selective=selective, dtype=dtype)
+
+
+def _name(shape: LayerShape) -> str:
+    kind = "moe" if isinstance(shape.mlp, RoutedMlp) else "dense"
+    window = shape.attention.window if isinstance(shape.attention, GroupedQueryAttentionShape) else None
+    return kind if window is None else f"{kind}-window-{window}"
+
+
+def _sequential(shape: LayerShape, prefix: str) -> tuple[Operator, ...]:
+    hidden = shape.hidden
+    attention_input = (saved_residual(f"{prefix}layer.input", hidden),)
+    if shape.norm_placement == "post":
+        # Each norm stands after a residual; its output is the next block's input and the next residual.
+        mlp_input = (saved_residual(f"{prefix}attention.norm.output", hidden, selective=True),)
+        return (
+            *attention_operators(shape.attention, hidden, attention_input, prefix),
+            *_residual(shape, f"{prefix}attention"),
+            _norm(shape, f"{prefix}attention.norm", selective=True),
+            *mlp_operators(shape.mlp, hidden, mlp_input, prefix),
+            *_residual(shape, f"{prefix}mlp"),
+            _norm(shape, f"{prefix}mlp.norm"),
+        )
+    return (
+        norm_operator(f"{prefix}attention.norm", shape.norm, hidden, attention_input, selective=True),
+        *attention_operators(shape.attention, hidden, _normed(f"{prefix}attention.norm", hidden), prefix),
+        *_residual(shape, f"{prefix}attention"),
+        _norm(shape, f"{prefix}mlp.norm", selective=True),
+        *mlp_operators(shape.mlp, hidden, _normed(f"{prefix}mlp.norm", hidden), prefix),
+        *_residual(shape, f"{prefix}mlp"),
+    )
+
+
+def _parallel(shape: LayerShape, prefix: str) -> tuple[Operator, ...]:
+    """Attention and MLP on the same input, with a norm each or one for both; one sum of three at the end."""
+    hidden = shape.hidden
+    own_norm = shape.norm_placement == "parallel"
+    first = f"{prefix}attention.norm"
+    operators: list[Operator] = [
+        norm_operator(
+            first, shape.norm, hidden, (saved_residual(f"{prefix}layer.input", hidden),), selective=True
+        )
+    ]
+    if own_norm:
+        operators.append(norm_operator(f"{prefix}mlp.norm", shape.norm, hidden, (), selective=True))
+    operators += attention_operators(shape.attention, hidden, _normed(first, hidden), prefix)
+    mlp_input = _normed(f"{prefix}mlp.norm", hidden) if own_norm else ()
+    operators += mlp_operators(shape.mlp, hidden, mlp_input, prefix)
+    if shape.dropout:
+        operators += [dropout_operator(f"{prefix}{block}", hidden) for block in ("attention", "mlp")]
+    traffic = (Extent(4 * hidden),)
+    operators.append(
+        Pointwise(name=f"{prefix}layer.residual", rows="sequence", forward=traffic, backward=traffic)
+    )
+    return tuple(operators)
+
+
+def _residual(shape: LayerShape, at: str) -> tuple[Operator, ...]:
+    """How a block's output goes back to the residual stream: second norm, dropout, addition."""
+    hidden = shape.hidden
+    after: list[Operator] = []
+    if shape.norm_placement == "sandwich":
+        saved = (saved_residual(f"{at}.post_norm.input", hidden),)
+        after.append(norm_operator(f"{at}.post_norm", shape.norm, hidden, saved))
+    if shape.dropout:
+        after.append(dropout_operator(at, hidden))
+    shared = isinstance(shape.mlp, RoutedMlp) and shape.mlp.shared is not None and at.endswith("mlp")
+    traffic = (Extent((4 if shared else 3) * hidden),)
+    after.append(Pointwise(name=f"{at}.residual", rows="sequence", forward=traffic, backward=traffic))
+    return tuple(after)
+
+
+def _norm(shape: LayerShape, name: str, *, selective: bool = False) -> Pointwise:
+    saved = (saved_residual(f"{name}.input", shape.hidden),)
+    return norm_operator(name, shape.norm, shape.hidden, saved, selective=selective)
+
+
+def _normed(name: str, hidden: int) -> tuple[Saved, ...]:
+    return (saved_residual(f"{name}.output", hidden, selective=True, dtype="operand"),)

@@ -1,0 +1,103 @@
+"""Goodput of a plan: how much of a long run is progress, given how devices fail and how alike nodes are.
+
+What training costs in money, where the prices of the devices are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardwise.cluster import Cluster
+from shardwise.equations import goodput
+from shardwise.plans.record import Result, UnevenResult
+from shardwise.strategy import Job
+
+GOODPUT_FROM_DEVICES = 1000
+"""Clusters of so many devices and more have their goodput told without being asked."""
+
+DEVICE_MTBF_S = 54 * 86400.0 * 16384 / 419
+"""50,677 h: 419 unexpected interruptions in 54 days on 16,384 H100 (Llama 3, arXiv 2407.21783, 3.3.4)."""
+
+CHECKPOINT_STALL_S = 6.3
+"""Training stands still for an asynchronous checkpoint of a 7B model (PyTorch and IBM 2024, "Reducing Model
+Checkpointing Times by Over 10x"); "several seconds" in MegaScale (arXiv 2402.15627, 4.4)."""
+
+RESTART_S = 600.0
+"""Detecting a failure and running diagnostics takes less than 10 minutes on average (MegaScale, 6.3); a fully
+synchronous job stands still for 10 minutes (arXiv 2602.00277, abstract)."""
+
+JITTER = 0.007
+"""About 0.5 % of the hosts take 10 % longer (MegaScale, 5.1 and 6.3): the standard deviation of that mixture
+is 0.10 * sqrt(0.005 * 0.995) = 0.0071. That node times are normal is an assumption."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reliability:
+    """How often a device fails, what checkpoints and restarts cost, and how node step times vary.
+
+    `checkpoint_interval_s` is the work between checkpoints, None for the optimum. `jitter` is the standard
+    deviation of a node's step time over its mean.
+    """
+
+    device_mtbf_s: float = DEVICE_MTBF_S
+    checkpoint_interval_s: float | None = None
+    checkpoint_stall_s: float = CHECKPOINT_STALL_S
+    restart_s: float = RESTART_S
+    jitter: float = JITTER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """`fraction` of the wall time is progress at the planned step time; `lost` are the shares that are not.
+
+    `fraction` and `lost` (failures, checkpoints, jitter) sum to 1. `tokens_per_s_per_device` is the rate that
+    is left, `lost_per_failure_s` what a failure costs on average, `inputs` what all of it follows from.
+    """
+
+    fraction: float
+    lost: Mapping[str, float]
+    tokens_per_s_per_device: float
+    system_mtbf_s: float
+    checkpoint_interval_s: float
+    lost_per_failure_s: float
+    inputs: Reliability
+
+
+def goodput_of(result: Result | UnevenResult, cluster: Cluster, reliability: Reliability) -> Goodput:
+    """The goodput of a long run of `result` on `cluster`.
+
+    Checkpoints fall on the ends of steps, so an interval is at least a step long.
+    """
+    mtbf_s = goodput.system_mtbf_s(reliability.device_mtbf_s, cluster.devices)
+    stall_s, restart_s = reliability.checkpoint_stall_s, reliability.restart_s
+    chosen_s = reliability.checkpoint_interval_s
+    requested_s = goodput.optimal_interval_s(stall_s, mtbf_s) if chosen_s is None else chosen_s
+    interval_s = max(float(requested_s), result.step_time_s)
+    surviving = float(goodput.surviving_fraction(interval_s, stall_s, restart_s, mtbf_s))
+    working = surviving * (1.0 - goodput.checkpoint_fraction(interval_s, stall_s))
+    fraction = working / float(goodput.slowest_node_slowdown(len(cluster.nodes), reliability.jitter))
+    return Goodput(
+        fraction=fraction,
+        lost={"failures": 1.0 - surviving, "checkpoints": surviving - working, "jitter": working - fraction},
+        tokens_per_s_per_device=result.tokens_per_s_per_device * fraction,
+        system_mtbf_s=mtbf_s,
+        checkpoint_interval_s=interval_s,
+        lost_per_failure_s=goodput.lost_per_failure_s(interval_s, stall_s, restart_s),
+        inputs=reliability,
+    )
+
+
+def usd_per_step(cluster: Cluster, step_time_s: float) -> float | None:
+    """Dollars for a step of `step_time_s` on all nodes of `cluster`, or None where one price is not known."""
+    price = cluster.price_usd_per_hour
+    return None if price is None else price / 3600.0 * step_time_s
+
+
+def usd_per_billion_tokens(cluster: Cluster, job: Job, step_time_s: float) -> float | None:
+    """Dollars for 1e9 trained tokens at `step_time_s` per step, or None where one price is not known."""
+    price = cluster.price_usd_per_hour
+    if price is None:
+        return None
+    tokens_per_s = job.seq_len * job.global_batch_size / step_time_s
+    return price / 3600.0 * 1e9 / tokens_per_s

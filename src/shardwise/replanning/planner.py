@@ -1,0 +1,379 @@
+"""The decision: keep, patch or move, whichever trains most over a horizon.
+
+Pure: a plan that runs, a situation and prices in, a decision out; no clock and no files.
+
+Decisions while a plan runs on all nodes of its cluster, by what was measured of the links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from shardwise.cluster import Conditions, NodeView
+from shardwise.errors import Infeasible, InternalError
+from shardwise.plans import Plan, Value
+from shardwise.replanning.arrangement import Arrangement, shape_of, with_dp
+from shardwise.replanning.candidates import (
+    ANY,
+    AllowedSpace,
+    ShapeSearch,
+    all_choices,
+    allowed_space_of,
+    sizes_below,
+    with_layers_shifted,
+)
+from shardwise.replanning.pipeline_costs import Prices
+from shardwise.replanning.rerouting import without_gone
+from shardwise.replanning.situation import Situation, situation_of
+from shardwise.replanning.step_times import StepTimes
+from shardwise.replanning.transition import NO_TRANSITION, Costs, Transition, Transitions, sharded_holdings_of
+from shardwise.strategy import Strategy, Target
+
+KEEP, PATCH, MIGRATE = "keep", "patch", "move"
+
+MIN_GAIN = 1e-9
+"""A share of steps by which a change must be better than what costs less."""
+
+
+RESTARTS = 10
+"""Restarts that the horizon has at least, where what runs cannot go on."""
+
+ALTERNATIVES = 3
+"""Shapes whose fastest arrangements a decision names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionOutcome:
+    """What to do, and what it brings.
+
+    `keep_step_s` is the step time of going on as it is, None where that cannot run; `gain_s_per_step` is the
+    difference, None then. Training is ahead of keeping from `pays_after_s` on (None: never), and makes
+    `steps` over the horizon, keeping `keep_steps`. `considered` counts what was weighed.
+    """
+
+    decision: str
+    step_s: float
+    keep_step_s: float | None
+    transition: Transition
+    horizon_s: float
+    considered: int
+
+    @property
+    def gain_s_per_step(self) -> float | None:
+        return None if self.keep_step_s is None else self.keep_step_s - self.step_s
+
+    @property
+    def steps(self) -> float:
+        return max(self.horizon_s - self.transition.seconds, 0.0) / self.step_s
+
+    @property
+    def keep_steps(self) -> float:
+        return 0.0 if self.keep_step_s is None else self.horizon_s / self.keep_step_s
+
+    @property
+    def pays_after_s(self) -> float | None:
+        """(t - seconds) / step = t / keep step, solved for t."""
+        if self.keep_step_s is None:
+            return self.transition.seconds
+        if self.decision == KEEP:
+            return 0.0
+        ahead = 1.0 / self.step_s - 1.0 / self.keep_step_s
+        return self.transition.seconds / self.step_s / ahead if ahead > 0.0 else None
+
+
+L = TypeVar("L", covariant=True)
+"""What a decision is among: uniform arrangements, or uneven ones too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision(DecisionOutcome, Generic[L]):
+    """The arrangement that runs then.
+
+    `alternatives` are the fastest that were weighed, one of each shape; `rerouted` is what patching by
+    re-routing the microbatches of nodes that are gone to their peers would bring, None where that cannot be.
+    """
+
+    arrangement: L
+    alternatives: tuple[L, ...] = ()
+    rerouted: Decision[Arrangement] | None = None
+
+
+def _allow_all(arrangement: Arrangement) -> bool:
+    return True
+
+
+class Planner:
+    """Decides for one model, cluster and job; what it has priced and searched it knows from then on.
+
+    It changes to arrangements only that `can_run` says can be run.
+    """
+
+    def __init__(
+        self,
+        steps: StepTimes,
+        shapes: ShapeSearch,
+        transitions: Transitions,
+        can_run: Callable[[Arrangement], bool] = _allow_all,
+    ) -> None:
+        self.steps, self.shapes, self.transitions = steps, shapes, transitions
+        self._can_run = can_run
+
+    def replan(
+        self,
+        running: Arrangement | None,
+        situation: Situation,
+        *,
+        horizon_s: float,
+        saved: frozenset[str] = frozenset(),
+        returned: frozenset[str] = frozenset(),
+    ) -> Decision[Arrangement]:
+        """What is best over the horizon from here; what cannot go on is planned for `RESTARTS` restarts at
+        least. Nodes in `saved` had notice before they went, those in `returned` went and are there again.
+        Raises Infeasible where nothing can run."""
+        builder = self._builder(running, situation, horizon_s, saved, returned)
+        if running is not None:
+            builder.evaluate_rerouting(running)
+            builder.evaluate([with_dp(running.strategy, 1)])
+            builder.evaluate_layer_changes()
+        for sizes in (sizes_below, _every_size):
+            for shapes in self._shapes_of(situation, sizes):
+                builder.evaluate(shapes)
+            if builder.best is not None:
+                return builder.decision()
+        raise Infeasible(f"nothing fits on the {len(situation.states)} nodes that are left", reasons={})
+
+    def patch(
+        self,
+        running: Arrangement,
+        situation: Situation,
+        *,
+        horizon_s: float,
+        saved: frozenset[str] = frozenset(),
+        returned: frozenset[str] = frozenset(),
+    ) -> Decision[Arrangement]:
+        """What is best without looking for other shapes: keep, or patch. Raises Infeasible where neither
+        runs."""
+        builder = self._builder(running, situation, horizon_s, saved, returned)
+        builder.evaluate_rerouting(running)
+        builder.evaluate([with_dp(running.strategy, 1)])
+        builder.evaluate_layer_changes()
+        if builder.best is None:
+            raise Infeasible("the plan's shape fits on no nodes that are left", reasons={})
+        return builder.decision()
+
+    def _builder(
+        self,
+        running: Arrangement | None,
+        situation: Situation,
+        horizon_s: float,
+        saved: frozenset[str],
+        returned: frozenset[str],
+    ) -> _DecisionBuilder:
+        def change(new: Arrangement) -> Transition:
+            return self.transitions.between(running, new, situation, saved, returned)
+
+        has_all = running is None or returned.isdisjoint(running.slots)
+        costs = self.transitions.costs
+        return _DecisionBuilder(
+            self.steps, change, costs, self._can_run, running, situation, horizon_s, has_all
+        )
+
+    def _shapes_of(
+        self, situation: Situation, sizes: Callable[[int], Iterable[int]]
+    ) -> Iterator[list[Strategy]]:
+        """Shapes of every pool that are best on some numbers of the nodes that have as many devices."""
+        devices = [pool.node.devices for pool in self.steps.prices.pools]
+        pools = [state.pool for state in situation.states.values()]
+        for pool in sorted(set(pools)):
+            alike = sum(devices[other] == devices[pool] for other in pools)
+            yield self.shapes.of_sizes(pool, sizes(alike))
+
+
+class _DecisionBuilder:
+    """One decision in the making: the best so far, and the fastest of each shape."""
+
+    def __init__(
+        self,
+        steps: StepTimes,
+        change: Callable[[Arrangement], Transition],
+        costs: Costs,
+        can_run: Callable[[Arrangement], bool],
+        running: Arrangement | None,
+        situation: Situation,
+        horizon_s: float,
+        has_all: bool,
+    ) -> None:
+        """`change` is the transition to an arrangement; `has_all` says whether the nodes of what runs
+        that are there hold what they held."""
+        self._steps, self._change, self._costs, self._can_run = steps, change, costs, can_run
+        self._running, self._situation = running, situation
+        self._shape = None if running is None else running.shape
+        same_step_s = None if running is None else steps.step_s(running, situation)
+        self._keep_s = same_step_s if has_all else None
+        self._horizon_s = horizon_s
+        self._considered = 0
+        self._fastest: dict[Strategy | None, tuple[float, Arrangement]] = {}
+        self.best: Decision[Arrangement] | None = None
+        self._rerouted: Decision[Arrangement] | None = None
+        if running is not None and self._keep_s is not None:
+            self.best = self._decision(KEEP, running, self._keep_s, NO_TRANSITION)
+        else:
+            self._horizon_s = max(horizon_s, RESTARTS * costs.restart_s)
+        if running is not None and same_step_s is not None and not has_all:
+            self.best = self._decision(PATCH, running, same_step_s, change(running))
+
+    def evaluate(self, shapes: Iterable[Strategy]) -> None:
+        """Weighs all arrangements of these shapes."""
+        for arrangement in all_choices(
+            shapes, self._situation, self._steps, self._running, self._may_improve
+        ):
+            self._evaluate(arrangement)
+
+    def evaluate_layer_changes(self) -> None:
+        """Weighs to move layers between the stages of what runs, and of the fastest arrangement of its
+        shape."""
+        bases: list[Arrangement] = []
+        if self._running is not None and self._keep_s is not None:
+            bases.append(self._running)
+        if self._shape in self._fastest:
+            bases.append(self._fastest[self._shape][1])
+        for base in dict.fromkeys(bases):
+            for arrangement in with_layers_shifted(base, self._situation, self._steps):
+                self._evaluate(arrangement)
+
+    def _evaluate(self, arrangement: Arrangement) -> None:
+        if not self._can_run(arrangement):
+            return
+        self._considered += 1
+        step_s = self._steps.step_s(arrangement, self._situation)
+        if step_s is None:
+            return
+        shape = arrangement.shape
+        if shape not in self._fastest or step_s < self._fastest[shape][0]:
+            self._fastest[shape] = step_s, arrangement
+        if self._may_improve(arrangement.strategy, step_s):
+            change = self._change(arrangement)
+            found = self._decision(PATCH if shape == self._shape else MIGRATE, arrangement, step_s, change)
+            if self.best is None or found.steps > self.best.steps * (1.0 + MIN_GAIN):
+                self.best = found
+
+    def evaluate_rerouting(self, running: Arrangement) -> None:
+        """Weighs to go on without the nodes that are gone, their microbatches re-routed to peers."""
+        arrangement = without_gone(running, self._situation, self._steps.prices)
+        if arrangement is None:
+            return
+        self._considered += 1
+        step_s = self._steps.step_s(arrangement, self._situation)
+        if step_s is not None:
+            change = self._change(arrangement)
+            self._rerouted = self._decision(PATCH, arrangement, step_s, change)
+            is_better = self.best is None or self._rerouted.steps > self.best.steps * (1.0 + MIN_GAIN)
+            if is_better and self._can_run(arrangement):
+                self.best = self._rerouted
+
+    def decision(self) -> Decision[Arrangement]:
+        """The best, with what was weighed."""
+        if self.best is None:
+            raise InternalError("a decision needs something that runs")
+        ordered = sorted(self._fastest.values(), key=lambda one: one[0])
+        alternatives = tuple(arrangement for _, arrangement in ordered[:ALTERNATIVES])
+        return replace(
+            self.best, considered=self._considered, alternatives=alternatives, rerouted=self._rerouted
+        )
+
+    def _may_improve(self, strategy: Strategy, least_s: float) -> bool:
+        is_patch = shape_of(strategy) == self._shape
+        left_s = self._horizon_s - self._costs.least_s(is_patch=is_patch)
+        return self.best is None or left_s / least_s > self.best.steps * (1.0 + MIN_GAIN)
+
+    def _decision(
+        self, decision: str, arrangement: Arrangement, step_s: float, change: Transition
+    ) -> Decision[Arrangement]:
+        return Decision(
+            decision=decision,
+            arrangement=arrangement,
+            step_s=step_s,
+            keep_step_s=self._keep_s,
+            transition=change,
+            horizon_s=self._horizon_s,
+            considered=0,
+        )
+
+
+def _every_size(nodes: int) -> tuple[int, ...]:
+    return tuple(range(1, nodes + 1))
+
+
+def planner_of(
+    prices: Prices,
+    costs: Costs,
+    *,
+    can_run: Callable[[Arrangement], bool] = _allow_all,
+    axes: Mapping[str, tuple[Value, ...]] | None = None,
+    allowed_space: AllowedSpace = ANY,
+) -> Planner:
+    """A planner with nothing known yet: it changes to what `can_run` says can be run and `allowed_space`
+    allows alone, and searches for shapes with these values along `axes`."""
+    shapes = ShapeSearch(prices, axes=axes, allowed_space=allowed_space)
+
+    def allowed(one: Arrangement) -> bool:
+        return allowed_space.allows(one.strategy) and can_run(one)
+
+    return Planner(StepTimes(prices), shapes, Transitions(prices, costs), allowed)
+
+
+class LinkAwarePlanner:
+    """Decides for one plan's model, cluster and job. Shapes are searched for on the links as they are now.
+
+    It changes to what `target` runs on the same ranks: all nodes in their order, microbatches in equal
+    shares. State moves between steps, when weights are divided like states.
+    """
+
+    def __init__(self, plan: Plan, target: Target) -> None:
+        self._prices = Prices(plan.model, plan.cluster, plan.job)
+        self._steps = StepTimes(self._prices)
+        self._view = NodeView(plan.cluster)
+        self._allowed_space = allowed_space_of(plan)
+        self._target = target.for_job(plan.model, plan.job)
+        self._nodes = tuple(f"n{index}" for index in range(len(plan.cluster.nodes)))
+
+    def decide(
+        self, running: Strategy, rates: Mapping[str, float], *, costs: Costs, horizon_s: float
+    ) -> Decision[Arrangement]:
+        """What is best over the horizon, where `rates` are links with bandwidths (bytes/s) that are not as
+        the cluster has them."""
+        situation = self._situation(rates)
+        requested = () if running.offload == "none" else ("offload",)
+        axes = self._target.axes_for(self._prices.cluster.classes, requested)
+        shapes = ShapeSearch(
+            self._prices, present=situation.common, axes=axes, allowed_space=self._allowed_space
+        )
+        planner = Planner(self._steps, shapes, self._transitions(costs), self._can_run)
+        return planner.replan(self._arranged(running), situation, horizon_s=horizon_s)
+
+    def transition(
+        self, running: Strategy, other: Strategy, rates: Mapping[str, float], costs: Costs
+    ) -> Transition:
+        """What it takes to go from one strategy to another."""
+        ends = self._arranged(running), self._arranged(other)
+        return self._transitions(costs).between(*ends, self._situation(rates))
+
+    def _situation(self, rates: Mapping[str, float]) -> Situation:
+        return situation_of(self._view, Conditions(present=frozenset(self._nodes), rates=rates))
+
+    def _transitions(self, costs: Costs) -> Transitions:
+        return Transitions(self._prices, costs, sharded_holdings_of)
+
+    def _arranged(self, strategy: Strategy) -> Arrangement:
+        each = self._prices.microbatches(strategy) // strategy.dp
+        return Arrangement(strategy=strategy, slots=self._nodes, microbatches=(each,) * strategy.dp)
+
+    def _can_run(self, arrangement: Arrangement) -> bool:
+        return (
+            arrangement.slots == self._nodes
+            and len(set(arrangement.microbatches)) == 1
+            and self._allowed_space.allows(arrangement.strategy)
+            and not any(self._target.refusals(arrangement.strategy))
+        )

@@ -1,0 +1,210 @@
+"""What a decision is made on: how every node is that can be used, and what lies between sites.
+
+A trace as epochs: stretches of time in which nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+
+from shardwise.cluster import Conditions, EventTrace, NodeGroups, NodeState, NodeView, rounded_down
+
+StateRuns = tuple[tuple[NodeState, int], ...]
+"""States of an arrangement's nodes in the order of its slots: each with how many follow each other in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterSiteLink:
+    """Two sites by their nodes, and what a trace says of the way between them: bytes/s in each direction for
+    all of it together (None: nothing), and its one-way latency."""
+
+    first: frozenset[str]
+    second: frozenset[str]
+    bytes_per_s: float | None
+    latency_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """States of the nodes that can be used, in the order of the cluster; those of them with notice to go;
+    nodes that are there and cannot be reached or used, as a link or a device stands still; what lies between
+    sites; and which nodes the cluster has together under its tiers."""
+
+    states: Mapping[str, NodeState]
+    noticed: frozenset[str] = frozenset()
+    unreachable: frozenset[str] = frozenset()
+    inter_site: tuple[InterSiteLink, ...] = ()
+    groups: NodeGroups
+
+    @cached_property
+    def common(self) -> NodeState | None:
+        """The state of all nodes, where they are alike."""
+        distinct = set(self.states.values())
+        return distinct.pop() if len(distinct) == 1 else None
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, ...], StateRuns | None]:
+        return {}
+
+    @cached_property
+    def key(self) -> tuple[object, ...]:
+        """Equal for situations that are alike."""
+        return (tuple(self.states.items()), self.noticed, self.inter_site)
+
+    def states_of(self, slots: tuple[str, ...], nominal: Sequence[float]) -> StateRuns | None:
+        """How the nodes of an arrangement are together, alike neighbours as one. All that leaves a node goes
+        at the pace of the worst connected of them, since gradients join all; where they lie on two sites,
+        what leaves a site no faster than its share of what lies between; and tiers join those only that the
+        cluster has together. `nominal` is the bytes/s of a pool's node to others. None where one of them
+        cannot be used, or one cannot reach another."""
+        if slots not in self._known:
+            can = all(name in self.states for name in slots) and self.connected_to(slots).issuperset(slots)
+            self._known[slots] = self._combined_states(slots, nominal) if can else None
+        return self._known[slots]
+
+    def connected_to(self, slots: Sequence[str]) -> frozenset[str]:
+        """The nodes that can be used and that no dead way between sites cuts off from any of these."""
+        found = frozenset(self.states)
+        for inter_site in self.inter_site:
+            if inter_site.bytes_per_s == 0.0:
+                for here, there in (
+                    (inter_site.first, inter_site.second),
+                    (inter_site.second, inter_site.first),
+                ):
+                    found -= there if not here.isdisjoint(slots) else frozenset()
+        return found
+
+    def _combined_states(self, slots: tuple[str, ...], nominal: Sequence[float]) -> StateRuns:
+        if self.common is not None and not self.inter_site and not self.groups.has_any:
+            return ((self.common, len(slots)),)
+        each = [self.states[name] for name in slots]
+        network, latency_s = min(one.network for one in each), max(one.latency_s for one in each)
+        alike = {state: replace(state, network=network, latency_s=latency_s) for state in set(each)}
+        if self.groups.has_any:
+            spans = self._spans(slots)
+            alike = {state: replace(one, spans=spans[state.pool]) for state, one in alike.items()}
+        own = [alike[state] for state in each]
+        crossed = [
+            (inter_site, fewest, site_tiers)
+            for inter_site, site_tiers in self._within
+            if (fewest := _on_both(inter_site, slots))
+        ]
+        least = min((site_tiers for _, _, site_tiers in crossed), default=0)
+        for inter_site, fewest, _ in crossed:
+            own = [_bounded(state, inter_site, fewest, nominal[state.pool], least) for state in own]
+        return tuple((state, len(list(run))) for state, run in groupby(own))
+
+    def _spans(self, slots: tuple[str, ...]) -> dict[int, tuple[int, ...]]:
+        """By pool, the spans of tiers that are not as its nodes have them in the cluster."""
+        places = [int(name[1:]) for name in slots]
+        by_pool = {self.states[name].pool: place for name, place in zip(slots, places, strict=True)}
+        return {pool: self.groups.changed_spans(places, like) for pool, like in by_pool.items()}
+
+    @cached_property
+    def _within(self) -> list[tuple[InterSiteLink, int]]:
+        """All that lies between sites, each with how many of the tiers over several nodes lie inside both."""
+        return [
+            (
+                one,
+                self.groups.separate_tiers(
+                    *([int(name[1:]) for name in side] for side in (one.first, one.second))
+                ),
+            )
+            for one in self.inter_site
+        ]
+
+
+def _on_both(inter_site: InterSiteLink, slots: tuple[str, ...]) -> int:
+    """How many of these nodes are on the side that has fewer of them."""
+    return min(sum(name in side for name in slots) for side in (inter_site.first, inter_site.second))
+
+
+def _bounded(
+    state: NodeState, inter_site: InterSiteLink, nodes: int, nominal: float, site_tiers: int
+) -> NodeState:
+    """The nodes on the smaller side share what lies between, each with all of its devices sending."""
+    share = state.inter_site_share
+    if inter_site.bytes_per_s is not None:
+        share = min(share, rounded_down(inter_site.bytes_per_s / nodes / nominal))
+    late_s = max(state.inter_site_latency_s, inter_site.latency_s)
+    return replace(state, inter_site_share=share, inter_site_latency_s=late_s, site_tiers=site_tiers)
+
+
+def situation_of(
+    view: NodeView, conditions: Conditions, sites: Mapping[str, tuple[str, ...]] | None = None
+) -> Situation:
+    """The situation under some conditions, with the sites of their trace."""
+    inter_site: list[InterSiteLink] = []
+    pairs = sorted({*conditions.site_rates, *conditions.site_latencies_s})
+    for first, second in pairs:
+        inter_site.append(
+            InterSiteLink(
+                first=frozenset((sites or {})[first]),
+                second=frozenset((sites or {})[second]),
+                bytes_per_s=conditions.site_rates.get((first, second)),
+                latency_s=conditions.site_latencies_s.get((first, second), 0.0),
+            )
+        )
+    states = view.states(conditions)
+    return Situation(
+        states=states,
+        noticed=conditions.noticed & conditions.present,
+        unreachable=conditions.present - states.keys(),
+        inter_site=tuple(inter_site),
+        groups=view.groups,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """From `start_s` to `end_s` the situation holds. `lost` are nodes that went at its start, `saved` those
+    of them that had notice."""
+
+    start_s: float
+    end_s: float
+    situation: Situation
+    lost: frozenset[str]
+    saved: frozenset[str]
+
+    @property
+    def returned(self) -> frozenset[str]:
+        """Nodes that went at its start and are there again."""
+        return self.lost & frozenset(self.situation.states)
+
+    @property
+    def length_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+def epochs_of(trace: EventTrace, view: NodeView, end_s: float) -> list[Epoch]:
+    """All epochs up to `end_s`; events of one instant make one change, and those that change nothing make
+    none."""
+    conditions = Conditions.at_start(trace)
+    situation = situation_of(view, conditions, trace.sites)
+    found: list[Epoch] = []
+    start_s, lost, saved = 0.0, frozenset[str](), frozenset[str]()
+    place = 0
+    while place < len(trace.events):
+        now = trace.events[place].time_s
+        if now >= end_s:
+            break
+        gone, noticed = frozenset[str](), frozenset[str]()
+        while place < len(trace.events) and trace.events[place].time_s == now:
+            before, conditions = conditions, conditions.after(trace.events[place])
+            gone |= before.present - conditions.present
+            noticed |= (before.present - conditions.present) & before.noticed
+            place += 1
+        after = situation_of(view, conditions, trace.sites)
+        if after.key == situation.key and not gone:
+            continue
+        if now > start_s:
+            found.append(Epoch(start_s=start_s, end_s=now, situation=situation, lost=lost, saved=saved))
+            start_s, lost, saved = now, gone, noticed
+        else:
+            lost, saved = lost | gone, saved | noticed
+        situation = after
+    found.append(Epoch(start_s=start_s, end_s=end_s, situation=situation, lost=lost, saved=saved))
+    return found

@@ -1,0 +1,558 @@
+"""One plan for a whole trace: best now, in expectation, or in the worst case, and never changed.
+
+Candidates are the best uniform strategies on sets of nodes, by the search on nodes as the cluster has them
+and in the states in which each set is for longest; and where nodes are of several pools, uneven plans on
+such sets. Each is priced in every situation of the trace. What none on these sets can make follows from the
+proven step times: in no situation is one faster than the best of that situation.
+
+Sets of nodes that one plan for a whole trace may be laid on.
+
+Strategies on a set of nodes that one plan for a whole trace may be, and what none on it exceeds.
+
+Uneven plans on sets of nodes that one plan for a whole trace may be, and what none on them exceeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from shardwise.cluster import Conditions, EventTrace, NodeState, NodeView, uniform_cluster
+from shardwise.errors import Infeasible
+from shardwise.plans import TRACE_POLICIES
+from shardwise.replanning.arrangement import Arrangement, Floats
+from shardwise.replanning.candidates import AllowedSpace, in_groups, node_sets, slot_orders
+from shardwise.replanning.mixed_planner import AnyArrangement, MixedPlanner
+from shardwise.replanning.pipeline_costs import Prices
+from shardwise.replanning.situation import Epoch, Situation, StateRuns, epochs_of, situation_of
+from shardwise.replanning.step_times import StepTimes
+from shardwise.replanning.trace_replay import fixed, run_of
+from shardwise.replanning.uneven import PlansBySize, UnevenArrangement, UnevenStepTimes
+from shardwise.search import BranchAndBound, Fastest, Question, parts_within, restricted_to
+from shardwise.strategy import Strategy
+
+ALL_SIZES = 12
+"""Up to so many nodes every number of them is looked at."""
+
+SIZES = 8
+"""Of more nodes those numbers that promise most, so many of them, and powers of two."""
+
+SITUATIONS = 4
+"""Situations whose own sets are looked at too: those that last longest, and the first."""
+
+SituationTimes = Sequence[tuple[Situation, float]]
+"""Distinct situations in the order in which they come first, each with the seconds that it holds in all."""
+
+
+def situation_times(epochs: Sequence[Epoch]) -> SituationTimes:
+    """The distinct situations of a trace."""
+    found: dict[object, tuple[Situation, float]] = {}
+    for epoch in epochs:
+        first, seconds = found.get(epoch.situation.key, (epoch.situation, 0.0))
+        found[epoch.situation.key] = first, seconds + epoch.length_s
+    return list(found.values())
+
+
+def sets_for_trace(situations: SituationTimes, prices: Prices) -> list[tuple[str, ...]]:
+    """The nodes that serve best over the trace, so many of one size (and of one pool) as may be worth it; and
+    the sets that a decision in one of its longest situations would look at."""
+    service, pools = _service(situations), _pools(situations)
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for name in service:
+        groups.setdefault((prices.devices_of(name),), []).append(name)
+        groups.setdefault((prices.devices_of(name), pools[name]), []).append(name)
+    found: dict[frozenset[str], tuple[str, ...]] = {}
+
+    def add(names: Sequence[str]) -> None:
+        ordered = in_groups(
+            names, situations[0][0], lambda name: (pools[name], -service[name], int(name[1:]))
+        )
+        found.setdefault(frozenset(ordered), ordered)
+
+    longest = sorted(situations[1:], key=lambda one: -one[1])[:SITUATIONS]
+    for situation, _ in (situations[0], *longest):
+        for own in node_sets(situation, prices):
+            add(own)
+    for names in groups.values():
+        best_first = sorted(names, key=lambda name: (-service[name], int(name[1:])))
+        for size in _sizes(best_first, situations):
+            add(best_first[:size])
+    return list(found.values())
+
+
+def uneven_sets_for_trace(situations: SituationTimes) -> list[tuple[str, ...]]:
+    """Nodes of several pools, in the order of the cluster: all that are there at first and in the situations
+    that last longest, those of them that nothing slows, and those that serve best over the trace."""
+    longest = sorted(situations[1:], key=lambda one: -one[1])[:SITUATIONS]
+    chosen: list[list[str]] = []
+    for situation, _ in (situations[0], *longest):
+        states = situation.states
+        chosen.append(list(states))
+        chosen.append([name for name, state in states.items() if state == NodeState(pool=state.pool)])
+    service = _service(situations)
+    thresholds = sorted(set(service.values()))
+    for place in range(SITUATIONS + 1):
+        least = thresholds[place * (len(thresholds) - 1) // SITUATIONS] if thresholds else 0.0
+        chosen.append([name for name, served in service.items() if served >= least])
+    pools = _pools(situations)
+    return list(
+        dict.fromkeys(
+            tuple(sorted(names, key=lambda name: int(name[1:])))
+            for names in chosen
+            if len({pools[name] for name in names}) > 1
+        )
+    )
+
+
+def _service(situations: SituationTimes) -> dict[str, float]:
+    """Seconds that each node serves, those at which it is slow in part."""
+    service: dict[str, float] = {}
+    for situation, seconds in situations:
+        for name, state in situation.states.items():
+            service[name] = service.get(name, 0.0) + seconds * min(state.speed, 1.0) * state.network
+    return service
+
+
+def _pools(situations: SituationTimes) -> dict[str, int]:
+    return {name: state.pool for situation, _ in situations for name, state in situation.states.items()}
+
+
+def _sizes(best_first: Sequence[str], situations: SituationTimes) -> Iterator[int]:
+    """Numbers of nodes: all where there are few, else those with most node-seconds in which all are there,
+    powers of two, and as many as are there all the time."""
+    count = len(best_first)
+    if count <= ALL_SIZES:
+        yield from range(1, count + 1)
+        return
+    place = {name: index for index, name in enumerate(best_first)}
+    available_s = [0.0] * (count + 1)
+    always = count
+    for situation, seconds in situations:
+        there = {place[name] for name in situation.states if name in place}
+        first_gone = next((index for index in range(count) if index not in there), count)
+        available_s[first_gone] += seconds
+        always = min(always, first_gone)
+    for size in range(count - 1, -1, -1):
+        available_s[size] += available_s[size + 1]
+    yield from sorted(range(1, count + 1), key=lambda size: -size * available_s[size])[:SIZES]
+    yield from (1 << power for power in range(count.bit_length()) if 1 << power <= count)
+    yield count
+    if always:
+        yield always
+
+
+STRATEGIES_PER_SEARCH = 16
+"""Of every search the best strategies of so many kinds, which differ in a degree, the schedule or
+recomputation."""
+
+STATES = 3
+"""States of a set of nodes, beside the nominal one, in which it is searched: those that last longest."""
+
+States = tuple[NodeState, ...]
+"""The best state that a node of each pool of a set is in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What may run on nodes, and the steps/s that it makes at most in each situation."""
+
+    arrangement: AnyArrangement
+    limits: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSetCandidates:
+    """The candidates on a set of nodes, and the steps/s that none of their kind exceeds in each situation."""
+
+    candidates: tuple[Candidate, ...]
+    limits: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class _SearchResult:
+    """The seconds of a step that no strategy of a search takes less than, and the best strategies."""
+
+    least_s: float
+    strategies: tuple[Strategy, ...]
+
+
+_NOTHING = _SearchResult(np.inf, ())
+
+
+def _best(question: Question) -> _SearchResult:
+    found = (
+        BranchAndBound(question.problem(), question.candidates(), Fastest(STRATEGIES_PER_SEARCH)).run().found
+    )
+    return _SearchResult(found[0].time_s, tuple(each.table[0] for each in found)) if found else _NOTHING
+
+
+class TraceSearches:
+    """Searches on alike nodes in one state, each made once. A strategy on nodes in several states is no
+    faster than on alike nodes in the best of them, pool by pool: every stage takes what its slowest node
+    takes."""
+
+    def __init__(self, steps: StepTimes, allowed_space: AllowedSpace) -> None:
+        self._steps, self._allowed_space = steps, allowed_space
+        view = NodeView(steps.prices.cluster)
+        self._pool_of, self._groups = view.pool_of, view.groups
+        self._found: dict[tuple[int, NodeState], _SearchResult] = {}
+
+    def on(self, names: tuple[str, ...], situations: SituationTimes) -> NodeSetCandidates:
+        """What may run on these nodes, all of them; nothing where nothing fits."""
+        size = len(names)
+        each = [self._states(names, situation) for situation, _ in situations]
+        seconds: dict[NodeState, float] = {}
+        for states, (_, duration_s) in zip(each, situations, strict=True):
+            for state in states or ():
+                seconds[state] = seconds.get(state, 0.0) + duration_s
+        nominal = tuple(NodeState(pool=pool) for pool in sorted({self._pool_of[name] for name in names}))
+        longest = sorted(seconds, key=lambda state: -seconds[state])[:STATES]
+        searched = {state: self._search(size, state) for state in dict.fromkeys((*nominal, *longest))}
+        best = {state: found.least_s for state, found in searched.items()}
+
+        def rate(states: States | None) -> float:
+            if states is None:
+                return 0.0
+            return 1.0 / max(best.get(state, best[NodeState(pool=state.pool)]) for state in states)
+
+        strategies = dict.fromkeys(strategy for found in searched.values() for strategy in found.strategies)
+        there = np.array([states is not None for states in each], dtype=np.float64)
+        return NodeSetCandidates(
+            tuple(self._candidates(strategies, names, there)), np.array([rate(states) for states in each])
+        )
+
+    def _states(self, names: tuple[str, ...], situation: Situation) -> States | None:
+        """The best state of each pool's nodes; None where one of them is gone."""
+        runs = situation.states_of(names, self._steps.prices.node_bytes_per_s)
+        if runs is None:
+            return None
+        best: dict[int, NodeState] = {}
+        for state, _ in runs:
+            other = best.get(state.pool, state)
+            best[state.pool] = NodeState(
+                pool=state.pool,
+                speed=max(state.speed, other.speed),
+                network=max(state.network, other.network),
+                inside=max(state.inside, other.inside),
+                latency_s=min(state.latency_s, other.latency_s),
+                inter_site_share=max(state.inter_site_share, other.inter_site_share),
+                inter_site_latency_s=min(state.inter_site_latency_s, other.inter_site_latency_s),
+                site_tiers=max(state.site_tiers, other.site_tiers),
+            )
+        return tuple(best[pool] for pool in sorted(best))
+
+    def _search(self, size: int, state: NodeState) -> _SearchResult:
+        key = size, state
+        if key not in self._found:
+            prices = self._steps.prices
+            question = Question(
+                model=prices.model,
+                cluster=uniform_cluster(prices.cluster, prices.pools[state.pool], size, state),
+                job=prices.job,
+                space=self._allowed_space.space,
+                fixed=self._allowed_space.fixed,
+                axes=self._allowed_space.axes,
+                use_all=True,
+            )
+            self._found[key] = self._of(question)
+        return self._found[key]
+
+    def _of(self, question: Question) -> _SearchResult:
+        """The best strategies of `question` that the target carries out; where all of them are beyond one of
+        its limits, of the parts that the limit leaves."""
+        target = self._allowed_space.target
+        if target is None:
+            return _best(question)
+        target = target.for_job(question.model, question.job)
+        try:
+            restricted = restricted_to(target, question)
+        except Infeasible:
+            return _NOTHING
+        whole = _best(restricted)
+        runnable = tuple(each for each in whole.strategies if target.broken_limit(each) is None)
+        if runnable or not whole.strategies:
+            return _SearchResult(whole.least_s, runnable)
+        parts = [self._of(part) for part in parts_within(target, restricted, whole.strategies[0])]
+        return _SearchResult(
+            min((part.least_s for part in parts), default=np.inf),
+            tuple(strategy for part in parts for strategy in part.strategies),
+        )
+
+    def _candidates(
+        self, strategies: Iterable[Strategy], names: tuple[str, ...], there: Floats
+    ) -> Iterable[Candidate]:
+        """Equal shares for all pipelines: that is what a plan file holds."""
+        prices = self._steps.prices
+        pools = {self._pool_of[name] for name in names}
+        for strategy in strategies:
+            least_s = self._steps.nominal_s(strategy, pools)
+            if least_s is None:
+                continue
+            shares = (prices.microbatches(strategy) // strategy.dp,) * strategy.dp
+            for slots in slot_orders(strategy, names, prices.devices_of(names[0]), self._groups):
+                arrangement = Arrangement(strategy=strategy, slots=slots, microbatches=shares)
+                yield Candidate(arrangement, there / least_s)
+
+
+def uneven_on_sets(
+    steps: UnevenStepTimes, situations: SituationTimes, nominal: Situation, rows: int
+) -> Iterator[NodeSetCandidates]:
+    """What may run on each set of nodes of several pools. `nominal` has all nodes as the cluster has them,
+    where no plan is slower than elsewhere; stages have up to `rows` replicas."""
+    plans = PlansBySize(steps)
+    for names in uneven_sets_for_trace(situations):
+        found = plans.found(names, rows)
+        if found.result is None:
+            continue
+        arrangement = steps.without_idle_nodes(UnevenArrangement(result=found.result, nodes=names))
+        there = np.array([1.0 * set(names).issubset(one.states) for one, _ in situations])
+        candidates = tuple(
+            Candidate(one, _availability(one, situations) / nominal_s)
+            for one in dict.fromkeys((arrangement, *_adapted(steps, arrangement, situations)))
+            if (nominal_s := steps.step_s(one, nominal)) is not None
+        )
+        yield NodeSetCandidates(candidates, there / found.lower_bound_s)
+
+
+def _availability(one: UnevenArrangement, situations: SituationTimes) -> Floats:
+    """1 for each situation that has all of its nodes."""
+    return np.array([1.0 * set(one.nodes).issubset(situation.states) for situation, _ in situations])
+
+
+def _adapted(
+    steps: UnevenStepTimes, arrangement: UnevenArrangement, situations: SituationTimes
+) -> Iterator[UnevenArrangement]:
+    """The same pipelines with the layers and shares that suit those of their nodes' states that last
+    longest."""
+    seconds: dict[StateRuns, float] = {}
+    first: dict[StateRuns, Situation] = {}
+    for situation, duration_s in situations:
+        runs = situation.states_of(arrangement.nodes, steps.prices.node_bytes_per_s)
+        if runs is not None:
+            seconds[runs] = seconds.get(runs, 0.0) + duration_s
+            first.setdefault(runs, situation)
+    for longest in sorted(seconds, key=lambda one: -seconds[one])[:STATES]:
+        found = steps.with_best_layers(arrangement, first[longest])
+        if found is not None:
+            yield found
+
+
+Score = tuple[float, float]
+"""What a policy counts, in steps or steps/s, and what decides between equals."""
+
+NONE: Score = (0.0, 0.0)
+
+ORDERS_TRIED = 4
+"""Arrangements on each set of nodes of which other orders of its nodes are tried."""
+
+MAX_SWAPS = 100
+"""Exchanges of two nodes that are tried of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracePick:
+    """The arrangement that a policy picks: its step time in the first epoch and in the slowest (None: it
+    stands still there), the steps that it makes over the trace, and the share by which what the policy counts
+    is at most below what any plan on the sets of nodes makes, where that does not change."""
+
+    policy: str
+    arrangement: AnyArrangement
+    now_step_s: float | None
+    worst_step_s: float | None
+    steps: float
+    gap: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracePicks:
+    """The picks of the policies over `length_s`, of so many arrangements weighed in so many distinct
+    situations. Policy `now` has none where nothing runs at first. `uniform` are the picks among uniform
+    arrangements alone, where uneven ones were weighed too; `unreachable` are nodes that are there for some
+    time and cannot be used."""
+
+    picks: tuple[TracePick, ...]
+    uniform: tuple[TracePick, ...]
+    length_s: float
+    situations: int
+    considered: int
+    unreachable: frozenset[str]
+
+    def pick(self, policy: str) -> TracePick:
+        """That of a policy. Raises Infeasible where it has none."""
+        for one in self.picks:
+            if one.policy == policy:
+                return one
+        raise Infeasible("nothing fits on the nodes that are there at first", reasons={})
+
+
+def picks_for_trace(planner: MixedPlanner, trace: EventTrace, allowed_space: AllowedSpace) -> TracePicks:
+    """What each policy picks. Raises Infeasible where nothing runs at any time."""
+    prices, view = planner.prices, NodeView(planner.prices.cluster)
+    epochs = epochs_of(trace, view, length_of(trace))
+    situations = situation_times(epochs)
+    searches = TraceSearches(planner.uniform.steps, allowed_space)
+    sets = [searches.on(names, situations) for names in sets_for_trace(situations, prices)]
+    found = [_picked(planner, epochs, situations, sets)]
+    if allowed_space.has_uneven_in(prices.job.dtype) and len(prices.pools) > 1:
+        everywhere = Conditions.at_start(EventTrace(nodes=len(prices.cluster.nodes), events=()))
+        nominal = situation_of(view, everywhere)
+        uneven = list(uneven_on_sets(planner.uneven, situations, nominal, allowed_space.stage_dp))
+        if uneven:
+            found.append(_picked(planner, epochs, situations, uneven))
+            sets += uneven
+    limits = _PolicyBest(planner, epochs, situations)
+    bounds = {
+        name: max((limits.upper_bound(name, each.limits)[0] for each in sets), default=0.0)
+        for name in TRACE_POLICIES
+    }
+    picks = []
+    for policy in TRACE_POLICIES:
+        both = [one[policy] for one in found if policy in one]
+        if both:
+            picks.append(_pick(policy, max(both, key=lambda one: one.score(policy)), bounds[policy]))
+    if not picks:
+        reason = "" if allowed_space.target is None else f" that {allowed_space.target.command} runs"
+        raise Infeasible(f"nothing fits at any time of the trace{reason}", reasons={})
+    return TracePicks(
+        picks=tuple(picks),
+        uniform=tuple(_pick(policy, one, bounds[policy]) for policy, one in found[0].items())
+        if len(found) > 1
+        else (),
+        length_s=epochs[-1].end_s,
+        situations=len(situations),
+        considered=sum(len(each.candidates) for each in sets),
+        unreachable=frozenset(name for each, _ in situations for name in each.unreachable),
+    )
+
+
+def _picked(
+    planner: MixedPlanner,
+    epochs: Sequence[Epoch],
+    situations: SituationTimes,
+    sets: Sequence[NodeSetCandidates],
+) -> dict[str, _EvaluatedPlan]:
+    """The best candidate by each policy that has one."""
+    best = _PolicyBest(planner, epochs, situations)
+    candidates = [candidate for each in sets for candidate in each.candidates]
+    for candidate in sorted(
+        candidates, key=lambda one: best.upper_bound("expected", one.limits), reverse=True
+    ):
+        best.evaluate(candidate)
+    picked = {}
+    for policy in TRACE_POLICIES:
+        found = best.pick(policy)
+        if found is not None and (policy != "now" or found.rates[0] > 0.0):
+            picked[policy] = found
+    return picked
+
+
+def _pick(policy: str, found: _EvaluatedPlan, bound: float) -> TracePick:
+    return TracePick(
+        policy=policy,
+        arrangement=found.arrangement,
+        now_step_s=_time_s(found.rates[0]),
+        worst_step_s=_time_s(found.rates.min()),
+        steps=found.steps,
+        gap=max(1.0 - found.score(policy)[0] / bound, 0.0) if bound > 0.0 else 0.0,
+    )
+
+
+def length_of(trace: EventTrace) -> float:
+    """Seconds for which a trace is planned: to its last event, and what holds from then on for as long as the
+    epochs before it on average; a second where all is at the start."""
+    instants = {0.0, *(event.time_s for event in trace.events)}
+    return trace.end_s + trace.end_s / max(len(instants) - 1, 1) or 1.0
+
+
+def _time_s(rate: float) -> float | None:
+    return 1.0 / float(rate) if rate > 0.0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _EvaluatedPlan:
+    """An arrangement with its steps/s in each situation, and its steps over the trace, in which reading
+    checkpoints after its nodes were gone takes time too."""
+
+    arrangement: AnyArrangement
+    rates: Floats
+    steps: float
+
+    def score(self, policy: str) -> Score:
+        """What a policy counts."""
+        return _score(policy, self.rates, self.steps)
+
+
+def _score(policy: str, rates: Floats, steps: float) -> Score:
+    if policy == "expected":
+        return steps, float(rates[0])
+    return float(rates[0] if policy == "now" else rates.min()), steps
+
+
+class _PolicyBest:
+    """What was weighed: by policy and set of nodes, the best few and what they make at most."""
+
+    def __init__(self, planner: MixedPlanner, epochs: Sequence[Epoch], situations: SituationTimes) -> None:
+        self._planner, self._epochs, self._situations = planner, epochs, situations
+        self._lengths_s = np.array([seconds for _, seconds in situations])
+        self._most = dict.fromkeys(TRACE_POLICIES, NONE)
+        self._few: dict[tuple[str, frozenset[str]], list[tuple[_EvaluatedPlan, Candidate]]] = {}
+
+    def upper_bound(self, policy: str, rates: Floats) -> Score:
+        """What a policy counts where a plan never reads a checkpoint and makes so many steps/s in each
+        situation."""
+        return _score(policy, rates, float(rates @ self._lengths_s))
+
+    def evaluate(self, candidate: Candidate) -> None:
+        """Prices it in every situation, unless no order of its nodes can be preferred by any policy."""
+        improving = [
+            name for name in TRACE_POLICIES if self.upper_bound(name, candidate.limits) > self._most[name]
+        ]
+        if not improving:
+            return
+        evaluated = self._evaluated(candidate.arrangement)
+        for policy in improving:
+            few = self._few.setdefault((policy, frozenset(candidate.arrangement.nodes)), [])
+            few.append((evaluated, candidate))
+            few.sort(key=lambda one: one[0].score(policy), reverse=True)
+            del few[ORDERS_TRIED:]
+            self._most[policy] = max(evaluated.score(policy), self._most[policy])
+
+    def pick(self, policy: str) -> _EvaluatedPlan | None:
+        """The best by a policy, its nodes in the best order found; None where all stand still."""
+        best: _EvaluatedPlan | None = None
+        for (name, _), few in self._few.items():
+            for evaluated, candidate in few if name == policy else ():
+                if best is None or self.upper_bound(policy, candidate.limits) > best.score(policy):
+                    ordered = self._ordered(policy, evaluated)
+                    if best is None or ordered.score(policy) > best.score(policy):
+                        best = ordered
+        return best if best is not None and max(best.score(policy)) > 0.0 else None
+
+    def _evaluated(self, arrangement: AnyArrangement) -> _EvaluatedPlan:
+        times = [self._planner.step_s(arrangement, situation) for situation, _ in self._situations]
+        rates = np.array([0.0 if time_s is None else 1.0 / time_s for time_s in times])
+        choices = fixed(self._planner, self._epochs, arrangement)
+        return _EvaluatedPlan(arrangement, rates, run_of("", self._epochs, choices).total_steps)
+
+    def _ordered(self, policy: str, evaluated: _EvaluatedPlan) -> _EvaluatedPlan:
+        """Nodes exchanged as long as that is better: which node holds which part counts where their states
+        differ."""
+        nodes = evaluated.arrangement.nodes
+        past = {name: tuple(one.states.get(name) for one, _ in self._situations) for name in nodes}
+        best = evaluated
+        tried, is_better = 0, True
+        while is_better:
+            is_better = False
+            for first, second in combinations(range(len(nodes)), 2):
+                one, other = (best.arrangement.nodes[place] for place in (first, second))
+                swapped = self._planner.swapped(best.arrangement, one, other)
+                if past[one] == past[other] or swapped is None or tried == MAX_SWAPS:
+                    continue
+                tried += 1
+                found = self._evaluated(swapped)
+                if found.score(policy) > best.score(policy):
+                    best, is_better = found, True
+        return best

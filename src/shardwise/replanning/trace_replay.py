@@ -1,0 +1,432 @@
+"""Hours of training through a trace, under a policy: what runs when, and what it makes.
+
+A change is paid in full when it is decided on, in seconds in which the new plan would have run; so an epoch
+that is shorter than its change makes less than nothing. A plan that cannot run stands still, and starts again
+from a checkpoint.
+
+The oracle: the most that any sequence of considered arrangements makes of a trace that is known ahead.
+
+Dynamic programming over epochs and what was considered in any of them: an arrangement may be chosen in the
+epochs near one in which it was weighed or ran (`WINDOW`), and what ran for longest in all. A change costs the
+least that it can: nothing where an arrangement goes on, else a regrouping or a restart, and the work since
+the last checkpoint where a node that is lost had states that no other had. Bytes are left out, so that this
+is a bound from above: no policy that chooses from these arrangements makes more.
+
+Replay of a trace under all policies, on one set of plans and prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+from shardwise.cluster import EventTrace, NodeLost, NodeView, Notice
+from shardwise.equations import goodput
+from shardwise.errors import Infeasible
+from shardwise.plans import Reliability
+from shardwise.replanning.mixed_planner import AnyArrangement, MixedPlanner
+from shardwise.replanning.planner import KEEP, MIGRATE, PATCH
+from shardwise.replanning.situation import Epoch, epochs_of
+from shardwise.replanning.transition import Costs
+from shardwise.replanning.uneven import UnevenArrangement
+
+WAIT = "wait"
+
+RECENT_EPOCHS = 8
+"""Epochs of the past whose mean length is what the adaptive policy expects of the next."""
+
+
+LONG_S = 1e9
+"""A horizon over which no change counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochChoice:
+    """What runs in one epoch (None: nothing), its step time, and the seconds that the change to it took."""
+
+    decision: str
+    arrangement: AnyArrangement | None
+    step_s: float | None
+    change_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRun:
+    """A policy through a trace: its choice in every epoch, and the steps that each made."""
+
+    name: str
+    choices: tuple[EpochChoice, ...]
+    steps: tuple[float, ...]
+    goodput: float
+
+    @property
+    def total_steps(self) -> float:
+        return sum(self.steps)
+
+    @property
+    def changes(self) -> int:
+        """How often it patched or moved."""
+        return sum(choice.decision not in (KEEP, WAIT) for choice in self.choices[1:])
+
+
+def run_of(name: str, epochs: Sequence[Epoch], choices: Sequence[EpochChoice]) -> PolicyRun:
+    """Steps and goodput (the share of time that is neither standing still nor changing)."""
+    steps, useful_s = [], 0.0
+    for epoch, choice in zip(epochs, choices, strict=True):
+        working_s = 0.0 if choice.step_s is None else epoch.length_s - choice.change_s
+        steps.append(0.0 if choice.step_s is None else working_s / choice.step_s)
+        useful_s += working_s
+    total_s = sum(epoch.length_s for epoch in epochs)
+    return PolicyRun(
+        name=name,
+        choices=tuple(choices),
+        steps=tuple(steps),
+        goodput=max(useful_s, 0.0) / total_s if total_s else 0.0,
+    )
+
+
+def fixed(planner: MixedPlanner, epochs: Sequence[Epoch], arrangement: AnyArrangement) -> list[EpochChoice]:
+    """One arrangement all the way: it runs where it can, and waits where it cannot."""
+    found: list[EpochChoice] = []
+    is_down, has_lost = False, False
+    for epoch in epochs:
+        step_s = planner.step_s(arrangement, epoch.situation)
+        is_hit = bool(found) and not is_down and bool(epoch.lost & set(arrangement.nodes))
+        has_lost |= is_hit and _loses(arrangement, epoch)
+        if step_s is None:
+            found.append(EpochChoice(decision=WAIT, arrangement=None, step_s=None, change_s=0.0))
+            is_down = True
+            continue
+        change_s = 0.0
+        if is_down or is_hit:
+            change_s = planner.started(arrangement, epoch.situation).seconds
+            change_s += planner.costs.rework_s if has_lost else 0.0
+        found.append(EpochChoice(decision=KEEP, arrangement=arrangement, step_s=step_s, change_s=change_s))
+        is_down, has_lost = False, False
+    return found
+
+
+def _loses(arrangement: AnyArrangement, epoch: Epoch) -> bool:
+    """Whether a node of an arrangement goes at the start of an epoch, and had no notice."""
+    return not (epoch.lost - epoch.saved).isdisjoint(arrangement.nodes)
+
+
+def adaptive(
+    planner: MixedPlanner,
+    epochs: Sequence[Epoch],
+    longest_s: float,
+    considered: list[tuple[AnyArrangement, ...]],
+    start: AnyArrangement | None = None,
+) -> list[EpochChoice]:
+    """Decides anew at every change, knowing what was and not what comes: it expects the next epoch to be as
+    long as the last ones were on average, `longest_s` at most and at first. `start` runs at first (None:
+    what it decides on, at no price). What it runs and the best that it weighs is added to `considered`, epoch
+    by epoch."""
+    found: list[EpochChoice] = []
+    running = start
+    has_lost = False
+    recent_lengths_s: list[float] = []
+    for place, epoch in enumerate(epochs):
+        recent = recent_lengths_s[-RECENT_EPOCHS:]
+        horizon_s = min(sum(recent) / len(recent), longest_s) if recent else longest_s
+        try:
+            decision = planner.replan(
+                running,
+                epoch.situation,
+                horizon_s=max(horizon_s, 1.0),
+                saved=epoch.saved,
+                returned=epoch.returned,
+            )
+        except Infeasible:
+            found.append(EpochChoice(decision=WAIT, arrangement=None, step_s=None, change_s=0.0))
+            has_lost |= running is not None and place > 0 and _loses(running, epoch)
+            running = None
+            considered.append(())
+        else:
+            change_s = decision.transition.seconds if place or start is not None else 0.0
+            change_s += planner.costs.rework_s if has_lost else 0.0
+            has_lost = False
+            found.append(
+                EpochChoice(
+                    decision=decision.decision,
+                    arrangement=decision.arrangement,
+                    step_s=decision.step_s,
+                    change_s=change_s,
+                )
+            )
+            running = decision.arrangement
+            considered.append((running, *decision.alternatives))
+        recent_lengths_s.append(epoch.length_s)
+    return found
+
+
+def best_at_first(planner: MixedPlanner, epochs: Sequence[Epoch]) -> AnyArrangement:
+    """What is best in the first epoch in which anything can run. Raises Infeasible where there is none."""
+    for epoch in epochs:
+        try:
+            return planner.replan(None, epoch.situation, horizon_s=LONG_S).arrangement
+        except Infeasible:
+            continue
+    raise Infeasible("nothing fits at any time of the trace", reasons={})
+
+
+def best_of(
+    planner: MixedPlanner,
+    epochs: Sequence[Epoch],
+    arrangements: Sequence[AnyArrangement],
+    score: Callable[[PolicyRun], tuple[float, ...]],
+) -> AnyArrangement:
+    """The fixed arrangement that is worth most; of equal ones the first."""
+    return max(arrangements, key=lambda one: score(run_of("", epochs, fixed(planner, epochs, one))))
+
+
+def expected_score(run: PolicyRun) -> tuple[float, ...]:
+    """Steps over the whole trace."""
+    return (run.total_steps,)
+
+
+def robust_score(run: PolicyRun) -> tuple[float, ...]:
+    """The slowest epoch first, and where that is alike, all of them."""
+    rates = [0.0 if choice.step_s is None else 1.0 / choice.step_s for choice in run.choices]
+    return min(rates), run.total_steps
+
+
+WINDOW = 8
+"""Epochs before and after one in which an arrangement was considered, in which the oracle may choose it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Label:
+    """The most steps by the end of an epoch with an arrangement (None: waiting), and how: what ran before,
+    and the seconds of the change."""
+
+    steps: float
+    before: AnyArrangement | None
+    change_s: float
+
+
+_Labels = dict[AnyArrangement | None, _Label]
+_Shapes = dict[AnyArrangement, Hashable]
+
+
+def oracle(
+    epochs: Sequence[Epoch],
+    considered: Sequence[Sequence[AnyArrangement]],
+    always: Sequence[AnyArrangement],
+    planner: MixedPlanner,
+) -> list[EpochChoice]:
+    """The best choice in every epoch, knowing all of them. `considered` are arrangements epoch by epoch, and
+    `always` those for all epochs."""
+    every = dict.fromkeys([*always, *(one for some in considered for one in some)])
+    shapes: _Shapes = {one: one.shape for one in every}
+    sharded = {one for one in every if one.has_unreplicated_states}
+    labels: list[_Labels] = []
+    for place, epoch in enumerate(epochs):
+        near = considered[max(place - WINDOW, 0) : place + WINDOW + 1]
+        rates = _rates(dict.fromkeys([*always, *(one for some in near for one in some)]), epoch, planner)
+        labels.append(
+            _first(rates, epoch)
+            if not labels
+            else _next(labels[-1], rates, epoch, shapes=shapes, sharded=sharded, costs=planner.costs)
+        )
+    return _traced(epochs, labels, planner, shapes)
+
+
+def _rates(
+    arrangements: Iterable[AnyArrangement], epoch: Epoch, planner: MixedPlanner
+) -> dict[AnyArrangement, float]:
+    """Steps per second of those that run."""
+    found = {}
+    for one in arrangements:
+        step_s = planner.step_s(one, epoch.situation)
+        if step_s is not None:
+            found[one] = 1.0 / step_s
+    return found
+
+
+def _first(rates: dict[AnyArrangement, float], epoch: Epoch) -> _Labels:
+    labels: _Labels = {one: _Label(rate * epoch.length_s, None, 0.0) for one, rate in rates.items()}
+    labels[None] = _Label(0.0, None, 0.0)
+    return labels
+
+
+def _next(
+    before: _Labels,
+    rates: dict[AnyArrangement, float],
+    epoch: Epoch,
+    *,
+    shapes: _Shapes,
+    sharded: set[AnyArrangement],
+    costs: Costs,
+) -> _Labels:
+    """The labels after one more epoch. Of all that may run before, only the best of each shape, with and
+    without lost work, can be best to change from."""
+    hit = epoch.lost - epoch.saved
+    sources: dict[tuple[Hashable, bool], tuple[float, AnyArrangement | None]] = {}
+    for one, label in before.items():
+        has_lost = one in sharded and not hit.isdisjoint(one.nodes) if one is not None else False
+        key = (None if one is None else shapes[one], has_lost)
+        if key not in sources or label.steps > sources[key][0]:
+            sources[key] = label.steps, one
+    overall: dict[bool, tuple[float, AnyArrangement | None]] = {}
+    for (_, has_lost), source in sources.items():
+        if has_lost not in overall or source[0] > overall[has_lost][0]:
+            overall[has_lost] = source
+    rework_s = costs.checkpoint_interval_s / 2.0
+    labels: _Labels = {None: _waiting(before)}
+    for one, rate in rates.items():
+        options: list[_Label] = []
+        if one in before and epoch.lost.isdisjoint(one.nodes):
+            options.append(_Label(before[one].steps + rate * epoch.length_s, one, 0.0))
+        for has_lost, lost_s in ((False, 0.0), (True, rework_s)):
+            alike = sources.get((shapes[one], has_lost))
+            for origin, least_s in ((alike, costs.regroup_s), (overall.get(has_lost), costs.restart_s)):
+                if origin is not None:
+                    change_s = least_s + lost_s
+                    made = origin[0] + rate * (epoch.length_s - change_s)
+                    options.append(_Label(made, origin[1], change_s))
+        labels[one] = max(options, key=lambda label: label.steps)
+    return labels
+
+
+def _waiting(before: _Labels) -> _Label:
+    best = max(before, key=lambda one: before[one].steps)
+    return _Label(before[best].steps, best, 0.0)
+
+
+def _traced(
+    epochs: Sequence[Epoch],
+    labels: Sequence[_Labels],
+    planner: MixedPlanner,
+    shapes: _Shapes,
+) -> list[EpochChoice]:
+    last = labels[-1]
+    one = max(last, key=lambda each: last[each].steps)
+    found: list[EpochChoice] = []
+    for place in reversed(range(len(epochs))):
+        label = labels[place][one]
+        found.append(
+            EpochChoice(
+                decision=_decision(label.before if place else one, one, shapes),
+                arrangement=one,
+                step_s=None if one is None else planner.step_s(one, epochs[place].situation),
+                change_s=label.change_s,
+            )
+        )
+        one = label.before
+    return found[::-1]
+
+
+def _decision(before: AnyArrangement | None, one: AnyArrangement | None, shapes: _Shapes) -> str:
+    if one is None:
+        return WAIT
+    if one == before:
+        return KEEP
+    return PATCH if before is not None and shapes[before] == shapes[one] else MIGRATE
+
+
+POLICIES = ("static", "robust", "expected", "adaptive", "oracle")
+
+LONGEST_S = 3600.0
+"""What the adaptive policy expects of an epoch before it has seen any, and at most."""
+
+MAX_CANDIDATES = 24
+"""Arrangements that robust and expected choose from: those that the adaptive policy ran for longest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """All runs, by policy, over the same epochs; a step trains `tokens_per_step`. Checkpoints leave
+    `working_share` of the time of every policy alike."""
+
+    epochs: tuple[Epoch, ...]
+    runs: tuple[PolicyRun, ...]
+    tokens_per_step: int
+    working_share: float
+
+    def tokens(self, run: PolicyRun) -> float:
+        """Tokens trained over the whole trace; never less than none."""
+        return max(run.total_steps, 0.0) * self.tokens_per_step * self.working_share
+
+    def goodput(self, run: PolicyRun) -> float:
+        """The share of time that is progress: not standing still, changing, or saving."""
+        return run.goodput * self.working_share
+
+    def run(self, name: str) -> PolicyRun:
+        """The run of a policy."""
+        return next(run for run in self.runs if run.name == name)
+
+
+def replay(
+    planner: MixedPlanner,
+    trace: EventTrace,
+    *,
+    end_s: float,
+    start: AnyArrangement | None = None,
+    policies: Sequence[str] = POLICIES,
+) -> Replay:
+    """Training from 0 to `end_s` of the trace. The static policy runs `start` all the way, and the adaptive
+    one begins with it (None: what is best at first). Raises Infeasible where nothing can ever run."""
+    job = planner.prices.job
+    view = NodeView(planner.prices.cluster)
+    epochs = epochs_of(trace, view, end_s)
+    if isinstance(start, UnevenArrangement):
+        start = planner.uneven.without_idle_nodes(start)  # what becomes of nodes that idle changes nothing
+    first = start if start is not None else best_at_first(planner, epochs)
+    considered: list[tuple[AnyArrangement, ...]] = []
+    adapting = run_of("adaptive", epochs, adaptive(planner, epochs, LONGEST_S, considered, start))
+    runs = {"adaptive": adapting, "static": run_of("static", epochs, fixed(planner, epochs, first))}
+    candidates = _longest(epochs, adapting, first)
+    for name, score in (("robust", robust_score), ("expected", expected_score)):
+        if name in policies:
+            runs[name] = run_of(
+                name, epochs, fixed(planner, epochs, best_of(planner, epochs, candidates, score))
+            )
+    if "oracle" in policies:
+        choices = oracle(epochs, considered, candidates, planner)
+        runs["oracle"] = run_of("oracle", epochs, choices)
+    return Replay(
+        epochs=tuple(epochs),
+        runs=tuple(runs[name] for name in POLICIES if name in policies),
+        tokens_per_step=job.global_batch_size * job.seq_len,
+        working_share=working_share(trace, end_s, planner.costs),
+    )
+
+
+def losses(trace: EventTrace, end_s: float) -> int:
+    """Instants before `end_s` at which nodes go without notice."""
+    noticed: set[str] = set()
+    times: set[float] = set()
+    for event in trace.events:
+        if isinstance(event, Notice):
+            noticed.add(event.node)
+        if isinstance(event, NodeLost) and event.time_s < end_s:
+            if event.node not in noticed:
+                times.add(event.time_s)
+            noticed.discard(event.node)
+    return len(times)
+
+
+def best_interval_s(trace: EventTrace, end_s: float) -> float | None:
+    """The work between checkpoints that loses least on this trace; None where no node goes without notice."""
+    count = losses(trace, end_s)
+    stall_s = Reliability().checkpoint_stall_s
+    return float(goodput.optimal_interval_s(stall_s, end_s / count)) if count else None
+
+
+def working_share(trace: EventTrace, end_s: float, costs: Costs) -> float:
+    """What checkpoints leave of the time until `end_s`; all, where there is nothing to fear."""
+    if not losses(trace, end_s):
+        return 1.0
+    stall_s = Reliability().checkpoint_stall_s
+    return 1.0 - float(goodput.checkpoint_fraction(costs.checkpoint_interval_s, stall_s))
+
+
+def _longest(epochs: Sequence[Epoch], run: PolicyRun, first: AnyArrangement) -> list[AnyArrangement]:
+    """The arrangements of a run, those that ran for longest first, after `first`."""
+    seconds: dict[AnyArrangement, float] = {}
+    for epoch, choice in zip(epochs, run.choices, strict=True):
+        if choice.arrangement is not None:
+            seconds[choice.arrangement] = seconds.get(choice.arrangement, 0.0) + epoch.length_s
+    ordered = sorted(seconds, key=lambda one: -seconds[one])
+    return list(dict.fromkeys([first, *ordered]))[:MAX_CANDIDATES]

@@ -1,0 +1,443 @@
+"""Uneven plans on the nodes of a cluster, and what they take and hold there as the nodes are now.
+
+Uneven plans worth moving to: the best on nodes as they are, or on so many as the cluster has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import Protocol
+
+from shardwise.cluster import (
+    Cluster,
+    Node,
+    NodeState,
+    NodeView,
+    Tier,
+    cluster_of_nodes,
+    current_cluster,
+    node_runs,
+    pools_of,
+)
+from shardwise.errors import ConfigError
+from shardwise.plans import Layout, Pipeline, Stage, UnevenFile, UnevenResult
+from shardwise.replanning.arrangement import nodes_like
+from shardwise.replanning.candidates import in_groups
+from shardwise.replanning.pipeline_costs import Prices
+from shardwise.replanning.situation import Situation, StateRuns
+from shardwise.replanning.step_times import PROBE_ROUNDS, fastest_shares
+from shardwise.replanning.transition import Holdings, StateShard
+from shardwise.search import (
+    UNEVEN_GAP,
+    Question,
+    RecordCostModel,
+    UnevenSearchResult,
+    best_uneven,
+    predicted_result,
+    relayout,
+)
+
+LayoutKey = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnevenArrangement:
+    """An uneven plan on nodes: the ranks of `result` count the devices of `nodes`, one node after the other.
+
+    Of the result its pipelines, their microbatches and times are what holds now. Two are equal where the same
+    stages lie on the same devices and do as many microbatches, whatever they take.
+    """
+
+    result: UnevenResult = field(compare=False)
+    nodes: tuple[str, ...]
+    layout_key: LayoutKey = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layout_key", _layout_key(self.result))
+
+    @property
+    def has_unreplicated_states(self) -> bool:
+        """Whether parts of the optimizer's states lie on one node only: of a layer they are split over its
+        replicas."""
+        return len(self.nodes) > 1
+
+    @property
+    def shape(self) -> tuple[str, int]:
+        """What a patch leaves as it is."""
+        return "uneven", self.result.micro_batch_size
+
+
+def _layout_key(result: UnevenResult) -> LayoutKey:
+    """What tells plans apart. Whether several pipelines are alike depends on the nodes, as they are."""
+    is_alike = result.is_alike and len(result.layout.pipelines) == 1
+    stages = tuple(
+        tuple((stage.ranks, stage.tp, stage.dp, stage.layers) for stage in pipeline.stages)
+        for pipeline in result.layout.pipelines
+    )
+    return stages, result.recompute, result.micro_batch_size, result.microbatches, is_alike
+
+
+def uneven_running_on(plan: UnevenFile, cluster: Cluster) -> UnevenArrangement:
+    """The plan on the nodes that it names, or on the first nodes of the cluster that are like those it was
+    made for. ConfigError where it has none such, or the plan has stages on two pools."""
+    if any(stage.parts for pipeline in plan.best.layout.pipelines for stage in pipeline.stages):
+        raise ConfigError(
+            "is not replanned", key="best.layout", found="a stage on two pools",
+            allowed="stages on one pool each",
+        )  # fmt: skip
+    named = plan.for_trace.nodes if plan.for_trace is not None else (None,) * len(plan.cluster.nodes)
+    return UnevenArrangement(result=plan.best, nodes=nodes_like(plan.cluster, cluster, named))
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """Prices on some nodes in their states as a cluster, and the pool of it that each is in."""
+
+    prices: RecordCostModel
+    pool_of: dict[str, str]
+
+
+class UnevenStepTimes:
+    """Step times of uneven plans, priced on the nodes that they use as those are; what was asked before is
+    known."""
+
+    def __init__(self, prices: Prices) -> None:
+        self.prices = prices
+        self._places = {f"n{place}": place for place in range(len(prices.cluster.nodes))}
+        self._pools = NodeView(prices.cluster).pool_of
+        self._nodes: dict[tuple[tuple[str, ...], StateRuns], _Nodes] = {}
+        self._predicted: dict[tuple[UnevenArrangement, StateRuns], UnevenArrangement | None] = {}
+        self._best_shares: dict[tuple[UnevenArrangement, StateRuns], UnevenArrangement | None] = {}
+        self._best_layers: dict[tuple[UnevenArrangement, StateRuns], UnevenArrangement | None] = {}
+
+    def pool_of(self, name: str) -> int:
+        """Which of the cluster's pools a node is of."""
+        return self._pools[name]
+
+    def step_s(self, one: UnevenArrangement, situation: Situation) -> float | None:
+        """Seconds per step; None where a node is gone, or the plan does not fit any more."""
+        predicted = self.predicted(one, situation)
+        return None if predicted is None else predicted.result.step_time_s
+
+    def predicted(self, one: UnevenArrangement, situation: Situation) -> UnevenArrangement | None:
+        """The plan with its times in a situation; None where it cannot run."""
+        runs = self._runs(one, situation)
+        if runs is None:
+            return None
+        key = one, runs
+        if key not in self._predicted:
+            nodes = self._nodes_of(one.nodes, runs)
+            self._predicted[key] = self._with_times(self._on(one, nodes), nodes, one)
+        return self._predicted[key]
+
+    def with_best_shares(self, one: UnevenArrangement, situation: Situation) -> UnevenArrangement | None:
+        """Its pipelines with the shares of the step's microbatches by which they end soonest; None where they
+        do not fit, or are more than there are microbatches."""
+        return self._once(self._best_shares, one, situation, self._with_shares)
+
+    def with_best_layers(self, one: UnevenArrangement, situation: Situation) -> UnevenArrangement | None:
+        """Its pipelines with the layers and shares by which they end soonest; None where none fits."""
+        return self._once(self._best_layers, one, situation, self._with_layers)
+
+    def stage_nodes(self, one: UnevenArrangement) -> list[list[str]]:
+        """The node of every stage, pipeline by pipeline."""
+        locate = self._locate(one.nodes)
+        return [[locate(stage)[0] for stage in pipeline.stages] for pipeline in one.result.layout.pipelines]
+
+    def without_idle_nodes(self, one: UnevenArrangement) -> UnevenArrangement:
+        """The same on those nodes alone that its stages lie on."""
+        return self.part(one, range(len(one.result.layout.pipelines)), frozenset(one.nodes))
+
+    def part(self, one: UnevenArrangement, places: Iterable[int], there: Iterable[str]) -> UnevenArrangement:
+        """Some of its pipelines, without the stages on nodes that are not `there`, where they lie."""
+        result, locate, chosen, left = one.result, self._locate(one.nodes), list(places), frozenset(there)
+        remaining = [
+            [
+                (stage, way, *locate(stage))
+                for stage, way in zip(
+                    result.layout.pipelines[place].stages, result.recompute[place], strict=True
+                )
+                if locate(stage)[0] in left
+            ]
+            for place in chosen
+        ]
+        names = {name for stages in remaining for _, _, name, _ in stages}
+        nodes = tuple(sorted(names, key=self._places.__getitem__))
+        starts = self._starts(nodes)
+        pipelines = tuple(
+            Pipeline(
+                stages=tuple(
+                    _with_first_rank(stage, starts[name] + offset) for stage, _, name, offset in stages
+                )
+            )
+            for stages in remaining
+        )
+        found = replace(
+            result,
+            layout=Layout(pipelines=pipelines),
+            recompute=tuple(tuple(way for _, way, _, _ in stages) for stages in remaining),
+            microbatches=tuple(result.microbatches[place] for place in chosen),
+            pipeline_s=(),
+            idle_devices=sum(self.prices.devices_of(name) for name in nodes)
+            - sum(stage.devices for pipeline in pipelines for stage in pipeline.stages),
+        )
+        return UnevenArrangement(result=found, nodes=nodes)
+
+    def present(self, names: tuple[str, ...], situation: Situation) -> Cluster | None:
+        """These nodes of the cluster, in its order, as they are; None where one of them is gone."""
+        runs = situation.states_of(names, self.prices.node_bytes_per_s)
+        return None if runs is None else self._nodes_of(names, runs).prices.cluster
+
+    def holdings(self, one: UnevenArrangement) -> Holdings:
+        """Every stage's layers lie on its node; states are split over the replicas of a layer."""
+        return _holdings(
+            [
+                [(sum(stage.layers), name) for stage, name in zip(pipeline.stages, names, strict=True)]
+                for pipeline, names in zip(one.result.layout.pipelines, self.stage_nodes(one), strict=True)
+            ]
+        )
+
+    def _once(
+        self,
+        known: dict[tuple[UnevenArrangement, StateRuns], UnevenArrangement | None],
+        one: UnevenArrangement,
+        situation: Situation,
+        found: Callable[[UnevenArrangement, _Nodes], UnevenArrangement | None],
+    ) -> UnevenArrangement | None:
+        runs = self._runs(one, situation)
+        if runs is None:
+            return None
+        key = one, runs
+        if key not in known:
+            known[key] = found(one, self._nodes_of(one.nodes, runs))
+        return known[key]
+
+    def _runs(self, one: UnevenArrangement, situation: Situation) -> StateRuns | None:
+        return situation.states_of(one.nodes, self.prices.node_bytes_per_s)
+
+    def _nodes_of(self, names: tuple[str, ...], runs: StateRuns) -> _Nodes:
+        key = names, runs
+        if key not in self._nodes:
+            every = [state for state, number in runs for _ in range(number)]
+            cluster = current_cluster(self.prices.cluster, dict(zip(names, every, strict=True)))
+            pools = {replace(pool.node, name=""): pool.name for pool in pools_of(cluster)}
+            pool_of = {
+                name: pools[replace(node, name="")] for name, node in zip(names, cluster.nodes, strict=True)
+            }
+            prices = RecordCostModel(self.prices.model, cluster, self.prices.job)
+            self._nodes[key] = _Nodes(prices, pool_of)
+        return self._nodes[key]
+
+    def _on(self, one: UnevenArrangement, nodes: _Nodes) -> UnevenResult:
+        """What is laid, its stages on the pools that their nodes are of now."""
+        pipelines = tuple(
+            Pipeline(
+                stages=tuple(
+                    replace(stage, device_class=nodes.pool_of[name])
+                    for stage, name in zip(pipeline.stages, names, strict=True)
+                )
+            )
+            for pipeline, names in zip(one.result.layout.pipelines, self.stage_nodes(one), strict=True)
+        )
+        pools = dict.fromkeys(stage.device_class for pipeline in pipelines for stage in pipeline.stages)
+        return replace(one.result, layout=Layout(pipelines=pipelines), pools=tuple(pools))
+
+    def _with_shares(self, one: UnevenArrangement, nodes: _Nodes) -> UnevenArrangement | None:
+        laid = self._on(one, nodes)
+        pipelines = laid.layout.pipelines
+        total = self.prices.job.global_batch_size // laid.micro_batch_size
+        if len(pipelines) > total:
+            return None
+        lower = max(len(pipeline.stages) for pipeline in pipelines)
+        upper = lower + PROBE_ROUNDS * lower
+        low, high = (
+            self._with_times(replace(laid, microbatches=(count,) * len(pipelines)), nodes, one)
+            for count in (lower, upper)
+        )
+        if low is None or high is None:
+            return None
+        times = list(zip(low.result.pipeline_s, high.result.pipeline_s, strict=True))
+        each_s = [(high_s - low_s) / (upper - lower) for low_s, high_s in times]
+        first_s = [low_s - (lower - 1) * more_s for (low_s, _), more_s in zip(times, each_s, strict=True)]
+        shares = fastest_shares(first_s, each_s, total, 1, 1)
+        if shares is None:
+            return None
+        return self._with_times(replace(laid, microbatches=tuple(shares)), nodes, one)
+
+    def _with_layers(self, one: UnevenArrangement, nodes: _Nodes) -> UnevenArrangement | None:
+        found = relayout(self.prices.model, nodes.prices.cluster, self.prices.job, self._on(one, nodes))
+        return None if found is None else self._with_times(found, nodes, one)
+
+    def _with_times(
+        self, laid: UnevenResult, nodes: _Nodes, one: UnevenArrangement
+    ) -> UnevenArrangement | None:
+        """What is laid on the nodes of `one`, priced from its record; None where it does not fit."""
+        shares, total = laid.microbatches, sum(laid.microbatches)
+        kinds = {
+            tuple((stage.device_class, stage.tp, stage.dp, stage.layers) for stage in pipeline.stages)
+            for pipeline in laid.layout.pipelines
+        }
+        is_alike = len(kinds) == len(set(laid.recompute)) == 1 and max(shares) - min(shares) <= 1
+        is_alike = is_alike and (laid.is_alike or len(shares) > 1)
+        pipelines = tuple(
+            Pipeline(stages=tuple(replace(stage, share=share / total) for stage in pipeline.stages))
+            for pipeline, share in zip(laid.layout.pipelines, shares, strict=True)
+        )
+        result = replace(laid, layout=Layout(pipelines=pipelines), is_alike=is_alike)
+        # Stages cost the same whatever the batch is, so that shares can be tried.
+        found = predicted_result(nodes.prices, result, total * laid.micro_batch_size)
+        return None if found is None else UnevenArrangement(result=found, nodes=one.nodes)
+
+    def _locate(self, nodes: Sequence[str]) -> Callable[[Stage], tuple[str, int]]:
+        """Where a stage lies: its node, and which of the node's devices is its first."""
+        starts = self._starts(nodes)
+
+        def found(stage: Stage) -> tuple[str, int]:
+            rank = int(stage.ranks.partition("-")[0])
+            name = max((name for name in nodes if starts[name] <= rank), key=lambda one: starts[one])
+            return name, rank - starts[name]
+
+        return found
+
+    def _starts(self, nodes: Sequence[str]) -> dict[str, int]:
+        firsts = accumulate((self.prices.devices_of(name) for name in nodes), initial=0)
+        return dict(zip(nodes, firsts, strict=False))
+
+
+def _with_first_rank(stage: Stage, first: int) -> Stage:
+    last = first + stage.devices - 1
+    return replace(stage, ranks=f"{first}-{last}" if stage.devices > 1 else f"{first}")
+
+
+def _holdings(pipelines: Sequence[Sequence[tuple[int, str]]]) -> Holdings:
+    """Of pipelines told by the layers and the node of each stage. The embedding lies on the first stage, the
+    head on the last; each run of units that no pipeline cuts has its own pieces."""
+    spans: list[list[tuple[int, int, str]]] = []
+    for stages in pipelines:
+        ends = [1 + below for below in accumulate(layers for layers, _ in stages)]
+        ends[-1] += 1
+        spans.append([(*span, node) for span, (_, node) in zip(pairwise([0, *ends]), stages, strict=True)])
+    cuts = sorted({cut for stages in spans for first, last, _ in stages for cut in (first, last)})
+    weights: list[tuple[StateShard, ...]] = []
+    states: list[tuple[StateShard, ...]] = []
+    for low, high in pairwise(cuts):
+        on = [node for stages in spans for first, last, node in stages if first <= low < last]
+        weights.append((StateShard(low, high, 0.0, 1.0, tuple(dict.fromkeys(on))),))
+        states.append(
+            tuple(
+                StateShard(low, high, place / len(on), (place + 1) / len(on), (node,))
+                for place, node in enumerate(on)
+            )
+        )
+    return Holdings(weights=tuple(weights), states=tuple(states))
+
+
+DIGITS = 4
+"""Numbers of nodes that are searched have so many steps between a power of two and the next."""
+
+Alike = tuple[tuple[tuple[Node, int], ...], tuple[Tier, ...]]
+"""What makes two parts of a cluster the same: their nodes but for names, and their tiers."""
+
+
+class UnevenPlanSource(Protocol):
+    """Where uneven plans to move to come from."""
+
+    def on(self, situation: Situation, rows: int, cutoff_s: float) -> Iterator[UnevenArrangement]:
+        """Plans on nodes that are there, with up to `rows` replicas in a stage; those that take `cutoff_s` or
+        more may be left out."""
+
+
+class PlansPerDecision:
+    """The best plan on all nodes that are there, as they are: a search for each decision."""
+
+    def __init__(self, steps: UnevenStepTimes) -> None:
+        self._steps = steps
+
+    def on(self, situation: Situation, rows: int, cutoff_s: float) -> Iterator[UnevenArrangement]:
+        """The one that takes less than `cutoff_s`, to within the gap that a search is allowed; none where
+        there is none, or none is looked for."""
+        names = tuple(situation.states)
+        cluster = self._steps.present(names, situation)
+        if cluster is None:
+            return
+        found = best_uneven(_question(self._steps, cluster, rows), cutoff_s)
+        if found.result is not None:
+            yield self._steps.without_idle_nodes(UnevenArrangement(result=found.result, nodes=names))
+
+
+class PlansBySize:
+    """The best plans on so many nodes of each pool as the cluster has them, each searched once, laid on the
+    best of the nodes that are there: for decisions by the thousand."""
+
+    def __init__(self, steps: UnevenStepTimes) -> None:
+        self._steps = steps
+        self._found: dict[tuple[Alike, int], UnevenSearchResult] = {}
+
+    def on(self, situation: Situation, rows: int, cutoff_s: float) -> Iterator[UnevenArrangement]:
+        """On all nodes, and on those that nothing slows; where their nodes are not as the cluster has them,
+        with the shares, and with the layers too, by which they end soonest."""
+        for names in self._sets(situation):
+            result = self.found(names, rows).result
+            if result is None:
+                continue
+            arrangement = self._steps.without_idle_nodes(UnevenArrangement(result=result, nodes=names))
+            if all(is_nominal(situation.states[name]) for name in arrangement.nodes):
+                yield arrangement
+                continue
+            for one in (
+                self._steps.with_best_shares(arrangement, situation),
+                self._steps.with_best_layers(arrangement, situation),
+            ):
+                if one is not None:
+                    yield one
+
+    def found(self, names: tuple[str, ...], rows: int) -> UnevenSearchResult:
+        """What the search finds on these nodes, in the order of the cluster, as the cluster has them."""
+        prices = self._steps.prices
+        part = cluster_of_nodes(prices.cluster, [int(name[1:]) for name in names])
+        alike = tuple(node_runs(tuple(replace(node, name="") for node in part.nodes))), part.tiers
+        if (alike, rows) not in self._found:
+            question = _question(self._steps, part, rows)
+            self._found[alike, rows] = best_uneven(question, gap=UNEVEN_GAP)
+        return self._found[alike, rows]
+
+    def _sets(self, situation: Situation) -> Iterator[tuple[str, ...]]:
+        states = situation.states
+        whole = [name for name, state in states.items() if is_nominal(state)]
+        chosen = [self._rounded(some, situation) for some in (list(states), whole) if some]
+        yield from dict.fromkeys(chosen)
+
+    def _rounded(self, names: Sequence[str], situation: Situation) -> tuple[str, ...]:
+        """So many of each pool that there are few numbers of them, the best first."""
+        by_pool: dict[int, list[str]] = {}
+        for name in names:
+            by_pool.setdefault(situation.states[name].pool, []).append(name)
+        selected: list[str] = []
+        for pool in sorted(by_pool):
+            ordered = in_groups(by_pool[pool], situation, lambda name: _sort_key(name, situation))
+            selected += ordered[: rounded(len(ordered))]
+        return tuple(sorted(selected, key=lambda name: int(name[1:])))
+
+
+def is_nominal(state: NodeState) -> bool:
+    """Whether nothing slows the node."""
+    return state == NodeState(pool=state.pool)
+
+
+def _sort_key(name: str, situation: Situation) -> tuple[float, ...]:
+    state = situation.states[name]
+    return -state.speed, -state.network, int(name[1:])
+
+
+def rounded(count: int) -> int:
+    """The largest number up to `count` that is searched: of 8 and more every second, of 16 every fourth, and
+    so on."""
+    step = max((1 << count.bit_length()) // (2 * DIGITS), 1)
+    return count // step * step
+
+
+def _question(steps: UnevenStepTimes, cluster: Cluster, rows: int) -> Question:
+    prices = steps.prices
+    return Question(model=prices.model, cluster=cluster, job=prices.job, stage_dp=rows)

@@ -1,0 +1,1 @@
+"""Operator graphs captured from PyTorch modules: export, translation of ATen operators, checks."""

@@ -1,0 +1,636 @@
+"""PyTorch's ways to see a tensor otherwise: most are only names, some make a reshape or a slice.
+
+PyTorch's functions of elements, pooling and reductions, as kinds of operators.
+
+PyTorch's normalisations and softmax, as kinds.
+
+PyTorch's losses, as kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from math import isfinite
+from typing import Any
+
+from shardwise.runtime.graph_capture.builder import (
+    CONSTANT,
+    Builder,
+    Dims,
+    IndexSpace,
+    Names,
+    Setting,
+    View,
+    permuted,
+    producer_names,
+    view_of,
+)
+from shardwise.runtime.graph_capture.torch_export import Ref, TracedCall
+
+HandlerResult = View | tuple[View | None, ...]
+TupleHandler = Callable[[Builder, TracedCall, tuple[Dims, ...]], HandlerResult]
+
+UNSUPPORTED_RESULT: HandlerResult = ()
+"""A result that operators of graphs do not have, such as the last state of a recurrent layer."""
+
+Handler = Callable[[Builder, TracedCall, Dims], HandlerResult]
+
+
+def argument(call: TracedCall, place: int, name: str, default: Any = None) -> Any:
+    """An argument of a call by its place or its name."""
+    return call.arguments[place] if place < len(call.arguments) else call.named.get(name, default)
+
+
+def tensor(builder: Builder, call: TracedCall, place: int, name: str = "input") -> View:
+    """The view that is an argument of a call."""
+    found = optional_tensor(builder, call, place, name)
+    if found is None:
+        raise builder.refused(call, f"has no tensor {name}", "tensors as operands")
+    return found
+
+
+def optional_tensor(builder: Builder, call: TracedCall, place: int, name: str) -> View | None:
+    """The view that is an argument of a call, None where there is none."""
+    found = argument(call, place, name)
+    view = builder.views[found.name] if isinstance(found, Ref) else None
+    if view == UNSUPPORTED_RESULT:
+        raise builder.refused(call, "reads a result that graphs do not have", "first results alone")
+    return view if isinstance(view, View) else None
+
+
+def same(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+    """The tensor as it is: casts, copies, detached."""
+    return tensor(builder, call, 0)
+
+
+def _reshape(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+    """A reshape where more than dims of size 1 come or go."""
+    view = tensor(builder, call, 0)
+    if [dim for dim in view.dims if not dim.is_unit] == [dim for dim in dims if not dim.is_unit]:
+        places = iter(axis for dim, axis in zip(view.dims, view.axes, strict=True) if not dim.is_unit)
+        return replace(view, dims=dims, axes=tuple(None if dim.is_unit else next(places) for dim in dims))
+    view = builder.plain(call, view)
+    space = IndexSpace()
+    operand = space.names(view.dims)
+    alike = 0
+    while alike < min(len(dims), len(view.dims)) and dims[alike] == view.dims[alike]:
+        alike += 1
+    output = (*operand[:alike], *space.names(dims[alike:]))
+    return builder.emit(call, "reshape", space, [(view, operand)], output, dims)
+
+
+def _expand(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+    """Dims in front, and dims of size 1 that are read again and again."""
+    return _expanded(tensor(builder, call, 0), dims)
+
+
+def _expanded(view: View, dims: Dims) -> View:
+    axes = (*(None for _ in range(len(dims) - len(view.dims))), *view.axes)
+    return replace(view, dims=dims, axes=axes)
+
+
+def broadcast_together(builder: Builder, call: TracedCall, results: tuple[Dims, ...]) -> HandlerResult:
+    """Each tensor with the dims of all."""
+    views = (builder.views[ref.name] for ref in call.arguments[0])
+    pairs = zip(views, results, strict=True)
+    return tuple(_expanded(view, dims) for view, dims in pairs if isinstance(view, View))
+
+
+def _transpose(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+    view = tensor(builder, call, 0)
+    order = list(range(len(view.dims)))
+    if len(order) > 1:
+        one, two = (0, 1) if len(call.arguments) < 3 else call.arguments[1:3]
+        order[one], order[two] = order[two], order[one]
+    return permuted(view, order)
+
+
+def _permute(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+    view = tensor(builder, call, 0)
+    return permuted(view, [at % len(view.dims) for at in argument(call, 1, "dims")])
+
+
+def sliced(
+    builder: Builder, call: TracedCall, view: View, at: int, start: int, dims: Dims, *, drops_dim: bool
+) -> View:
+    """A run of elements along dim `at` from `start` on; one element, and the dim `drops_dim`."""
+    if view.dims[at].is_unit or (not drops_dim and view.dims[at] == dims[at]):
+        keep = [place for place in range(len(view.dims)) if not (drops_dim and place == at)]
+        return permuted(view, keep)
+    if view.axes[at] is None:  # repeated along it: a part is as the whole
+        keep = [place for place in range(len(view.dims)) if not (drops_dim and place == at)]
+        return replace(permuted(view, keep), dims=dims)
+    if view.is_parameter:
+        rows = range(start, start + (1 if drops_dim else dims[at].size))
+        return _part_of_parameter(builder, call, view, at, rows, dims, drops_dim=drops_dim)
+    view = builder.whole(call, view)
+    space = IndexSpace()
+    operand = space.names(view.dims)
+    remaining = tuple(name for place, name in enumerate(operand) if place != at)
+    if drops_dim:
+        return builder.emit(
+            call, "slice", space, [(view, operand)], remaining, dims, attributes={"start": start}
+        )
+    made = None if dims[at].is_unit else space.fresh(dims[at])
+    output = (*operand[:at], made, *operand[at + 1 :])
+    return builder.emit(call, "slice", space, [(view, operand)], output, dims, attributes={"start": start})
+
+
+def _part_of_parameter(
+    builder: Builder, call: TracedCall, view: View, at: int, rows: range, dims: Dims, *, drops_dim: bool
+) -> View:
+    """Rows of a parameter are a parameter of their own, `in_proj.weight[0:64]`; where such parts would not
+    make the whole, or their number grows, they are looked up in it as in a table."""
+    if view.is_expanded or "[" in view.producer:
+        raise builder.refused(call, "cuts a parameter seen otherwise", "parts of parameters as they are")
+    is_growing = not drops_dim and dims[at].growth != CONSTANT
+    if is_growing or rows.step > 1 or not view.is_plain or view.producer in builder.lookup_tables:
+        return _embedding_lookup(builder, call, view, at, rows, dims, drops_dim=drops_dim)
+    own = [place for place, size in enumerate(builder.shapes[view.producer]) if size != 1]
+    front = ":, " * own[view.axes[at] or 0]
+    return view_of(f"{view.producer}[{front}{rows.start}:{rows.stop}]", dims, is_parameter=True)
+
+
+def _embedding_lookup(
+    builder: Builder, call: TracedCall, view: View, at: int, rows: range, dims: Dims, *, drops_dim: bool
+) -> View:
+    """`rows` of a parameter, which stays whole, by indices that are data."""
+    space = IndexSpace()
+    table = space.names(view.dims)
+    made = None if drops_dim or dims[at].is_unit else space.fresh(dims[at])
+    output = (*table[:at], *(() if drops_dim else (made,)), *table[at + 1 :])
+    own = builder.unique(f"{call.name}_rows")
+    builder.rows[own] = rows
+    indices = view_of(own, () if drops_dim else (dims[at],), is_data=True)
+    operands = [(indices, () if drops_dim else (made,)), (view, table)]
+    return builder.emit(call, "embedding", space, operands, output, dims, name=f"{call.name}_lookup")
+
+
+def _slice(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+    """With a step, as many elements of activations from the first on; of parameters the rows themselves."""
+    view = tensor(builder, call, 0)
+    at = argument(call, 1, "dim", 0) % len(view.dims)
+    start, step = argument(call, 2, "start", 0) or 0, argument(call, 4, "step", 1)
+    first = max(start + view.dims[at].size, 0) if start < 0 else start
+    if step > 1 and view.is_parameter and view.axes[at] is not None:
+        rows = range(first, first + step * dims[at].size, step)
+        return _part_of_parameter(builder, call, view, at, rows, dims, drops_dim=False)
+    return sliced(builder, call, view, at, 0 if step > 1 else first, dims, drops_dim=False)
+
+
+def _narrow(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+    view = tensor(builder, call, 0)
+    return sliced(
+        builder, call, view, call.arguments[1] % len(view.dims), call.arguments[2], dims, drops_dim=False
+    )
+
+
+def _select(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+    view = tensor(builder, call, 0)
+    at = call.arguments[1] % len(view.dims)
+    return sliced(builder, call, view, at, call.arguments[2] % view.dims[at].size, dims, drops_dim=True)
+
+
+def parts(builder: Builder, call: TracedCall, results: tuple[Dims, ...]) -> HandlerResult:
+    """Chunks and splits along a dim: a slice each; `unbind` is without the dim."""
+    view = tensor(builder, call, 0)
+    drops_dim = call.target.startswith("aten.unbind")
+    at = argument(call, 1 if drops_dim else 2, "dim", 0) % len(view.dims)
+    made, start = [], 0
+    for place, dims in enumerate(results):
+        one = replace(call, name=f"{call.name}_{place}")
+        made.append(sliced(builder, one, view, at, start, dims, drops_dim=drops_dim))
+        start += 1 if drops_dim else dims[at].size
+    return tuple(made)
+
+
+def _concat(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+    every = [view for ref in call.arguments[0] if isinstance(view := builder.views[ref.name], View)]
+    # Caches begin with tensors without elements, of one dim even, which PyTorch leaves out.
+    views = [view for view in every if all(dim.size for dim in view.dims)]
+    at = argument(call, 1, "dim", 0) % len(dims)
+    return views[0] if len(views) == 1 else concatenated(builder, call, views, at, dims)
+
+
+def concatenated(builder: Builder, call: TracedCall, views: Sequence[View], at: int, dims: Dims) -> View:
+    """Tensors one behind the other along the dim at `at`."""
+    views = [builder.with_unit_dims(call, view, (at,)) for view in views]
+    space = IndexSpace()
+    output = space.names(dims)
+    operands = [(view, (*output[:at], space.fresh(view.dims[at]), *output[at + 1 :])) for view in views]
+    return builder.emit(call, "concat", space, operands, output, dims, attributes={"over": str(output[at])})
+
+
+VIEWS: Mapping[str, Handler] = {
+    **dict.fromkeys(
+        ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as"),
+        _reshape,
+    ),
+    **dict.fromkeys(("expand", "expand_as"), _expand),
+    **dict.fromkeys(("transpose", "t", "swapaxes"), _transpose),
+    **dict.fromkeys(
+        (
+            "contiguous", "clone", "detach", "alias", "to", "_to_copy", "type_as", "float", "half",
+            "bfloat16", "lift_fresh_copy",
+        ),
+        same,
+    ),
+    "permute": _permute,
+    "slice": _slice,
+    "narrow": _narrow,
+    "select": _select,
+    "cat": _concat,
+    "concat": _concat,
+}  # fmt: skip
+"""By the name of the operator without `aten.` and its overload."""
+
+TUPLES: Mapping[str, TupleHandler] = {
+    **dict.fromkeys(("chunk", "split", "split_with_sizes", "tensor_split", "unbind"), parts),
+    "broadcast_tensors": broadcast_together,
+}
+"""Operators with several results."""
+
+
+FUNCTIONS: Mapping[str, str] = {
+    "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "neg": "negate", "relu": "relu",
+    "sigmoid": "sigmoid", "tanh": "tanh", "exp": "exp", "sqrt": "sqrt", "rsqrt": "rsqrt", "gelu": "gelu",
+    "silu": "silu", "log": "log", "square": "square", "softplus": "softplus", "clamp": "clamp",
+    "clamp_min": "clamp", "clamp_max": "clamp", "maximum": "maximum", "minimum": "minimum", "where": "where",
+    "masked_fill": "masked_fill", "hardtanh": "clamp", "relu6": "clamp",
+}  # fmt: skip
+"""Kinds of functions by the name of the operator."""
+
+NONLINEAR = (
+    "leaky_relu", "elu", "selu", "celu", "mish", "hardswish", "hardsigmoid", "logsigmoid", "log_sigmoid",
+    "erf", "abs", "sin", "cos", "reciprocal", "log1p", "expm1", "sign", "floor", "addcmul", "lerp",
+    "rsub", "prelu",
+)  # fmt: skip
+"""Functions that count as any other."""
+
+WITH_SCALAR: Mapping[str, str] = {
+    "add": "shift",
+    "sub": "shift",
+    "mul": "scale",
+    "div": "scale",
+    "rsub": "shift",
+}
+"""What functions of a tensor and a number are."""
+
+OPERANDS: Mapping[str, int] = {"masked_fill": 2, "where": 3}
+"""Tensors that functions take; with a tensor where they have a number, or a number where they have a tensor,
+they count as any other."""
+
+
+def broadcast(
+    builder: Builder,
+    call: TracedCall,
+    function: str,
+    views: Sequence[View],
+    dims: Dims,
+    *,
+    number: float | None = None,
+) -> View:
+    """A function of elements (with a `number` of its own): operands lie at the end of the output's dims."""
+    space = IndexSpace()
+    output = space.names(dims)
+    operands = []
+    for view in views:
+        own = output[len(output) - len(view.dims) :]
+        seen = tuple(None if dim.is_unit else name for dim, name in zip(view.dims, own, strict=True))
+        operands.append((view, producer_names(view, seen)))
+    attributes: dict[str, Setting] = {"function": function}
+    if number is not None:
+        attributes["number"] = number
+    return builder.emit(call, "elementwise", space, operands, output, dims, attributes=attributes)
+
+
+def _elementwise(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+    name = call.target.split(".")[1].rstrip("_")
+    values = (*call.arguments, *call.named.values())
+    views = [
+        view
+        for value in values
+        if isinstance(value, Ref) and isinstance(view := builder.views[value.name], View)
+    ]
+    function = FUNCTIONS.get(name, "nonlinear")
+    if len(views) == 1:
+        function = WITH_SCALAR.get(name, function)
+    if len(views) == 2 and views[0] == views[1] and function == "multiply":
+        function, views = "square", views[:1]
+    if call.named.get("rounding_mode") or len(views) != OPERANDS.get(function, len(views)):
+        function = "nonlinear"
+    return broadcast(builder, call, function, views, dims, number=_number(builder, call, name, function))
+
+
+def _number(builder: Builder, call: TracedCall, name: str, function: str) -> float | None:
+    """The number of a function that has one, where it is the same at every size and can be written."""
+    value = argument(call, 2 if function == "masked_fill" else 1, "value", None)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if function not in ("scale", "shift", "masked_fill", "power") or not is_number or name == "rsub":
+        return None
+    if call.name in builder.varying:
+        return None
+    if function == "shift":
+        return float(value) * float(call.named.get("alpha", 1)) * (-1.0 if name == "sub" else 1.0)
+    return 1.0 / float(value) if name == "div" and value else float(value)
+
+
+def _power(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+    function = "square" if argument(call, 1, "exponent") == 2 else "power"
+    number = _number(builder, call, "pow", function)
+    return broadcast(builder, call, function, [tensor(builder, call, 0)], dims, number=number)
+
+
+def _dropout(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+    view = tensor(builder, call, 0)
+    is_off = argument(call, 1, "p", 0.5) == 0.0 or not argument(call, 2, "train", True)
+    return view if is_off else broadcast(builder, call, "dropout", [view], dims)
+
+
+def _stack(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+    """As many elements as it reads, in another order."""
+    at = argument(call, 1, "dim", 0) % len(dims)
+    views = []
+    for ref in call.arguments[0]:
+        view = builder.views[ref.name]
+        if isinstance(view, View):
+            unit = view_of("", (*view.dims[:at], type(dims[at])(1), *view.dims[at:])).dims
+            axes = (*view.axes[:at], None, *view.axes[at:])
+            views.append(View(
+                producer=view.producer, dims=unit, axes=axes, is_parameter=view.is_parameter,
+                is_data=view.is_data
+            ))  # fmt: skip
+    return broadcast(builder, call, "nonlinear", views, dims)
+
+
+def _reduction(function: str, *, dim_at: int = 1, of: str = "", then: str = "") -> Handler:
+    """A number of the elements along some dims (all where none is said), first each made another by `of`, and
+    `then` what is made of them."""
+
+    def handler(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+        view = tensor(builder, call, 0)
+        found = argument(call, dim_at, "dim")
+        over = [found] if isinstance(found, int) else found or list(range(len(view.dims)))
+        if of:
+            view = broadcast(builder, replace(call, name=f"{call.name}_{of}"), of, [view], view.dims)
+        made = reduced(builder, call, view, function, {at % len(view.dims) for at in over}, dims)
+        own = replace(call, name=f"{call.name}_{then}")
+        return broadcast(builder, own, then, [made], dims) if then else made
+
+    return handler
+
+
+def reduced(
+    builder: Builder, call: TracedCall, view: View, function: str, reduced_dims: Collection[int], dims: Dims
+) -> View:
+    """A number of the elements along the dims at `reduced_dims`."""
+    view = builder.whole(call, view)
+    every = range(len(view.dims))
+    if all(view.dims[at].is_unit for at in reduced_dims):
+        keep = [at for at in every if len(dims) == len(view.dims) or at not in reduced_dims]
+        return replace(view, dims=dims, axes=tuple(view.axes[at] for at in keep))
+    space = IndexSpace()
+    names = space.names(view.dims)
+    remaining = tuple(name for at, name in enumerate(names) if at not in reduced_dims)
+    settings = {"function": function}
+    return builder.emit(call, "reduce", space, [(view, names)], remaining, dims, attributes=settings)
+
+
+def extremum(function: str) -> TupleHandler:
+    """A maximum along a dim, whose place graphs do not have."""
+
+    def handler(builder: Builder, call: TracedCall, results: tuple[Dims, ...]) -> HandlerResult:
+        view = tensor(builder, call, 0)
+        if not call.is_tuple:
+            everything = range(len(view.dims))
+            return reduced(builder, call, view, function, everything, results[0])
+        at = argument(call, 1, "dim") % len(view.dims)
+        return (reduced(builder, call, view, function, (at,), results[0]), None)
+
+    return handler
+
+
+def _glu(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+    """One half of the elements times the sigmoid of the other."""
+    view = tensor(builder, call, 0)
+    at = argument(call, 1, "dim", -1) % len(view.dims)
+    half = dims[at].size
+    halves = [
+        sliced(builder, replace(call, name=f"{call.name}_{n}"), view, at, n * half, dims, drops_dim=False)
+        for n in range(2)
+    ]
+    return broadcast(builder, call, "nonlinear", halves, dims)
+
+
+def _pool(function: str) -> Handler:
+    """Windows over the last dims, as many as the operator's name says."""
+
+    def handler(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+        spatial = int(call.target.split(".")[1].rstrip("_")[-2])
+        view = builder.plain(call, tensor(builder, call, 0))
+        is_adaptive = "adaptive" in call.target
+        space = IndexSpace()
+        names = space.names(view.dims)
+        if is_adaptive and function == "average" and all(dim.is_unit for dim in dims[-spatial:]):
+            remaining = names[:-spatial]
+            return builder.emit(
+                call, "reduce", space, [(view, names)], remaining, dims, attributes={"function": "mean"}
+            )
+        if any(dim.is_unit for dim in (*view.dims[-spatial:], *dims[-spatial:])):
+            raise builder.refused(call, "makes a single window", "mean(), amax() or an adaptive average")
+        attributes: dict[str, Setting] = {"function": function, "spatial": spatial}
+        if not is_adaptive:
+            kernel = uniform_setting(builder, call, argument(call, 1, "kernel_size"))
+            attributes["kernel"] = kernel
+            attributes["stride"] = uniform_setting(builder, call, argument(call, 2, "stride") or kernel)
+            if padding := uniform_setting(builder, call, argument(call, 3, "padding", 0)):
+                attributes["padding"] = padding
+        output = (*names[:-spatial], *space.names(dims[-spatial:]))
+        return builder.emit(call, "pool", space, [(view, names)], output, dims, attributes=attributes)
+
+    return handler
+
+
+def uniform_setting(builder: Builder, call: TracedCall, value: int | list[int]) -> int:
+    """A setting that is the same along all spatial dims."""
+    values = {value} if isinstance(value, int) else set(value)
+    if len(values) != 1:
+        raise builder.refused(
+            call, "has windows that differ by direction", "square windows, strides, padding"
+        )
+    return int(values.pop())
+
+
+POINTWISE: Mapping[str, Handler] = {
+    **dict.fromkeys((*FUNCTIONS, *NONLINEAR), _elementwise),
+    "pow": _power,
+    "dropout": _dropout,
+    "stack": _stack,
+    "sum": _reduction("sum"),
+    "mean": _reduction("mean"),
+    "amax": _reduction("maximum"),
+    "amin": _reduction("minimum"),
+    "linalg_vector_norm": _reduction("sum", dim_at=2, of="square", then="sqrt"),
+    "std": _reduction("mean", of="square", then="sqrt"),
+    "var": _reduction("mean", of="square", then="nonlinear"),
+    "logsumexp": _reduction("sum", of="exp", then="log"),
+    "glu": _glu,
+    **{f"max_pool{n}d": _pool("maximum") for n in (1, 2, 3)},
+    **{f"avg_pool{n}d": _pool("average") for n in (1, 2, 3)},
+    **{f"adaptive_avg_pool{n}d": _pool("average") for n in (1, 2, 3)},
+}
+
+
+def _norm(kind: str, weight_at: int) -> Handler:
+    """A norm over the last dims: its input, their sizes, a scale and a shift."""
+
+    def handler(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+        view = builder.plain(call, tensor(builder, call, 0))
+        space = IndexSpace()
+        names = space.names(view.dims)
+        count = len(argument(call, 1, "normalized_shape"))
+        over = [name for name in names[len(names) - count :] if name is not None]
+        weights = _weights(builder, call, weight_at, names[len(names) - count :])
+        return builder.emit(
+            call, kind, space, [(view, names), *weights], names, dims, attributes={"over": " ".join(over)}
+        )
+
+    return handler
+
+
+def _weights(builder: Builder, call: TracedCall, place: int, names: Names) -> list[tuple[View, Names]]:
+    """Scale and shift, where there are."""
+    found = (optional_tensor(builder, call, place + at, name) for at, name in enumerate(("weight", "bias")))
+    return [(view, names) for view in found if view is not None and view.is_parameter]
+
+
+def _batch_norm(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+    """Over the whole batch; by kept statistics it is a function of elements."""
+    view = builder.plain(call, tensor(builder, call, 0))
+    space = IndexSpace()
+    names = space.names(view.dims)
+    weights = _weights(builder, call, 1, names[1:2])
+    if not argument(call, 5, "training", True):
+        operands = [(view, names), *weights]
+        return builder.emit(
+            call, "elementwise", space, operands, names, dims, attributes={"function": "nonlinear"}
+        )
+    over = " ".join(name for at, name in enumerate(names) if at != 1 and name is not None)
+    return builder.emit(
+        call, "batch_norm", space, [(view, names), *weights], names, dims, attributes={"over": over}
+    )
+
+
+def _group_norm(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+    view = builder.plain(call, tensor(builder, call, 0))
+    space = IndexSpace()
+    names = space.names(view.dims)
+    weights = _weights(builder, call, 2, names[1:2])
+    groups = argument(call, 1, "num_groups")
+    return builder.emit(
+        call,
+        "group_norm",
+        space,
+        [(view, names), *weights],
+        names,
+        dims,
+        attributes={"groups": groups, "channel": str(names[1])},
+    )
+
+
+def _instance_norm(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+    """A group of each channel."""
+    view = builder.plain(call, tensor(builder, call, 0))
+    space = IndexSpace()
+    names = space.names(view.dims)
+    weights = _weights(builder, call, 1, names[1:2])
+    settings: dict[str, Setting] = {"groups": view.dims[1].size, "channel": str(names[1])}
+    operands = [(view, names), *weights]
+    return builder.emit(call, "group_norm", space, operands, names, dims, attributes=settings)
+
+
+def _softmax(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+    view = builder.plain(call, tensor(builder, call, 0))
+    space = IndexSpace()
+    names = space.names(view.dims)
+    over = str(names[argument(call, 1, "dim")])
+    function = "log_softmax" if "log" in call.target else "softmax"
+    return builder.emit(
+        call, "softmax", space, [(view, names)], names, dims, attributes={"over": over, "function": function}
+    )
+
+
+NORMS: Mapping[str, Handler] = {
+    "layer_norm": _norm("layer_norm", 2),
+    "rms_norm": _norm("rms_norm", 2),
+    "batch_norm": _batch_norm,
+    "group_norm": _group_norm,
+    "instance_norm": _instance_norm,
+    **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax"), _softmax),
+}
+"""By the name of the operator without `aten.` and its overload."""
+
+
+def _cross_entropy(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+    return _entropy(builder, call, tensor(builder, call, 0), dims)
+
+
+def _entropy(builder: Builder, call: TracedCall, logits: View, dims: Dims) -> View:
+    targets = tensor(builder, call, 1, "target")
+    if len(targets.dims) == len(logits.dims):
+        raise builder.refused(call, "has probabilities as targets", "classes as targets")
+    logits = builder.whole(call, logits)
+    space = IndexSpace()
+    names = space.names(logits.dims)
+    at = 1 if len(names) > 1 else 0
+    rows = (*names[:at], *names[at + 1 :])
+    output = rows if len(dims) else ()
+    return builder.emit(call, "cross_entropy", space, [(logits, names), (targets, rows)], output, dims)
+
+
+def _nll_loss(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+    """Of a log softmax it is the cross entropy of what that reads."""
+    view = tensor(builder, call, 0)
+    softmax = next((node for node in builder.nodes if node.name == view.producer), None)
+    if softmax is None or softmax.attributes.get("function") != "log_softmax":
+        raise builder.refused(call, "reads something else than a log softmax", "F.cross_entropy of logits")
+    axes = dict(zip(softmax.output, range(len(softmax.output)), strict=True))
+    order = tuple(axes[dim] for dim in softmax.inputs[0].dims)
+    logits = replace(view, producer=softmax.inputs[0].source, axes=tuple(
+        None if axis is None else order.index(axis) for axis in view.axes
+    ))  # fmt: skip
+    return _entropy(builder, call, logits, dims)
+
+
+def _difference(kind: str) -> Handler:
+    def handler(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+        prediction, target = tensor(builder, call, 0), tensor(builder, call, 1, "target")
+        prediction = builder.whole(call, prediction)
+        space = IndexSpace()
+        names = space.names(prediction.dims)
+        seen = producer_names(target, names[len(names) - len(target.dims) :])
+        output = names if len(dims) else ()
+        return builder.emit(call, kind, space, [(prediction, names), (target, seen)], output, dims)
+
+    return handler
+
+
+def _elementwise_loss(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:
+    """A loss of each difference by itself, and their mean."""
+    views = [tensor(builder, call, at, name) for at, name in enumerate(("input", "target"))]
+    full = views[0].dims
+    each = broadcast(builder, replace(call, name=f"{call.name}_each"), "nonlinear", views, full)
+    return each if dims == full else reduced(builder, call, each, "mean", range(len(full)), dims)
+
+
+LOSSES: Mapping[str, Handler] = {
+    "cross_entropy_loss": _cross_entropy,
+    **dict.fromkeys(("nll_loss", "nll_loss_nd"), _nll_loss),
+    "mse_loss": _difference("mean_square"),
+    **dict.fromkeys(
+        ("binary_cross_entropy_with_logits", "binary_cross_entropy"), _difference("binary_cross_entropy")
+    ),
+    **dict.fromkeys(("l1_loss", "smooth_l1_loss", "huber_loss"), _elementwise_loss),
+}
+"""By the name of the operator without `aten.` and its overload."""

@@ -1,0 +1,509 @@
+"""A user's function, loaded from its file and asked for a module and its inputs on the meta device.
+
+Which parameters PyTorch gives a gradient, told by its own record of the backward pass.
+
+A module's forward pass as plain records: what torch.export sees on the meta device, without tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import io
+import logging
+import os
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
+from shardwise.errors import ConfigError
+from shardwise.inputs import nearest, printable
+
+RETURNS = (
+    "(module, inputs): a torch.nn.Module whose forward returns the loss, and the tuple of what it is called "
+    "with, or a dict of it by name"
+)
+DEFAULT_BATCH = 8
+"""Samples where neither the command nor the function says how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A module on the meta device and what its forward is called with."""
+
+    module: torch.nn.Module
+    inputs: tuple[Any, ...]
+    named: Mapping[str, Any]
+
+
+def user_function(path: str, name: str) -> Callable[..., Any]:
+    """The function `name` of the Python file at `path`, which is run to get it."""
+    file = os.path.realpath(path)
+    if not os.path.isfile(file):
+        raise ConfigError("is no file", file=printable(path), allowed="the path of a Python file")
+    spec = importlib.util.spec_from_file_location("shardwise_captured", file)
+    if spec is None or spec.loader is None:
+        raise ConfigError("is no Python file", file=printable(path), allowed="a file that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses of the file look for their names
+    with _users_code(file, import_folder=os.path.dirname(file)):
+        spec.loader.exec_module(module)
+    found = getattr(module, name, None)
+    if not callable(found):
+        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        guess = nearest(name, functions)
+        hint = f" (did you mean {guess}?)" if guess else ""
+        raise ConfigError(
+            f"has no function {printable(name)}{hint}",
+            file=printable(path),
+            allowed=", ".join(functions[:10]) or "a file with a function",
+        )
+    function: Callable[..., Any] = found
+    return function
+
+
+def example_of(function: Callable[..., Any], file: str, arguments: Mapping[str, int]) -> Example:
+    """What `function` returns, called with `arguments` while the default device is meta."""
+    with _users_code(file, import_folder=os.path.dirname(file)), torch.device("meta"):
+        returned = function(**arguments)
+    is_answer = isinstance(returned, tuple) and 2 <= len(returned) <= 3
+    if not is_answer or not isinstance(returned[0], torch.nn.Module):
+        found = type(returned).__name__
+        key = f"{function.__name__}()"
+        raise ConfigError("returns another thing", file=file, key=key, found=found, allowed=RETURNS)
+    inputs, named = forward_arguments(returned[1])
+    named = {**named, **(returned[2] if len(returned) == 3 else {})}
+    for name, value in (*returned[0].named_parameters(), *returned[0].named_buffers()):
+        if value.device.type != "meta":
+            raise ConfigError(
+                "makes a tensor on another device than the default one",
+                file=file,
+                key=f"{function.__name__}()",
+                found=f"{name} on {value.device}",
+                allowed="no device= and no .to(...) in the module",
+            )
+    return Example(returned[0], tree_map(_on_meta, inputs), tree_map(_on_meta, named))
+
+
+def forward_arguments(inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """What a forward is called with by place and by name: a dict is by name, all else by place."""
+    if isinstance(inputs, Mapping):
+        return (), inputs
+    return (tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)), {}
+
+
+def tree_map(change: Callable[[Any], Any], value: Any) -> Any:
+    """`value` with `change` made of everything within its tuples, lists and dicts."""
+    if isinstance(value, Mapping):
+        return {name: tree_map(change, item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [tree_map(change, item) for item in value]
+        is_named = isinstance(value, tuple) and hasattr(value, "_fields")
+        return type(value)(*items) if is_named else type(value)(items)
+    return change(value)
+
+
+TreePath = tuple[Any, ...]
+"""Where a tensor is within tuples, lists and dicts: keys and numbers, the outermost first."""
+
+
+def tensors_by_path(value: Any) -> dict[TreePath, torch.Tensor]:
+    """All tensors within tuples, lists and dicts, by their places, in order."""
+    if isinstance(value, torch.Tensor):
+        return {(): value}
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    return {(key, *place): tensor for key, item in items for place, tensor in tensors_by_path(item).items()}
+
+
+def parameter_default(function: Callable[..., Any], name: str) -> tuple[bool, int | None]:
+    """Whether the function has a parameter `name`, and its default."""
+    found = inspect.signature(function).parameters.get(name)
+    default = None if found is None else found.default
+    return found is not None, default if isinstance(default, int) else None
+
+
+def with_batch(example: Example, before: int, after: int) -> Example:
+    """The same module, the first dim of each input that is `before` long made `after` long."""
+
+    def resized(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == before:
+            return torch.empty((after, *value.shape[1:]), dtype=value.dtype, device="meta")
+        return value
+
+    return Example(example.module, tree_map(resized, example.inputs), tree_map(resized, example.named))
+
+
+def batch_of(example: Example, file: str) -> int:
+    """The first dim of the first input."""
+    for value in tensors_by_path((example.inputs, example.named)).values():
+        if value.dim():
+            return int(value.shape[0])
+    raise ConfigError("returns no tensor with a dim as input", file=file, allowed=RETURNS)
+
+
+def _on_meta(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, torch.Tensor) else value
+
+
+@contextlib.contextmanager
+def _users_code(file: str, *, import_folder: str) -> Iterator[None]:
+    """Runs code of the user's: modules beside it can be imported, what it prints goes to stderr, and what it
+    raises is told with its line."""
+    sys.path.insert(0, import_folder)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:  # sys.exit of the user's is no answer of ours
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == file]
+        if isinstance(error, SyntaxError) and error.filename == file:
+            lines = [error.lineno]
+        raise ConfigError(
+            "raises an error of its own",
+            file=printable(file),
+            key=f"line {lines[-1]}" if lines else None,
+            found=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
+            allowed="code that runs with torch.device('meta') as the default device",
+        ) from error
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(import_folder)
+
+
+def autograd_nodes(results: Any) -> Iterator[Any]:
+    """PyTorch's nodes of the backward pass of all tensors of `results`, each once."""
+    waiting = [each.grad_fn for each in tensors_by_path(results).values()]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+        yield node
+
+
+@contextlib.contextmanager
+def parameters_with_gradient(module: torch.nn.Module) -> Iterator[set[str]]:
+    """Gathers, each time that `module` runs, the parameters by their first names to which the numbers among
+    its results lead back."""
+    found: set[str] = set()
+
+    def hook(_: torch.nn.Module, __: Any, results: Any) -> None:
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        losses = [each for each in tensors_by_path(results).values() if each.numel() == 1]
+        leaves = (getattr(node, "variable", None) for node in autograd_nodes(losses))
+        found.update(names[id(leaf)] for leaf in leaves if id(leaf) in names)
+
+    handle = module.register_forward_hook(hook)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+Shape = tuple[int, ...]
+
+_TORCH = os.path.dirname(torch.__file__)
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A value by its name in the trace."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedCall:
+    """One operator of PyTorch.
+
+    `target` is its name (`aten.linear.default`), `arguments` are refs, numbers, text, None and lists of
+    them, `shapes` those of its results (one, or several where it has a tuple of them), `where` is the line
+    of the user's code, if known. `is_region` says that it runs a part of the module as one (`no_grad`,
+    `autocast`), `writes` which values it changes in place.
+    """
+
+    name: str
+    target: str
+    arguments: tuple[Any, ...]
+    named: Mapping[str, Any]
+    shapes: tuple[Shape, ...]
+    is_tuple: bool
+    where: str | None
+    is_region: bool = False
+    writes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleTrace:
+    """A forward pass: data by name and shape (inputs and buffers), parameters by name in the trace with their
+    name in the module and their shape, calls in order, and the names of the results. `memory` are numbers of
+    what values lie in: those that see the same elements, as a tensor and its views do, have one in common.
+    `gradients` are the parameters, by their names in the module, that PyTorch gives a gradient."""
+
+    data: Mapping[str, Shape]
+    parameters: Mapping[str, tuple[str, Shape]]
+    calls: tuple[TracedCall, ...]
+    results: tuple[str, ...]
+    memory: Mapping[str, frozenset[int]]
+    gradients: frozenset[str]
+
+    @property
+    def trained(self) -> tuple[TracedCall, ...]:
+        """The calls that depend on a parameter, in order; all others make data from data."""
+        names = set(self.parameters)
+        calls = [call for call in self.calls if _joins(call, names)]
+        return tuple(calls)
+
+    def shapes(self) -> dict[str, tuple[Shape, ...]]:
+        """The shapes of every value by its name, several where it is a tuple."""
+        inputs = {name: (shape,) for name, shape in self.data.items()}
+        parameters = {name: (shape,) for name, (_, shape) in self.parameters.items()}
+        return {**inputs, **parameters, **{call.name: call.shapes for call in self.calls}}
+
+
+def refs_of(value: Any) -> list[Ref]:
+    """All refs within an argument, or the arguments of a call, in order."""
+    if isinstance(value, Ref):
+        return [value]
+    if isinstance(value, TracedCall):
+        return refs_of([list(value.arguments), *value.named.values()])
+    return [ref for item in value for ref in refs_of(item)] if isinstance(value, list | tuple) else []
+
+
+def refusal(file: str, call: TracedCall, problem: str, allowed: str) -> ConfigError:
+    """Why a call cannot be captured, by its name and the user's line."""
+    return ConfigError(
+        f"{call.target.removesuffix('.default')} {problem}",
+        file=file,
+        key=call.where,
+        found=", ".join(str(list(shape)) for shape in call.shapes) or None,
+        allowed=allowed,
+    )
+
+
+def _joins(call: TracedCall, names: set[str]) -> bool:
+    """Whether the call reads one of `names`, which its own then joins."""
+    if not any(ref.name in names for ref in refs_of(call)):
+        return False
+    names.add(call.name)
+    return True
+
+
+def trace_of(
+    module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], file: str
+) -> ModuleTrace:
+    """What `module` does with `inputs`, all on the meta device; ConfigError where it cannot be exported."""
+    with torch.device("meta"):
+        program, trained = exported(module, inputs, named, file)
+    return trace_of_program(program, module, file, gradients=trained)
+
+
+def exported(
+    module: torch.nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], file: str
+) -> tuple[ExportedProgram, frozenset[str]]:
+    """`module` as PyTorch exports it, and the parameters that its loss gives a gradient; ConfigError where it
+    cannot."""
+    try:
+        # What the module prints belongs on stderr; what PyTorch prints there of its failures does not.
+        with warnings.catch_warnings(), _quiet(), parameters_with_gradient(module) as trained:
+            warnings.simplefilter("ignore")
+            program = torch.export.export(module, inputs, dict(named), strict=False)
+            return program, frozenset(trained)
+    except (Exception, SystemExit) as error:  # the user's forward may leave the program
+        raise capture_error(error, file) from error
+
+
+def trace_of_program(
+    program: ExportedProgram, module: torch.nn.Module, file: str, *, gradients: frozenset[str]
+) -> ModuleTrace:
+    """An exported module as plain records, with its parameters that get gradients."""
+    owners = _owners(module)
+    data: dict[str, Shape] = {}
+    parameters: dict[str, tuple[str, Shape]] = {}
+    targets = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    calls: list[TracedCall] = []
+    results: tuple[str, ...] = ()
+    memory: dict[str, frozenset[int]] = {}
+    for node in program.graph.nodes:
+        memory[node.name] = _memory(node.meta.get("val"))
+        if node.op == "placeholder":
+            spec = targets[node.name]
+            if spec.kind is InputKind.PARAMETER and spec.target is not None:
+                parameters[node.name] = (owners.get(spec.target, spec.target), _shape(node.meta["val"]))
+            elif isinstance(node.meta.get("val"), torch.Tensor):
+                data[node.name] = _shape(node.meta["val"])
+        elif node.op == "call_function":
+            calls.append(_call(node, file))
+        elif node.op == "output":
+            results = tuple(item.name for item in _flat(node.args) if isinstance(item, torch.fx.Node))
+    specs = program.graph_signature.output_specs
+    outputs = {spec.arg.name for spec in specs if spec.kind is OutputKind.USER_OUTPUT}
+    results = tuple(name for name in results if name in outputs)
+    return ModuleTrace(
+        data=data,
+        parameters=parameters,
+        calls=tuple(calls),
+        results=results,
+        memory=memory,
+        gradients=gradients,
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what PyTorch prints and logs, beside what it raises."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stdout(sys.stderr), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _owners(module: torch.nn.Module) -> dict[str, str]:
+    """For each name of a parameter the first name of the same parameter."""
+    first: dict[int, str] = {}
+    return {
+        name: first.setdefault(id(parameter), name)
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+    }
+
+
+def _call(node: Any, file: str) -> TracedCall:
+    value = node.meta.get("val")
+    is_tuple = isinstance(value, list | tuple)
+    values = value if is_tuple else [value]
+    regions = [item for item in _flat(node.args) if isinstance(item, torch.fx.Node) and item.op == "get_attr"]
+    where = _where(str(node.meta.get("stack_trace") or _stack_within(regions)), file)
+    target = _target_text(node.target)
+    for item in values:
+        if isinstance(item, torch.Tensor) and not all(map(_is_known, item.shape)):
+            raise ConfigError(
+                f"{target.removesuffix('.default')} makes a tensor whose size depends on values",
+                file=file,
+                key=where,
+                allowed="tensors of the same size at any values: torch.where or a product with the mask in "
+                "place of indexing by a mask",
+            )
+    return TracedCall(
+        name=node.name,
+        target=target,
+        arguments=tuple(map(_plain, node.args)),
+        named={name: _plain(item) for name, item in node.kwargs.items()},
+        shapes=tuple(_shape(item) if isinstance(item, torch.Tensor) else () for item in values),
+        is_tuple=is_tuple,
+        where=where,
+        is_region=bool(regions),
+        writes=_written(node),
+    )
+
+
+def _stack_within(regions: list[Any]) -> str:
+    """The place of the first operator that says one in parts of the module that are run as one."""
+    for region in regions:
+        part = getattr(region.graph.owning_module, str(region.target), None)
+        nodes = part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ()
+        for node in nodes:
+            if node.meta.get("stack_trace"):
+                return str(node.meta["stack_trace"])
+    return ""
+
+
+def _is_known(size: int | torch.SymInt) -> bool:
+    return not isinstance(size, torch.SymInt) or size.node.maybe_as_int() is not None
+
+
+def _written(node: Any) -> tuple[str, ...]:
+    """The values that the operator changes in place, as it is declared."""
+    declared = getattr(getattr(node.target, "_schema", None), "arguments", ())
+    values = [*node.args[: len(declared)]]
+    values += [node.kwargs.get(argument.name) for argument in declared[len(values) :]]
+    return tuple(
+        item.name
+        for argument, value in zip(declared, values, strict=True)
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for item in _flat(value)
+        if isinstance(item, torch.fx.Node)
+    )
+
+
+def _memory(value: Any) -> frozenset[int]:
+    """Numbers of the storages of all tensors of a value. PyTorch's records of it keep them alive, so that
+    none is used twice."""
+    tensors = [item for item in _flat(value) if isinstance(item, torch.Tensor)]
+    return frozenset(tensor.untyped_storage()._cdata for tensor in tensors)
+
+
+def _target_text(target: Any) -> str:
+    """`aten.linear.default`; plain functions by their name (`getitem`)."""
+    text = str(target)
+    return str(target.__name__) if text.startswith("<") else text
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.fx.Node):
+        return Ref(value.name)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, list | tuple):
+        return [leaf for item in value for leaf in _flat(item)]
+    return [value]
+
+
+def _shape(value: Any) -> Shape:
+    return tuple(int(size) for size in value.shape)
+
+
+def _where(stack: str, file: str) -> str | None:
+    """`line 12` of the user's file, the innermost; else the innermost line outside of PyTorch."""
+    frames = [(name, int(line)) for name, line in re.findall(r'File "([^"]+)", line (\d+)', stack)]
+    return _innermost(frames, file)
+
+
+def _innermost(frames: list[tuple[str, int]], file: str) -> str | None:
+    own = [line for name, line in frames if name == file]
+    if own:
+        return f"line {own[-1]}"
+    others = [(name, line) for name, line in frames if not name.startswith(_TORCH)]
+    return f"line {others[-1][1]} of {others[-1][0]}" if others else None
+
+
+def capture_error(error: BaseException, file: str) -> ConfigError:
+    """What stopped the export, and at which line of the user's code."""
+    frames = [
+        (frame.filename, frame.lineno or 0)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((_TORCH, _PACKAGE, "<"))
+    ]
+    message = " ".join(str(error).split("\n\n")[0].split())
+    return ConfigError(
+        "stops the capture",
+        file=file,
+        key=_innermost(frames, file),
+        found=f"{type(error).__name__}: {message[:300]}",
+        allowed="a forward pass that depends on shapes, not on values of tensors (no .item(), no branch on a "
+        "tensor), with all tensors made on the default device",
+    )

@@ -1,0 +1,243 @@
+"""A training job that runs an operator graph as its plan lays it out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.profiler import record_function
+
+from shardwise.errors import ConfigError
+from shardwise.graph import OpGraph, StagedLayout, loss_weight, samples_dim, scaled
+from shardwise.plans import GraphPlan
+from shardwise.runtime.devices import COMPUTE
+from shardwise.runtime.gradients import StepResult
+from shardwise.runtime.graphs.interpreter import GraphStage, Interpreter
+from shardwise.runtime.graphs.kernels import KERNELS
+from shardwise.runtime.graphs.modules import GraphModule, captured, first_readers, is_weight
+from shardwise.runtime.graphs.parameters import ShardedParameter, publish, shard_parameters, square_sum
+from shardwise.runtime.graphs.placements import ProcessMesh
+from shardwise.runtime.graphs.program import GraphProgram, Settings, program_of
+from shardwise.runtime.optimizer import optimizer_of_parameters
+from shardwise.runtime.profiling import NORM, OPTIMIZER
+from shardwise.schedule import generate, lower
+
+
+class GraphTrainingJob:
+    """A graph, its parameters and its optimizer, laid out over the ranks of the running processes.
+
+    `values` are the whole parameters by their names in the graph, the same on every rank; `matrices` those
+    whose weights decay. `data` makes the inputs of the graph of a batch. A job in bf16 computes with copies
+    of the parameters and has their gradients in the parameters' own dtype; it lies on devices of
+    `device_type`. Of a graph in stages a rank holds the parameters of its own stage, `store`.
+    """
+
+    def __init__(
+        self,
+        plan: GraphPlan,
+        values: Mapping[str, Tensor],
+        *,
+        matrices: frozenset[str],
+        settings: Mapping[int, Settings],
+        data: Callable[[Any], Mapping[str, Tensor]],
+        device_type: str,
+        lr: float,
+        max_norm: float,
+    ) -> None:
+        self.plan, self._max_norm, self._data = plan, max_norm, data
+        self._device_type = device_type
+        self._dtype = None if plan.job.dtype == "fp32" else COMPUTE[plan.job.dtype]
+        self.grid = ProcessMesh(plan.mesh.ranks, meshes=plan.stages)
+        of_one = scaled(plan.graph, plan.graph.batch // plan.microbatches)
+        program = program_of(of_one, plan.layout, self.grid, settings)
+        self._stages: list[GraphProgram] = [program.part(first, end) for first, end in _spans(plan)]
+        own = self._stages[self.grid.mesh]
+        placed = {name: values[name].to(device_type) for name in own.parameters}
+        self.store: dict[str, ShardedParameter] = shard_parameters(self.grid, own, placed, self._dtype)
+        self._dtypes = {name: values[name].dtype for name in program.parameters}
+        self._stage = GraphStage(
+            Interpreter(own, self.grid, self.store, self._placed),
+            weight=loss_weight(plan.graph, plan.microbatches),
+            dtype=self._dtype or next(iter(self._dtypes.values()), torch.float32),
+            trains_before=any(part.parameters for part in self._stages[: self.grid.mesh]),
+            device=device_type,
+        )
+        schedule = plan.layout.schedule if isinstance(plan.layout, StagedLayout) else "1f1b"
+        table = generate(schedule, pp=plan.stages, microbatches=plan.microbatches, vpp=1)
+        self._row = lower(table, unshard=False).ranks[self.grid.mesh]
+        owned = [(param.owned, param.name in matrices) for param in self.store.values()]
+        self.optimizer = optimizer_of_parameters(plan.job.optimizer, owned, lr=lr)
+
+    def step(self, batch: Any) -> StepResult:
+        """One optimizer step on `batch`, whole and the same on every rank: what the module's forward is
+        called with, or for a `graph_module` the graph's inputs by name."""
+        result = self.backward(batch)
+        self.update()
+        return result
+
+    def backward(self, batch: Any) -> StepResult:
+        """The part of `step` before the optimizer: loss, and clipped gradients in the parameters."""
+        shares = self._microbatches(self._checked(self._data(batch)))
+        for param in self.store.values():
+            param.reset_gradient()
+        value = self._stage.run(self._row, shares).double()
+        if self.plan.stages > 1:
+            distributed.broadcast(value, src=self._first_rank_of(self.plan.stages - 1))
+        with record_function(NORM):
+            squares = square_sum(self.store.values(), self._device_type)
+        if self.plan.devices > 1:
+            distributed.all_reduce(squares)
+        norm = float(squares.sqrt())
+        if norm > self._max_norm:
+            with record_function(NORM):
+                for param in self.store.values():
+                    if param.owned.grad is not None:
+                        param.owned.grad.mul_(self._max_norm / norm)
+        return StepResult(loss=float(value), gradient_norm=norm)
+
+    def update(self) -> None:
+        """The part of `step` behind `backward`: the optimizer takes the gradients, and they are gone."""
+        with record_function(OPTIMIZER):
+            self.optimizer.step()
+            self.sync_weights()
+        self.optimizer.zero_grad()
+
+    def sync_weights(self) -> None:
+        """Have what ranks compute with be what the optimizer has now, after that was written to."""
+        for block in self._stage.interpreter.parameter_groups:
+            publish(self.grid, block)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Every parameter, whole, by its name in the graph; every rank must ask at the same point."""
+        return self._of_all_stages(ShardedParameter.whole)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Every gradient between `backward` and `update`, whole; every rank must ask at the same point."""
+        return self._of_all_stages(ShardedParameter.whole_gradient)
+
+    def _of_all_stages(self, whole: Callable[[ShardedParameter], Tensor]) -> dict[str, Tensor]:
+        """What ranks of the stage that has a parameter say of it, by the parameter's name."""
+        found: dict[str, Tensor] = {}
+        for stage, program in enumerate(self._stages):
+            for name, stored in program.parameters.items():
+                if self.plan.stages == 1:
+                    found[name] = whole(self.store[name])
+                    continue
+                if stage == self.grid.mesh:
+                    found[name] = whole(self.store[name]).clone(memory_format=torch.contiguous_format)
+                else:
+                    found[name] = torch.empty(
+                        stored.spec.shape, dtype=self._dtypes[name], device=self._device_type
+                    )
+                distributed.broadcast(found[name], src=self._first_rank_of(stage))
+        return found
+
+    def _first_rank_of(self, stage: int) -> int:
+        """The first rank of a stage."""
+        return stage * self.plan.mesh.devices
+
+    def _microbatches(self, batch: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """What this rank's stage reads of each micro-batch. What several operators read is where the job
+        computes already; of the rest each reader's part goes there."""
+        shares: list[dict[str, Tensor]] = [{} for _ in range(self.plan.microbatches)]
+        for name, readers in sorted(self._stages[self.grid.mesh].data.items()):
+            tensor = self._placed(batch[name]) if readers > 1 else batch[name]
+            for share, part in zip(shares, self._split_microbatches(name, tensor), strict=True):
+                share[name] = part
+        return shares
+
+    def _placed(self, data: Tensor) -> Tensor:
+        """Where the job computes, numbers in the dtype that it computes with."""
+        return data.to(self._device_type, self._dtype if data.is_floating_point() else None)
+
+    def _split_microbatches(self, name: str, tensor: Tensor) -> Sequence[Tensor]:
+        """An input of the graph by micro-batch: its samples, or all of it."""
+        count = self.plan.microbatches
+        dim = samples_dim(self.plan.graph, name)
+        if count == 1 or dim is None:
+            return [tensor] * count
+        return tensor.reshape(self.plan.graph.inputs[name]).chunk(count, dim)
+
+    def _checked(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        for name, shape in self.plan.graph.inputs.items():
+            found = batch.get(name)
+            if found is None or found.numel() != prod(shape):
+                raise ConfigError(
+                    "is not of the plan's shape", key=f"batch.{name}",
+                    found="nothing" if found is None else str(tuple(found.shape)), allowed=str(tuple(shape)),
+                )  # fmt: skip
+        return batch
+
+
+def _spans(plan: GraphPlan) -> Sequence[tuple[int, int]]:
+    """The first block of each stage, and the one behind its last."""
+    layout = plan.layout
+    return layout.spans if isinstance(layout, StagedLayout) else ((0, len(layout.blocks)),)
+
+
+def graph_training_job(
+    module: nn.Module,
+    plan: GraphPlan,
+    inputs: Sequence[Any] | Mapping[str, Any] | None,
+    *,
+    device_type: str,
+    lr: float,
+    max_norm: float,
+) -> GraphTrainingJob:
+    """`module`, the whole of the plan's graph, laid out over the running processes, of which there are as
+    many as the plan has devices, and which compute on devices of `device_type`. `inputs` are what its
+    forward is called with, of the whole batch."""
+    if not isinstance(module, GraphModule):
+        return _captured_job(module, plan, inputs, device_type=device_type, lr=lr, max_norm=max_norm)
+    if module.graph != plan.graph:
+        raise ConfigError(
+            "is not the plan's graph", key="module", found=module.graph.name, allowed=plan.graph.name
+        )
+    check_kinds(plan.graph)
+    readers = first_readers(plan.graph)
+    return GraphTrainingJob(
+        plan,
+        {name: parameter.detach() for name, parameter in module.named_parameters()},
+        matrices=frozenset(name for name, (op, slot) in readers.items() if is_weight(op, slot)),
+        settings={},
+        data=lambda batch: batch,
+        device_type=device_type,
+        lr=lr,
+        max_norm=max_norm,
+    )
+
+
+def _captured_job(
+    module: nn.Module,
+    plan: GraphPlan,
+    inputs: Sequence[Any] | Mapping[str, Any] | None,
+    *,
+    device_type: str,
+    lr: float,
+    max_norm: float,
+) -> GraphTrainingJob:
+    if inputs is None:
+        raise ConfigError(
+            "is needed to see what the module computes", key="inputs", found="nothing",
+            allowed="what its forward is called with, of the whole batch",
+        )  # fmt: skip
+    check_kinds(plan.graph)
+    own = captured(module, inputs, plan.graph)
+    return GraphTrainingJob(
+        plan, own.values, matrices=own.matrices, settings=own.settings, data=own.data,
+        device_type=device_type, lr=lr, max_norm=max_norm,
+    )  # fmt: skip
+
+
+def check_kinds(graph: OpGraph) -> None:
+    """ConfigError by the name of the first operator of a kind that is not carried out."""
+    for block in graph.blocks:
+        for op in block.operators:
+            if op.kind not in KERNELS:
+                raise ConfigError(
+                    f"of operator {op.name} is not run by this runtime", key=f"graph.{block.name}.kind",
+                    found=op.kind, allowed=", ".join(KERNELS),
+                )  # fmt: skip

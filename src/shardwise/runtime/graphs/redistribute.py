@@ -1,0 +1,513 @@
+"""Which steps bring a tensor from what ranks hold of it to what they are to hold: no tensors, only boxes.
+
+Collectives of several tensors as one message.
+
+Bringing a tensor to where it is needed, and its gradient back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, combinations
+from math import prod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, distributed
+from torch.autograd import Function
+
+from shardwise.graph import Placement
+from shardwise.runtime.graphs.placements import (
+    AxisPlacement,
+    Box,
+    Coordinates,
+    MeshPlacements,
+    ProcessMesh,
+    box_of,
+    elements,
+    extents,
+    gradient_placements,
+    intersection,
+    mesh_coordinates,
+    slices,
+    value_placements,
+    within,
+)
+from shardwise.runtime.profiling import CONVERSIONS, TRAFFIC_MARK, profiled_range
+
+StepKind = Literal["cut", "reduce_scatter", "exchange", "all_reduce", "all_gather", "pad", "first_only"]
+
+
+@dataclass(frozen=True, slots=True)
+class RedistributeStep:
+    """One step, among the ranks that differ along `axes`, after which ranks hold `then`.
+
+    `cut`, `pad` (zeros around a part) and `first_only` (zeros on all ranks but the first of `axes`) are a
+    rank's own doing. An `all_to_all` sends boxes from whoever has them to whoever needs them.
+    """
+
+    kind: StepKind
+    axes: tuple[int, ...]
+    then: MeshPlacements
+
+
+_STEP_ORDER = ("cut", "reduce_scatter", "exchange", "all_reduce", "all_gather", "pad", "first_only")
+"""What shrinks a tensor comes before what grows it (docs/concepts/pareto-search.md)."""
+
+
+def _step_kind(start: AxisPlacement, end: AxisPlacement, units_differ: bool) -> str:
+    """What an axis has to do, in a word; none where ranks have what they need."""
+    if start == "whole":
+        return {"whole": "none", "partial": "first_only"}.get(str(end), "cut")
+    if start == "partial":
+        return {"whole": "all_reduce", "partial": "none"}.get(str(end), "reduce_scatter")
+    if isinstance(end, int):
+        return "exchange" if end != start or units_differ else "none"
+    return "all_gather" if end == "whole" else "pad"
+
+
+@lru_cache(maxsize=4096)
+def redistribute_path(
+    shape: tuple[int, ...], counts: tuple[int, ...], start: MeshPlacements, end: MeshPlacements
+) -> tuple[RedistributeStep, ...]:
+    """The steps from `start` to `end` of a tensor of `shape` on a mesh of `counts` ranks per axis.
+
+    Axes that need the same do it as one group. Where a dim is split along several axes and an outer one of
+    them changes, parts change as a whole: those are exchanged among all ranks that have some of them.
+    """
+    kinds = [
+        "none" if count == 1 else _step_kind(a, b, isinstance(a, int) and u != v)
+        for a, b, u, v, count in zip(start.by_axis, end.by_axis, start.units, end.units, counts, strict=True)
+    ]
+    plan = _PathBuilder(shape, counts, start)
+    for kind in _STEP_ORDER:
+        axes = tuple(axis for axis, own in enumerate(kinds) if own == kind)
+        if axes:
+            plan.add(kind, axes, end)
+    if plan.boxes(plan.now) != plan.boxes(end):  # an outer axis took the units of an inner one along
+        plan.all_to_all(_axes_of_parts(end), end)
+    return tuple(plan.path)
+
+
+class _PathBuilder:
+    """Steps so far, and what ranks hold behind them."""
+
+    def __init__(self, shape: tuple[int, ...], counts: tuple[int, ...], start: MeshPlacements) -> None:
+        self.shape, self.counts, self.now = shape, counts, start
+        self.path: list[RedistributeStep] = []
+
+    def boxes(self, placements: MeshPlacements) -> dict[Coordinates, Box]:
+        return {at: box_of(self.shape, self.counts, placements, at) for at in mesh_coordinates(self.counts)}
+
+    def step(self, kind: StepKind, axes: tuple[int, ...], then: MeshPlacements) -> None:
+        self.path.append(RedistributeStep(kind, axes, then))
+        self.now = then
+
+    def add(self, kind: str, axes: tuple[int, ...], end: MeshPlacements) -> None:
+        then = self.now.with_axes_of(axes, end)
+        before, after = self.boxes(self.now), self.boxes(then)
+        shrinks = all(within(after[at], before[at]) for at in before)
+        grows = all(within(before[at], after[at]) for at in before)
+        if kind == "exchange" and before == after:
+            self.now = then  # in other units, and the same elements
+        elif kind == "cut" and shrinks:
+            self.step("cut", axes, then)
+        elif kind == "reduce_scatter" and shrinks:
+            self.step("reduce_scatter", axes, then)
+        elif kind == "reduce_scatter":
+            self.step("all_reduce", axes, self.now.with_axes_as(axes, "whole"))
+            self.add("cut", axes, end)
+        elif kind == "all_reduce":
+            self.step("all_reduce", axes, then)
+        elif kind == "first_only":
+            self.step("first_only", axes, then)
+        elif kind == "all_gather" and grows and self._covered(axes, after):
+            self.step("all_gather", axes, then)
+        elif kind == "pad" and grows:
+            self.step("pad", axes, then)
+        elif kind == "pad":
+            self.all_to_all(axes, self.now.with_axes_as(axes, "whole"))
+            self.step("first_only", axes, then)
+        else:
+            self.all_to_all(axes, then)
+
+    def all_to_all(self, axes: tuple[int, ...], then: MeshPlacements) -> None:
+        """Among the fewest ranks that have all that each of them needs."""
+        after = self.boxes(then)
+        others = [axis for axis in _axes_of_parts(self.now) if axis not in axes]
+        for count in range(len(others) + 1):
+            for more in combinations(others, count):
+                chosen = tuple(sorted({*axes, *more}))
+                if self._covered(chosen, after):
+                    self.step("exchange", chosen, then)
+                    return
+
+    def _covered(self, axes: Sequence[int], after: dict[Coordinates, Box]) -> bool:
+        """Whether every rank finds what it needs with those that differ from it along `axes`."""
+        before = self.boxes(self.now)
+        return all(
+            sum(
+                elements(intersection(before[other], box))
+                for other in before
+                if sends_to(self.now, axes, other, at)
+            )
+            == elements(box)
+            for at, box in after.items()
+        )
+
+
+def sends_to(now: MeshPlacements, axes: Sequence[int], sender: Coordinates, receiver: Coordinates) -> bool:
+    """Whether `receiver` takes what it needs of `sender`'s part, where ranks along `axes` exchange: of ranks
+    that have the same it asks the one beside it."""
+    return all(
+        sender[axis] == receiver[axis] or (axis in axes and isinstance(placement, int))
+        for axis, placement in enumerate(now.by_axis)
+    )
+
+
+def _axes_of_parts(placements: MeshPlacements) -> tuple[int, ...]:
+    return tuple(axis for axis, placement in enumerate(placements.by_axis) if isinstance(placement, int))
+
+
+CollectiveKind = Literal["reduce_scatter", "exchange", "all_reduce", "all_gather"]
+
+_COLLECTIVE_ORDER: Sequence[CollectiveKind] = ("reduce_scatter", "exchange", "all_reduce", "all_gather")
+"""What shrinks a tensor comes before what grows it (docs/concepts/pareto-search.md)."""
+
+FlatRows = list[Tensor]
+"""Flat tensors."""
+
+
+MAX_BATCH_BYTES = 25 * 2**20
+"""Tensors go together up to so many bytes, which is what is copied for that at most: as many as PyTorch's
+DistributedDataParallel has in a bucket by default. Latency is little beside the time of such a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRequest:
+    """What a rank tells those that differ from it along `axes`, and itself.
+
+    Of a `reduce_scatter` and an `exchange` what is `sent` are rows one after the other, of so many elements
+    as `sizes` says for each of them, in the order of their group; of an `all_reduce` and an `all_gather` it
+    is the same for all. From each of them an exchange brings so many elements as `taken` says. It is about a
+    tensor of `whole` elements, of which ranks may have parts of unequal sizes. The answer to a call are rows:
+    the sum of this rank's rows, or of an exchange and an all-gather the row of each of them. What is sent may
+    be written to where it `may_overwrite`; what an all-gather brings may lie in `buffer`, of as many
+    elements."""
+
+    kind: CollectiveKind
+    axes: tuple[int, ...]
+    sent: Tensor
+    whole: int
+    sizes: Sequence[int] = ()
+    taken: Sequence[int] = ()
+    may_overwrite: bool = False
+    buffer: Tensor | None = None
+
+    @property
+    def key(self) -> tuple[int, tuple[int, ...], str]:
+        """What is the same of calls that go as one."""
+        return _COLLECTIVE_ORDER.index(self.kind), self.axes, str(self.sent.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor, which all ranks know alike."""
+        return self.whole * self.sent.element_size()
+
+    @property
+    def rows(self) -> FlatRows:
+        """What each of them gets."""
+        return list(self.sent.split(list(self.sizes)))
+
+
+CollectiveCoroutine = Generator[CollectiveRequest, FlatRows, Tensor]
+"""A tensor on its way: what it asks of other ranks, one call after the other, and what it ends in."""
+
+
+def run_batched(grid: ProcessMesh, coroutines: Iterable[CollectiveCoroutine]) -> list[Tensor]:
+    """What each of the ways ends in. Calls of a kind, along the same axes and in the same dtype, that are due
+    at the same time go as one message; every rank must go the same ways."""
+    running = list(coroutines)
+    results: dict[int, Tensor] = {}
+    pending: dict[int, CollectiveRequest] = {}
+
+    def advance(number: int, answer: FlatRows | None) -> None:
+        try:
+            pending[number] = next(running[number]) if answer is None else running[number].send(answer)
+        except StopIteration as end:
+            results[number] = end.value
+
+    for number in range(len(running)):
+        advance(number, None)
+    while pending:
+        first = min(call.key for call in pending.values())
+        alike = sorted(number for number, call in pending.items() if call.key == first)
+        chosen = alike[: _fitting([pending[number].nbytes for number in alike])]
+        answers = _run_calls(grid, [pending.pop(number) for number in chosen])
+        for number, answer in zip(chosen, answers, strict=True):
+            advance(number, answer)
+    return [results[number] for number in range(len(running))]
+
+
+def run_alone(grid: ProcessMesh, coroutine: CollectiveCoroutine) -> Tensor:
+    """What a way ends in."""
+    (end,) = run_batched(grid, (coroutine,))
+    return end
+
+
+def _fitting(nbytes: Sequence[int]) -> int:
+    """How many from the first on go as one message; one at least. By sizes that are the same on all ranks, as
+    the messages have to be."""
+    return max(1, sum(total <= MAX_BATCH_BYTES for total in accumulate(nbytes)))
+
+
+def _run_calls(grid: ProcessMesh, calls: Sequence[CollectiveRequest]) -> list[FlatRows]:
+    """The answer to each of some calls of a kind, made as one. What is sent changes only where all of it is
+    spare and lies in a row: its sum takes its place then."""
+    axes, kind = calls[0].axes, calls[0].kind
+    members, group = grid.members(axes), grid.group(axes)
+    if kind == "all_reduce":
+        sent = [call.sent for call in calls]
+        in_place = contiguous_view(sent) if all(call.may_overwrite for call in calls) else None
+        flat = torch.cat(sent) if in_place is None else in_place
+        distributed.all_reduce(flat, group=group)
+        return [[row] for row in flat.split([len(call.sent) for call in calls])]
+    if kind == "all_gather":
+        sent = torch.cat([call.sent for call in calls]) if len(calls) > 1 else calls[0].sent.contiguous()
+        gathered = calls[0].buffer if len(calls) == 1 else None
+        if gathered is None:
+            gathered = sent.new_empty(len(members) * len(sent))
+        distributed.all_gather_single(gathered, sent, group=group)
+        return _split_rows(gathered, [[len(call.sent)] * len(members) for call in calls])
+    sizes = [sum(row) for row in zip(*(call.sizes for call in calls), strict=True)]
+    if kind == "exchange":
+        taken = [sum(row) for row in zip(*(call.taken for call in calls), strict=True)]
+        received = calls[0].sent.new_empty(sum(taken))
+        distributed.all_to_all_single(received, _by_member(calls), taken, sizes, group=group)
+        return _split_rows(received, [call.taken for call in calls])
+    here = members.index(grid.here)
+    result = calls[0].sent.new_empty(sizes[here])
+    if len(set(sizes)) == 1:
+        distributed.reduce_scatter_single(result, _by_member(calls), group=group)
+    else:
+        distributed.reduce_scatter(result, list(_by_member(calls).split(sizes)), group=group)
+    return [[row] for row in result.split([call.sizes[here] for call in calls])]
+
+
+def contiguous_view(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Tensors as the flat one that they make where they lie; None where they do not one behind the other."""
+    first, end = tensors[0], tensors[0].storage_offset()
+    for tensor in tensors:
+        is_next = tensor.storage_offset() == end and tensor.is_contiguous()
+        if tensor.untyped_storage() is not first.untyped_storage() or not is_next:
+            return None
+        end += tensor.numel()
+    return first.as_strided((end - first.storage_offset(),), (1,), first.storage_offset())
+
+
+def _by_member(calls: Sequence[CollectiveRequest]) -> Tensor:
+    """What all calls send, rows of the same member one after the other."""
+    if len(calls) == 1:
+        return calls[0].sent
+    return torch.cat([row for rows in zip(*(call.rows for call in calls), strict=True) for row in rows])
+
+
+def _split_rows(received: Tensor, sizes: Sequence[Sequence[int]]) -> list[FlatRows]:
+    """For each call its row from each member, of `received`, where rows of the same member lie one after the
+    other; `sizes` are by call and member."""
+    by_member = list(zip(*sizes, strict=True))
+    parts = received.split([size for row in by_member for size in row])
+    return [
+        [parts[member * len(sizes) + place] for member in range(len(by_member))]
+        for place in range(len(sizes))
+    ]
+
+
+def redistribute_local_tensor(
+    grid: ProcessMesh, local: Tensor, shape: Sequence[int], start: MeshPlacements, end: MeshPlacements
+) -> Tensor:
+    """This rank's part under `end` of a tensor of `shape` of which every rank has its part under `start`.
+
+    Never changes `local`; may return it.
+    """
+    return run_alone(grid, redistribute_steps(grid, local, shape, start, end))
+
+
+def redistribute_steps(
+    grid: ProcessMesh,
+    local: Tensor,
+    shape: Sequence[int],
+    start: MeshPlacements,
+    end: MeshPlacements,
+    *,
+    may_overwrite: bool = False,
+) -> CollectiveCoroutine:
+    """The same as a way, which may be gone together with others. A `local` that is spare may change."""
+    now = start
+    for step in redistribute_path(tuple(shape), grid.counts, start, end):
+        local = yield from _StepOnRank(grid, tuple(shape), now, step, may_overwrite).run(local)
+        now = step.then
+    return local
+
+
+class _StepOnRank:
+    """One move of one tensor on this rank."""
+
+    def __init__(
+        self,
+        grid: ProcessMesh,
+        shape: tuple[int, ...],
+        now: MeshPlacements,
+        step: RedistributeStep,
+        may_overwrite: bool,
+    ) -> None:
+        self.grid, self.shape, self.now, self.step, self.may_overwrite = grid, shape, now, step, may_overwrite
+        self.members = grid.members(step.axes)
+        self.before = self._box(now, grid.here)
+        self.after = self._box(step.then, grid.here)
+
+    def _box(self, placements: MeshPlacements, at: Coordinates) -> Box:
+        return box_of(self.shape, self.grid.counts, placements, at)
+
+    def _call(
+        self, kind: CollectiveKind, sent: Tensor, sizes: Sequence[int] = (), taken: Sequence[int] = ()
+    ) -> CollectiveRequest:
+        return CollectiveRequest(
+            kind, self.step.axes, sent, prod(self.shape), sizes, taken, self.may_overwrite
+        )
+
+    def run(self, local: Tensor) -> CollectiveCoroutine:
+        if self.step.kind == "all_reduce":
+            (whole,) = yield self._call("all_reduce", local.reshape(-1))
+            return whole.view(local.shape)
+        if self.step.kind == "cut":
+            return local[slices(self.after, self.before)].clone(memory_format=torch.contiguous_format)
+        if self.step.kind == "pad":
+            padded = local.new_zeros(extents(self.after))
+            padded[slices(self.before, self.after)] = local
+            return padded
+        if self.step.kind == "first_only":
+            is_first = all(self.grid.here[axis] == 0 for axis in self.step.axes)
+            return local if is_first else torch.zeros_like(local)
+        way = {
+            "reduce_scatter": self._reduce_scatter, "all_gather": self._all_gather,
+            "exchange": self._all_to_all
+        }[self.step.kind](local)  # fmt: skip
+        return (yield from way)
+
+    def _reduce_scatter(self, local: Tensor) -> CollectiveCoroutine:
+        boxes = [self._box(self.step.then, at) for at in self.members]
+        sent = _flattened(local, [local[slices(box, self.before)] for box in boxes])
+        (own,) = yield self._call("reduce_scatter", sent, list(map(elements, boxes)))
+        return own.view(extents(self.after))
+
+    def _all_gather(self, local: Tensor) -> CollectiveCoroutine:
+        boxes = [self._box(self.now, at) for at in self.members]
+        most = max(map(elements, boxes))
+        sent = local.reshape(-1)
+        if len(sent) < most:
+            sent = torch.cat((sent, sent.new_zeros(most - len(sent))))
+        rows = yield self._call("all_gather", sent)
+        return self._put(local, boxes, rows)
+
+    def _all_to_all(self, local: Tensor) -> CollectiveCoroutine:
+        here, axes = self.grid.here, self.step.axes
+        sent: list[Tensor] = []
+        for at in self.members:
+            received = intersection(self._box(self.step.then, at), self.before)
+            takes = received is not None and sends_to(self.now, axes, here, at)
+            sent.append(local[slices(received, self.before)] if takes and received else local.new_empty(0))
+        taken = [
+            intersection(self._box(self.now, at), self.after) if sends_to(self.now, axes, at, here) else None
+            for at in self.members
+        ]
+        sizes = [part.numel() for part in sent]
+        rows = yield self._call("exchange", _flattened(local, sent), sizes, list(map(elements, taken)))
+        return self._put(local, taken, rows)
+
+    def _put(self, local: Tensor, boxes: Sequence[Box | None], rows: FlatRows) -> Tensor:
+        """The part behind the move, of boxes of it, each at the beginning of a row: no copy where they lie as
+        they are to lie. Who handed `rows` over still has them while the next move is made, so they go."""
+        received = [
+            (box, row[: elements(box)].view(extents(box)))
+            for box, row in zip(boxes, rows, strict=True)
+            if box is not None
+        ]
+        rows.clear()
+        whole = contiguous_view([part for _, part in received]) if received else None
+        if whole is not None and _are_slabs([box for box, _ in received], self.after):
+            return whole.view(extents(self.after))
+        result = local.new_empty(extents(self.after))
+        for box, part in received:
+            result[slices(box, self.after)] = part
+        return result
+
+
+def _flattened(local: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """Parts of a tensor flat one behind the other: where they lie so already, as they are."""
+    contiguous = contiguous_view(parts)
+    if contiguous is not None:
+        return contiguous
+    result = local.new_empty(sum(part.numel() for part in parts))
+    for buffer, part in zip(result.split([part.numel() for part in parts]), parts, strict=True):
+        buffer.view(part.shape).copy_(part)
+    return result
+
+
+def _are_slabs(boxes: Sequence[Box], whole: Box) -> bool:
+    """Whether boxes are all rows of `whole` in their order: they differ along its first dim alone, of those
+    that have more than one element."""
+    first = next((dim for dim, (low, high) in enumerate(whole) if high - low > 1), None)
+    if first is None or any(
+        box[:first] + box[first + 1 :] != whole[:first] + whole[first + 1 :] for box in boxes
+    ):
+        return False
+    bounds = [whole[first][0], *(box[first][1] for box in boxes)]
+    return [box[first][0] for box in boxes] == bounds[:-1] and bounds[-1] == whole[first][1]
+
+
+class TensorSpec:
+    """How a tensor of `shape` lies: a placement for each axis, and the elements that stay together along the
+    dim that an axis splits."""
+
+    __slots__ = ("gradient", "shape", "value")
+
+    def __init__(
+        self, shape: Sequence[int], placements: Sequence[Placement], units: Sequence[int] | None = None
+    ) -> None:
+        self.shape = tuple(shape)
+        self.value = value_placements(placements, units)
+        self.gradient = gradient_placements(placements, units)
+
+
+def redistribute(
+    grid: ProcessMesh, local: Tensor, start: TensorSpec, end: TensorSpec, what: str = CONVERSIONS
+) -> Tensor:
+    """The tensor as `end` says, where it lies as `start` says; its gradient will come back the other way.
+    Profiles call that `what`."""
+    if start.value == end.value and start.gradient == end.gradient:
+        return local
+    result: Tensor = _Redistribute.apply(local, grid, start, end, what)
+    return result
+
+
+class _Redistribute(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, local: Tensor, grid: ProcessMesh, start: TensorSpec, end: TensorSpec, what: str
+    ) -> Tensor:
+        ctx.way = (grid, start, end, what)
+        with profiled_range(TRAFFIC_MARK, what):
+            result = redistribute_local_tensor(grid, local, start.shape, start.value, end.value)
+        return result.view_as(result) if result is local else result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        grid, start, end, what = ctx.way
+        with profiled_range(TRAFFIC_MARK, what):
+            gradient = redistribute_local_tensor(
+                grid, gradients[0], start.shape, end.gradient, start.gradient
+            )
+        return gradient, None, None, None, None

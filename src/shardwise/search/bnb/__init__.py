@@ -1,0 +1,1 @@
+"""Branch and bound over uniform strategies: nodes, bounds, pruning, incumbents and the ledger of outcomes."""

@@ -1,0 +1,645 @@
+"""From grids down to evaluated strategies: one part of the search.
+
+    grids -> what is kept -> families of schedules -> what is sharded -> schedules -> splits
+          -> recomputed layers -> states -> evaluate
+
+On every level what cannot fit is rejected, and what cannot matter any more is cut, with everything below it;
+the rest is divided further.
+
+What all levels of the tree share: what decides about rows, and rows beside options.
+
+The upper levels of the tree: micro-batches, what is kept, families of schedules, what is sharded.
+
+Ranges of numbers of recomputed layers: blocks between a row and its single numbers.
+
+The lower levels of the tree: schedules, splits, recomputed layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.cost import (
+    Grids,
+    LayerCounts,
+    Problem,
+    Split,
+    Subproblem,
+    Totals,
+    distinct_rows,
+    grid_lower_bound_s,
+    grid_work_lower_bound_s,
+    grids_of,
+    known_split,
+    layer_counts_of,
+    lower_bound_bytes,
+    lower_bound_s,
+    subproblem_of,
+    traffic_table,
+)
+from shardwise.search.bnb.incumbent import Goal
+from shardwise.search.bnb.leaves import Leaves
+from shardwise.search.bnb.ledger import OutcomeCounts
+from shardwise.search.bnb.nodes import (
+    BLOCK_FIELDS,
+    FEW_PAIRS,
+    NO_SPLIT,
+    NO_TRAFFIC_ROWS,
+    PAIRS_PER_BATCH,
+    SPLIT_FIELDS,
+    SearchNodes,
+    alike_nodes,
+    empty_like,
+    join_splits,
+    legal_pairs,
+    map_distinct,
+    slices,
+    take_splits,
+)
+from shardwise.search.bnb.prune import BoundTightening, Pruner
+from shardwise.search.space import FAMILIES, FULL, Space, Variants, expanded
+from shardwise.search.step_times import microbatches_of
+from shardwise.strategy import MEMORY, Column, StrategyTable
+
+
+@dataclass(frozen=True)
+class Branching:
+    """Some levels of the tree below some grids; `weights` says how many grids each of them stands for."""
+
+    problem: Problem
+    space: Space
+    goal: Goal
+    grids: Grids
+    pruner: Pruner
+    weights: NDArray[np.int64]
+
+    @cached_property
+    def tightening(self) -> BoundTightening:
+        """What narrows the rows of these grids."""
+        return BoundTightening(self.problem, self.space, self.grids, self.goal, self.pruner)
+
+    def block(self, nodes: SearchNodes, split: Split) -> Subproblem:
+        """The blocks of rows, with these splits."""
+        return subproblem_of(self.problem, nodes.table, split)
+
+    def variants(self, pp: int) -> Variants:
+        """Schedules of a pipeline of so many ranks that has enough layers for them."""
+        variants = self.space.variants(pp)
+        return variants.take(pp * variants.vpp <= self.space.layers)
+
+    def candidates_with(self, nodes: SearchNodes, pp: int, variants: Variants) -> NDArray[np.int64]:
+        """Candidates below each row (down), of all schedules, with each of some (across): none where it is
+        illegal."""
+        table, m = nodes.table, microbatches_of(self.problem, nodes.table)
+        legal = map_distinct(self.space.count_legal, table.pp, m, table.recompute)
+        return self.candidates_by_variant(nodes, pp, variants, legal)
+
+    def candidates_by_variant(
+        self, nodes: SearchNodes, pp: int, variants: Variants, legal: Any
+    ) -> NDArray[np.int64]:
+        """The same where `legal` schedules, splits and recomputed layers lie below each row."""
+        space, m = self.space, microbatches_of(self.problem, nodes.table)
+        stages = (pp * variants.vpp).tolist()
+        below = np.array([[space.count_splits(n, kind) for n in stages] for kind in range(FULL + 1)])
+        per_split = nodes.candidates // np.maximum(legal, 1)
+        return np.where(
+            legal_pairs(space, pp, m, variants), below[nodes.table.recompute] * per_split[:, None], 0
+        )
+
+    def as_column(self, nodes: SearchNodes, split: Split, **changes: Any) -> Subproblem:
+        """The blocks of rows, down, to be combined with options, across."""
+        block = self.block(nodes, split)
+        down = {name: getattr(block, name)[:, None] for name in BLOCK_FIELDS}
+        return replace(block, split=split, **(down | changes))
+
+    def improving_options(
+        self, nodes: SearchNodes, time_s: Any, device_bytes: Any, candidates: NDArray[np.int64], level: str
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Row and option of the combinations that may matter; the others are counted. Combinations without
+        candidates are none."""
+        keep = self.pruner.may_improve(level, time_s, device_bytes)
+        self.pruner.prune(level, nodes.of_grid, np.where(keep, 0, candidates).sum(axis=1))
+        row, option = np.nonzero(keep & (candidates > 0))
+        return row, option
+
+    def fewest_recompute_layers(self, stages: int, recompute: int) -> int:
+        """Layers of a stage that are recomputed at least over so many stages, whatever the split."""
+        space = self.space
+        if space.is_core and recompute == FULL:
+            return int(space.split_range(stages).largest)
+        return int(space.recompute_layers(recompute, space.layers).min(initial=space.layers))
+
+    def split_of(self, table: StrategyTable) -> Split:
+        """The splits of a table whose splits are known."""
+        return known_split(
+            self.space.layers, table.pp * table.vpp, table.first_stage_layers, table.last_stage_layers
+        )
+
+
+FEW_NODES = 2048
+"""Rows of one depth that are bounded together though their schedules are of several families."""
+
+
+class CoarseBranching(Branching):
+    """From grids to rows whose sharding of parameters and gradients is known."""
+
+    def root_nodes(self) -> SearchNodes:
+        """The grids, each with the candidates whose schedule is legal."""
+        space, table = self.space, self.grids.table
+        pp, m = table.pp, microbatches_of(self.problem, table)
+        legal = map_distinct(
+            lambda ranks, microbatches: sum(
+                space.count_legal(ranks, microbatches, int(kind)) for kind in space.recomputes
+            ),
+            pp,
+            m,
+        )
+        below = len(space.offloads) * space.count_shards(table.dp * table.cp) * self.weights
+        none = np.zeros(len(table))
+        return SearchNodes(table, np.arange(len(table)), none, none, legal * below)
+
+    def bound_micro_batches(self, nodes: SearchNodes) -> SearchNodes:
+        """Grids with their micro-batch sizes, by all of their work."""
+        block = self.block(nodes, NO_SPLIT)
+        return self.pruner.pruned(
+            nodes, "micro_batch", grid_work_lower_bound_s(self.problem, block, self.grids.totals)
+        )
+
+    def branch_recompute(self, nodes: SearchNodes) -> SearchNodes:
+        """What is recomputed and offloaded; states are sharded as far as they can be."""
+        space = self.space
+        kinds, offloads = np.meshgrid(space.recomputes, space.offloads, indexing="ij")
+        options = {"recompute": kinds.ravel(), "offload": offloads.ravel()}
+        parent, table = expanded(nodes.table, [0 * nodes.table.tp], lambda _: options)
+        m = microbatches_of(self.problem, table)
+        legal = map_distinct(space.count_legal, table.pp, m, table.recompute)
+        candidates = legal * (space.count_shards(table.dp * table.cp) * self.weights[nodes.of_grid[parent]])
+        least = map_distinct(self._fewest_layers, table.pp, table.recompute)
+        common = map_distinct(self._common_states, table.dp * table.cp)
+        table = table.replaced(recompute_layers=least, optim_shard=common)
+        nodes = nodes.children(parent, table, candidates).take(candidates > 0)
+        block = replace(self.block(nodes, NO_SPLIT), recompute_most=self.space.layers)
+        totals = self.grids.totals_at(nodes.of_grid)
+        time_s = grid_lower_bound_s(self.problem, block, totals, nodes.traffic)
+        nodes = self.pruner.pruned(nodes, "kept", np.maximum(time_s, nodes.lower_bound_s))
+        return self.tightening.recomputes_within_capacity(nodes)
+
+    def _fewest_layers(self, pp: int, recompute: int) -> int:
+        """Layers of a stage that any schedule of a pipeline recomputes at least, where it recomputes in
+        full."""
+        stages = np.unique(pp * self.space.variants(pp).vpp)
+        return min((self.fewest_recompute_layers(int(n), recompute) for n in stages), default=0)
+
+    def _common_states(self, ranks: int) -> int:
+        """A degree that all of the optimizer's states over so many ranks divide."""
+        return int(np.lcm.reduce(self.space.shards(ranks)["optim_shard"], initial=1))
+
+    def branch_family(self, nodes: SearchNodes) -> SearchNodes:
+        """Families of schedules: those that have room, with everything sharded as far as can be and no
+        traffic for it."""
+        parts = [empty_like(nodes)]
+        for pp in np.unique(nodes.table.pp).tolist():
+            same = nodes.take(np.flatnonzero(nodes.table.pp == pp))
+            below = [empty_like(nodes)]
+            for variants in self.variants(pp).families.values():
+                candidates = self.candidates_with(same, pp, variants).sum(axis=1)
+                few, one = (
+                    same.replaced(candidates=candidates).take(candidates > 0),
+                    variants.representative(pp),
+                )
+                below.append(few.replaced(table=few.table.replaced(
+                    schedule=np.broadcast_to(one.schedule, (len(few),)),
+                    vpp=np.broadcast_to(one.vpp, (len(few),)),
+                )))  # fmt: skip
+            parts.append(self._families_within_capacity(SearchNodes.joined(below), "family", pp))
+        return SearchNodes.joined(parts)
+
+    def _families_within_capacity(self, nodes: SearchNodes, level: str, pp: int) -> SearchNodes:
+        """The rows of one depth and families of schedules that fit and may matter, and whose ranks have room
+        for all layers."""
+        families, parts = self.variants(pp).families, [empty_like(nodes)]
+        if len(nodes) < FEW_NODES:
+            return self.tightening.families_within_capacity(nodes, level, pp, families)
+        for family in families:
+            for same in alike_nodes(nodes, FAMILIES[nodes.table.schedule] == family, 1):
+                few = nodes.take(same)
+                parts.append(self.tightening.families_within_capacity(few, level, pp, families))
+        return SearchNodes.joined(parts)
+
+    def branch_sharding(self, nodes: SearchNodes) -> SearchNodes:
+        """Degrees of parameters and gradients."""
+        parts = [empty_like(nodes).replaced(traffic=NO_TRAFFIC_ROWS)]
+        each, of_each = np.unique(nodes.table.dp * nodes.table.cp, return_inverse=True)
+        for index, ranks in enumerate(each.tolist()):
+            options = self.space.param_grad_shards(ranks)
+            same = np.flatnonzero(of_each == index)
+            for part in slices(len(same), max(PAIRS_PER_BATCH // max(len(options["states"]), 1), 1)):
+                parts.append(self._sharded_alike(nodes.take(same[part]), ranks, options))
+        sharded = SearchNodes.joined(parts)
+        parts = [empty_like(sharded)]
+        for pp in np.unique(sharded.table.pp).tolist():
+            parts.append(self._families_within_capacity(sharded.take(sharded.table.pp == pp), "sharded", pp))
+        return SearchNodes.joined(parts)
+
+    def _sharded_alike(self, nodes: SearchNodes, ranks: int, options: Mapping[str, Column]) -> SearchNodes:
+        """The same for rows of one number of ranks: every row (down) with every option (across)."""
+        problem, grids = self.problem, self.grids
+        used, place = np.unique(nodes.of_grid, return_inverse=True)
+        param, grad, optim = (options[name] for name in ("param_shard", "grad_shard", "optim_shard"))
+        traffic = traffic_table(problem, grids, used, np.unique([param, grad]))
+        block = self.as_column(nodes, NO_SPLIT, recompute_most=self.space.layers)
+        block = replace(block, optim_shard=optim[None])
+        totals = grids.totals_at(nodes.of_grid[:, None])
+        pair_traffic = traffic.at(param[None], grad[None], place[:, None])
+        time_s = np.maximum(
+            grid_lower_bound_s(problem, block, totals, pair_traffic), nodes.lower_bound_s[:, None]
+        )
+        per_state = nodes.candidates // int(self.space.count_shards(np.array([ranks]))[0])
+        candidates = per_state[:, None] * options["states"][None]
+        row, option = self.improving_options(
+            nodes, time_s, nodes.device_bytes[:, None], candidates, "sharded"
+        )
+        table = nodes.table.take(row).replaced(
+            param_shard=param[option], grad_shard=grad[option], optim_shard=optim[option]
+        )
+        below = nodes.children(row, table, candidates[row, option])
+        child_traffic = traffic.at(param[option], grad[option], place[row])
+        return below.replaced(lower_bound_s=time_s[row, option], traffic=child_traffic)
+
+
+Ints = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """Range i belongs to row `row[i]` and holds `numbers[start[i]]` to `numbers[stop[i] - 1]`, ascending;
+    none is empty."""
+
+    numbers: Column
+    row: Ints
+    start: Ints
+    stop: Ints
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @property
+    def least(self) -> Column:
+        """The smallest number of each."""
+        return self.numbers[self.start]
+
+    @property
+    def most(self) -> Column:
+        """The largest number of each."""
+        return self.numbers[self.stop - 1]
+
+    @property
+    def width(self) -> Ints:
+        """How many numbers each holds."""
+        return self.stop - self.start
+
+    def take(self, ranges: Any) -> Ranges:
+        """These ranges."""
+        return replace(self, row=self.row[ranges], start=self.start[ranges], stop=self.stop[ranges])
+
+    def halved(self) -> Ranges:
+        """Both halves of each, one after another; a single number as it is."""
+        count = np.minimum(self.width, 2)
+        whole = np.repeat(np.arange(len(self)), count)
+        is_second = np.arange(len(whole)) != np.repeat(np.cumsum(count) - count, count)
+        middle = ((self.start + self.stop + 1) // 2)[whole]
+        start, stop = self.start[whole], self.stop[whole]
+        return replace(
+            self,
+            row=self.row[whole],
+            start=np.where(is_second, middle, start),
+            stop=np.where(is_second, stop, middle),
+        )
+
+
+def ranges_from(
+    least: Column, largest: Column, choices_of: Callable[[int], Sequence[int] | Column]
+) -> tuple[Ranges, Ints]:
+    """Of every row the ascending choices for its `largest` from `least` on (one at least), and how many
+    choices are less."""
+    each, of_row = np.unique(largest, return_inverse=True)
+    choices = [np.asarray(choices_of(most), dtype=np.int64) for most in each.tolist()]
+    numbers, begins = np.concatenate(choices), np.cumsum([0, *map(len, choices)])
+    # One ascending key for all choices, so that every row is found at once.
+    step = int(each.max()) + 1
+    keys = np.repeat(np.arange(len(each)), np.diff(begins)) * step + numbers
+    start = np.searchsorted(keys, of_row * step + least)
+    ranges = Ranges(numbers, np.arange(len(least)), start, begins[of_row + 1])
+    return ranges, start - begins[of_row]
+
+
+class FineBranching(Branching):
+    """From rows whose sharding is known to rows that are known but for their optimizer states."""
+
+    def branch_schedule(self, nodes: SearchNodes) -> SearchNodes:
+        """Schedules with their virtual stages."""
+        parts = [empty_like(nodes)]
+        for pp in np.unique(nodes.table.pp).tolist():
+            variants, is_deep = self.variants(pp), nodes.table.pp == pp
+            if np.count_nonzero(is_deep) * len(variants) < FEW_PAIRS:
+                below = [self._scheduled_alike(nodes.take(is_deep), pp, variants)]
+            else:
+                below = [
+                    self._scheduled_alike(nodes.take(same[part]), pp, few)
+                    for family, few in variants.families.items()
+                    for same in alike_nodes(
+                        nodes, is_deep & (FAMILIES[nodes.table.schedule] == family), len(few)
+                    )
+                    for part in slices(len(same), max(PAIRS_PER_BATCH // len(few), 1))
+                ]
+            if below:
+                children, split = (
+                    SearchNodes.joined([some for some, _ in below]),
+                    join_splits([of for _, of in below]),
+                )
+                for part in slices(len(children), PAIRS_PER_BATCH // pp):
+                    tight = self.tightening.tightened(
+                        children.take(part), take_splits(split, part), "schedule", pp
+                    )
+                    parts.append(self.tightening.schedules_within_capacity(*tight, pp))
+        return SearchNodes.joined(parts)
+
+    def _scheduled_alike(self, nodes: SearchNodes, pp: int, variants: Variants) -> tuple[SearchNodes, Split]:
+        """Every row (down) with every schedule of its family (across); and what their splits have at
+        least."""
+        family, m = FAMILIES[nodes.table.schedule], microbatches_of(self.problem, nodes.table)
+        legal = map_distinct(self.space.count_legal, nodes.table.pp, m, nodes.table.recompute, family)
+        candidates = self.candidates_by_variant(nodes, pp, variants, legal)
+        candidates[family[:, None] != FAMILIES[variants.schedule]] = 0
+        space, kind = self.space, nodes.table.recompute
+        stages = (pp * variants.vpp).tolist()
+        ranges = [space.split_range(n) for n in stages]
+        split = Split(*(np.array([getattr(r, name) for r in ranges])[None] for name in SPLIT_FIELDS))
+        fewest = np.array(
+            [[self.fewest_recompute_layers(n, kind) for n in stages] for kind in range(FULL + 1)]
+        )
+        block = self.as_column(nodes, split, recompute_layers=fewest[kind], recompute_most=split.largest)
+        block = replace(block, schedule=variants.schedule[None], vpp=variants.vpp[None])
+        row, variant, time_s = self._improving_pairs(nodes, block, candidates, "schedule")
+        table = nodes.table.take(row).replaced(
+            schedule=variants.schedule[variant], vpp=variants.vpp[variant],
+            recompute_layers=block.recompute_layers[row, variant],
+        )  # fmt: skip
+        children = nodes.children(row, table, candidates[row, variant]).replaced(lower_bound_s=time_s)
+        split = Split(
+            *(np.broadcast_to(getattr(split, name), candidates.shape)[row, variant] for name in SPLIT_FIELDS)
+        )
+        return children, split
+
+    def _improving_pairs(
+        self, nodes: SearchNodes, block: Subproblem, candidates: NDArray[np.int64], level: str
+    ) -> tuple[Any, Any, Any]:
+        """Row, option and bound of the combinations that may matter; the others are counted.
+
+        Combinations without candidates are none.
+        """
+        problem, layer_counts = self.problem, layer_counts_of(block)
+        totals = self.grids.totals_at(nodes.of_grid[:, None])
+        traffic = nodes.traffic.taken(np.arange(len(nodes))[:, None])
+        time_s = np.maximum(
+            lower_bound_s(problem, block, layer_counts, totals, traffic), nodes.lower_bound_s[:, None]
+        )
+        device_bytes = nodes.device_bytes[:, None]
+        if self.goal.weighs_memory:
+            device_bytes = np.maximum(device_bytes, self._fully_recomputed_bytes(block, layer_counts, totals))
+        row, option = self.improving_options(nodes, time_s, device_bytes, candidates, level)
+        return row, option, time_s[row, option]
+
+    def branch_split(self, nodes: SearchNodes) -> SearchNodes:
+        """First and last stages."""
+        table, parts, few = nodes.table, [empty_like(nodes)], np.zeros(len(nodes), dtype=bool)
+        first, of_each = distinct_rows([table.pp, table.vpp, table.schedule])
+        for index, row in enumerate(first.tolist()):
+            is_alike, count = of_each == index, len(self._end_layers(table.pp[row] * table.vpp[row])[0])
+            if np.count_nonzero(is_alike) * count < FEW_PAIRS:
+                few |= is_alike
+                continue
+            for same in alike_nodes(nodes, is_alike, count):
+                for part in slices(len(same), max(PAIRS_PER_BATCH // max(count, 1), 1)):
+                    parts.append(self._split_alike(nodes.take(same[part])))
+        parts.extend(self._split_each(nodes.take(part)) for part in self._parts_of_few(nodes, few))
+        below = SearchNodes.joined(parts)
+        split = self.split_of(below.table)
+        return SearchNodes.joined([
+            self.tightening.tightened(below.take(part), take_splits(split, part), "split")[0]
+            for part in slices(len(below), PAIRS_PER_BATCH)
+        ])  # fmt: skip
+
+    def _end_layers(self, stages: Any) -> tuple[Column, Column]:
+        """Layers of the first and of the last stage of each split."""
+        splits = self.space.splits(int(stages))
+        return splits["first_stage_layers"], splits["last_stage_layers"]
+
+    def _parts_of_few(self, nodes: SearchNodes, mask: NDArray[np.bool_]) -> Iterator[NDArray[np.intp]]:
+        """The rows under a mask, in parts that have so many splits together."""
+        index = np.flatnonzero(mask)
+        if len(index):
+            stages = (nodes.table.pp * nodes.table.vpp)[index]
+            below = np.cumsum(map_distinct(lambda n: len(self._end_layers(n)[0]), stages))
+            yield from np.split(index, np.flatnonzero(np.diff(below // PAIRS_PER_BATCH)) + 1)
+
+    def _split_each(self, nodes: SearchNodes) -> SearchNodes:
+        """The same for rows of several schedules that have few: every row's splits, one after another."""
+        space, stages = self.space, nodes.table.pp * nodes.table.vpp
+        parent, table = expanded(nodes.table, [stages], space.splits)
+        split = self.split_of(table)
+        numbers = map_distinct(
+            lambda kind, most: len(space.recompute_layers(kind, most)), table.recompute, split.largest
+        )
+        below = map_distinct(space.count_splits, stages, nodes.table.recompute)
+        candidates = numbers * (nodes.candidates // np.maximum(below, 1))[parent]
+        layers = np.minimum(table.recompute_layers, split.largest)
+        each = nodes.children(parent, table.replaced(recompute_layers=layers), candidates)
+        each, split = each.take(candidates > 0), take_splits(split, candidates > 0)
+        block, totals = self.block(each, split), self.grids.totals_at(each.of_grid)
+        block, layer_counts = replace(block, recompute_most=split.largest), layer_counts_of(block)
+        time_s = np.maximum(
+            lower_bound_s(self.problem, block, layer_counts, totals, each.traffic), each.lower_bound_s
+        )
+        device_bytes = (
+            self._fully_recomputed_bytes(block, layer_counts, totals) if self.goal.weighs_memory else None
+        )
+        return self.pruner.pruned(each, "split", time_s, device_bytes)
+
+    def _fully_recomputed_bytes(self, block: Subproblem, layer_counts: LayerCounts, totals: Totals) -> Any:
+        """The least bytes with as much recomputed as may be."""
+        most = replace(block, recompute_layers=np.where(block.recompute == FULL, block.split.largest, 0))
+        return lower_bound_bytes(self.problem, most, layer_counts, totals)
+
+    def _split_alike(self, nodes: SearchNodes) -> SearchNodes:
+        """The same for rows of one schedule: every row (down) with every split (across)."""
+        space, table = self.space, nodes.table
+        stages = int(table.pp[0] * table.vpp[0])
+        ends = space.splits(stages)
+        split = known_split(space.layers, stages, ends["first_stage_layers"], ends["last_stage_layers"])
+        split = Split(*(np.asarray(getattr(split, name))[None] for name in SPLIT_FIELDS))
+        numbers = np.array(
+            [
+                [len(space.recompute_layers(kind, n)) for n in split.largest[0].tolist()]
+                for kind in range(FULL + 1)
+            ]
+        ).reshape(FULL + 1, -1)
+        below = map_distinct(lambda kind: space.count_splits(stages, kind), table.recompute)
+        candidates = numbers[table.recompute] * (nodes.candidates // np.maximum(below, 1))[:, None]
+        layers = np.minimum(table.recompute_layers[:, None], split.largest)
+        block = self.as_column(nodes, split, recompute_layers=layers, recompute_most=split.largest)
+        block = replace(
+            block, schedule=table.schedule[:1, None], vpp=table.vpp[:1, None], pp=table.pp[:1, None]
+        )
+        row, option, time_s = self._improving_pairs(nodes, block, candidates, "split")
+        table = table.take(row).replaced(
+            first_stage_layers=ends["first_stage_layers"][option],
+            last_stage_layers=ends["last_stage_layers"][option],
+            recompute_layers=layers[row, option],
+        )
+        return nodes.children(row, table, candidates[row, option]).replaced(lower_bound_s=time_s)
+
+    def branch_recompute_layers(self, nodes: SearchNodes) -> SearchNodes:
+        """Numbers of recomputed layers; fewer than fit are rejected."""
+        is_full = nodes.table.recompute == FULL
+        plain, full = nodes.take(~is_full), nodes.take(is_full)
+        if not len(full):
+            return plain
+        ranges, fewer = ranges_from(
+            full.table.recompute_layers,
+            self.split_of(full.table).largest,
+            lambda most: self.space.recompute_layers(FULL, most),
+        )
+        full = full.replaced(candidates=full.candidates // (fewer + ranges.width))
+        self.pruner.add(MEMORY, full.of_grid, full.candidates * fewer)
+        return SearchNodes.joined([plain, self._of_ranges(full, ranges)])
+
+    def _of_ranges(self, nodes: SearchNodes, ranges: Ranges) -> SearchNodes:
+        """Rows with each number of recomputed layers in their ranges, each of which has a row's candidates:
+        ranges are bounded, and those that may matter halved, until each is one number."""
+        parts, places = [empty_like(nodes)], [ranges.row[:0]]
+        while len(ranges):
+            ranges = ranges.halved()
+            below, keep = self._bounded(nodes, ranges)
+            ranges = ranges.take(keep)
+            is_one = ranges.width == 1
+            parts.append(below.take(is_one))
+            places.append(ranges.row[is_one] * (self.space.layers + 1) + ranges.least[is_one])
+            ranges = ranges.take(~is_one)
+        return SearchNodes.joined(parts).take(np.argsort(np.concatenate(places), kind="stable"))
+
+    def _bounded(self, nodes: SearchNodes, ranges: Ranges) -> tuple[SearchNodes, NDArray[np.bool_]]:
+        """Rows with their ranges, those that may matter, and which these are: the least time goes with the
+        fewest recomputed layers, the least memory with the most."""
+        problem, row = self.problem, ranges.row
+        table = nodes.table.take(row).replaced(recompute_layers=ranges.least)
+        below = nodes.children(row, table, nodes.candidates[row] * ranges.width)
+        block = replace(self.block(below, self.split_of(table)), recompute_most=ranges.most)
+        layer_counts, totals = layer_counts_of(block), self.grids.totals_at(below.of_grid)
+        time_s = np.maximum(
+            lower_bound_s(problem, block, layer_counts, totals, below.traffic), below.lower_bound_s
+        )
+        if self.goal.weighs_memory:
+            most = replace(block, recompute_layers=ranges.most)
+            device_bytes = np.maximum(
+                lower_bound_bytes(problem, most, layer_counts, totals), below.device_bytes
+            )
+            below = below.replaced(device_bytes=device_bytes)
+        keep = self.pruner.may_improve("layers", time_s, below.device_bytes)
+        return self.pruner.pruned_to(below.replaced(lower_bound_s=time_s), "layers", keep), keep
+
+
+FIRST_BATCHES = (512, 2048, 4096, 1 << 14, 2048, 1 << 14)
+"""Rows of each level that are divided first, before anything is found."""
+
+LARGE_BATCH, BATCH_GROWTH = 1 << 14, 8
+"""Rows that are divided first once something is found, and how many times more in each further part."""
+
+
+class SubtreeSearch:
+    """Searches everything below some grids (with their micro-batch sizes).
+
+    `weights` says how many grids each row stands for. What is found goes to `goal`; `outcomes` says
+    afterwards what became of the candidates. `without` names bounds that are not used; `check` is called now
+    and then, and may raise."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        space: Space,
+        goal: Goal,
+        table: StrategyTable,
+        weights: NDArray[np.int64],
+        *,
+        exhaustive: bool = False,
+        without: frozenset[str] = frozenset(),
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._problem, self._space, self._goal, self._check = problem, space, goal, check
+        self._table, self._weights = table, weights
+        self.outcomes = OutcomeCounts.of(len(table))
+        self._pruner = Pruner(problem, goal, self.outcomes, is_exhaustive=exhaustive, without=without)
+
+    def run(self) -> None:
+        """Searches; afterwards every candidate below the grids is counted in `outcomes`."""
+        if len(self._table):
+            self._descend(self._coarse.bound_micro_batches(self._coarse.root_nodes()), 0)
+
+    @cached_property
+    def _grids(self) -> Grids:
+        return grids_of(self._problem, self._table)
+
+    @cached_property
+    def _leaves(self) -> Leaves:
+        parts = (self._problem, self._space, self._goal, self._grids, self._pruner, self._weights)
+        return Leaves(*parts, self._check)
+
+    @cached_property
+    def _coarse(self) -> CoarseBranching:
+        return CoarseBranching(
+            self._problem, self._space, self._goal, self._grids, self._pruner, self._weights
+        )
+
+    @cached_property
+    def _levels(self) -> tuple[tuple[str, Callable[[SearchNodes], SearchNodes]], ...]:
+        """How rows of each level are divided: the level's name, and the next level's rows."""
+        coarse = self._coarse
+        fine = FineBranching(self._problem, self._space, self._goal, self._grids, self._pruner, self._weights)
+        return (
+            ("micro_batch", coarse.branch_recompute),
+            ("kept", coarse.branch_family),
+            ("family", coarse.branch_sharding),
+            ("sharded", fine.branch_schedule),
+            ("schedule", fine.branch_split),
+            ("split", fine.branch_recompute_layers),
+        )
+
+    def _descend(self, nodes: SearchNodes, depth: int) -> None:
+        """Goes on with rows of a level by increasing bound, a growing part at a time: what is found below the
+        first of them cuts the others."""
+        if depth == len(self._levels):
+            self._leaves.evaluate(nodes)
+            return
+        name, branch = self._levels[depth]
+        order, start, size = (
+            self._goal.order(nodes.lower_bound_s, nodes.device_bytes),
+            0,
+            FIRST_BATCHES[depth],
+        )
+        while start < len(order):
+            self._check()
+            if self._goal.incumbents:
+                size = max(size, LARGE_BATCH)
+            batch = nodes.take(order[start : start + size])
+            batch = self._pruner.pruned_to(
+                batch, name, self._pruner.may_improve(name, batch.lower_bound_s, batch.device_bytes)
+            )
+            if len(batch):
+                self._descend(branch(batch), depth + 1)
+            start, size = start + size, BATCH_GROWTH * size

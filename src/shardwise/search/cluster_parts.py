@@ -1,0 +1,401 @@
+"""Which part of the cluster to use: the one on which the objective is best (docs/reference/space.md).
+
+Quick bound of parts of a cluster: the computation of a step, spread over as many devices as a part has.
+
+No grid of a part is listed. A number of devices without legal degrees has no candidates at all.
+
+Which parts of a cluster have candidates, each with the least that a step can take on it.
+
+Which clusters are mixed: those on which uneven plans are searched for too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations, product
+from math import inf, prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.cluster import Cluster, Parts, Selection, pools_of
+from shardwise.cost import Problem, any_micro_batch_compute_bound_s
+from shardwise.errors import ConfigError
+from shardwise.plans import PROVEN_GAP, SearchedPart, usd_per_step
+from shardwise.search.bnb.incumbent import Fastest, Goal
+from shardwise.search.bnb.solver import SearchResult
+from shardwise.search.clock import SearchClock
+from shardwise.search.question import Question
+from shardwise.search.space import Degrees, Space, divisors
+from shardwise.strategy import CP_KINDS, GRID_RULES, Limits, StrategyTable, first_broken
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWork:
+    """Device-seconds of a step, at least, by tp * cp; and the host's seconds on top of their share."""
+
+    by_width: Mapping[int, float]
+    host_s: float
+
+    def least_s(self, width: int, devices: Any) -> Any:
+        """Seconds of a step, at least, on `devices` of which tp * cp is `width`."""
+        return self.by_width[width] / devices + self.host_s
+
+
+class DegreeBounds:
+    """Bounds for one space and job on devices of one or several kinds, on up to `most` devices."""
+
+    def __init__(self, space: Space, limits: Limits, most: int) -> None:
+        self._space, self._limits, self._most = space, limits, most
+
+    def work(self, problem: Problem) -> DeviceWork:
+        """What a step takes of the devices of `problem`.
+
+        A sample takes least in the largest micro-batch: that of the whole batch on one replica. Its
+        device-seconds are shared by all replicas and stages.
+        """
+        table, host_s = self._shapes, problem.profile.host_step_s
+        if not len(table):
+            return DeviceWork({}, host_s)
+        widths = np.asarray(table.tp * table.cp)
+        work = (any_micro_batch_compute_bound_s(problem, table) - host_s) * widths
+        return DeviceWork(
+            {width: float(work[widths == width].min()) for width in np.unique(widths).tolist()}, host_s
+        )
+
+    def least_s(self, work: DeviceWork) -> Floats:
+        """Seconds of a step, at least, on as many devices as the index says; infinity where no degrees are
+        legal, and at index 0."""
+        found = np.full(self._most + 1, np.inf)
+        for width in work.by_width:
+            counts = width * self._replicas_by_stages
+            counts = counts[counts <= self._most]
+            found[counts] = np.minimum(found[counts], work.least_s(width, counts))
+        return found
+
+    def degrees_below(self, work: DeviceWork, devices: int, below_s: float) -> list[Degrees]:
+        """The legal degrees on so many devices whose bound is below `below_s`."""
+        table = self._shapes
+        pairs = dict.fromkeys(zip(table.tp.tolist(), table.cp.tolist(), strict=True))
+        return [
+            (tp, cp, devices // (tp * cp * pp), pp)
+            for tp, cp in pairs
+            if devices % (tp * cp) == 0 and work.least_s(tp * cp, devices) < below_s
+            for pp in self._stages
+            if devices % (tp * cp * pp) == 0 and devices // (tp * cp * pp) in self._replicas
+        ]
+
+    @cached_property
+    def _shapes(self) -> StrategyTable:
+        """Every legal choice of tp, cp and expert degrees of one replica without stages, whose micro-batch is
+        the whole batch."""
+        space, limits = self._space, self._limits
+        of_heads = divisors(limits.heads)
+        of_sequence = (1,) if space.is_core else divisors(limits.seq_len)
+        tps = [tp for tp in space.allowed("tp", of_heads) if tp <= self._most]
+        cps = [cp for cp in space.allowed("cp", of_sequence) if cp <= self._most]
+        experts = self._expert_degrees()
+        rows = [
+            (tp, cp, etp if experts else 1, ep, kind, sequence_parallel)
+            for tp in tps
+            for cp in cps
+            if tp * cp <= self._most
+            for etp, ep in (experts or [(1, 1)])
+            if not (space.is_core and experts and etp != tp)
+            for kind in (range(len(CP_KINDS)) if cp > 1 else (0,))
+            for sequence_parallel in ((1, 0) if tp > 1 else (0,))
+        ]
+        names = ("tp", "cp", "etp", "ep", "cp_kind", "sequence_parallel")
+        columns = np.array(rows, dtype=np.int64).reshape(-1, len(names)).T
+        ones = np.ones(columns.shape[1], dtype=np.int64)
+        table = space.plain({**dict(zip(names, columns, strict=True)), "dp": ones, "pp": ones})
+        table = table.replaced(micro_batch_size=limits.global_batch_size * ones)
+        return table.take(np.flatnonzero(first_broken(table, limits, GRID_RULES) < 0))
+
+    def _expert_degrees(self) -> list[tuple[int, int]]:
+        """Every etp and ep; none where the model has no experts."""
+        if not self._space.experts:
+            return []
+        limits = self._limits
+        etps = self._space.allowed("etp", divisors(limits.expert_ffn))
+        eps = (1,) if self._space.is_core else self._space.allowed("ep", divisors(limits.experts))
+        return [(etp, ep) for etp in etps for ep in eps if etp * ep <= self._most]
+
+    @cached_property
+    def _replicas(self) -> frozenset[int]:
+        """Every legal dp."""
+        return frozenset(self._space.allowed("dp", divisors(self._limits.global_batch_size)))
+
+    @cached_property
+    def _stages(self) -> list[int]:
+        """Every legal pp."""
+        return self._space.allowed("pp", range(1, self._limits.layers + 1))
+
+    @cached_property
+    def _replicas_by_stages(self) -> Ints:
+        """Every product of a legal dp and a legal pp, ascending."""
+        dps, pps = np.array(sorted(self._replicas), dtype=np.int64), np.array(self._stages, dtype=np.int64)
+        return np.unique(dps[:, None] * pps[None, :])
+
+
+MOST_COMBINED_POOLS = 8
+"""Pools of which every set is considered, at most: 255 sets."""
+
+MOST_COUNTS = 1 << 16
+"""Numbers of nodes of the pools of one set that are considered, at most; of more, all nodes or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedPart:
+    """A part with its devices, what its nodes cost (USD per hour; None: no price), the device-seconds of a
+    step on its pools, and seconds of a step, at least; infinity where it has no candidates."""
+
+    part: Selection
+    devices: int
+    usd_per_hour: float | None
+    work: DeviceWork
+    least_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartList:
+    """The parts of a cluster that have legal degrees, how many have none, and how many were not considered,
+    where there are too many."""
+
+    bounds: DegreeBounds
+    parts: list[BoundedPart]
+    without_candidates: int
+    unconsidered: int
+
+    def degrees_below(self, one: BoundedPart, below_s: float) -> list[Degrees]:
+        """The degrees with which a step on the part may take less than `below_s`."""
+        return self.bounds.degrees_below(one.work, one.devices, below_s)
+
+    @property
+    def device_counts(self) -> frozenset[int]:
+        """How many devices a part may have."""
+        return frozenset(one.devices for one in self.parts)
+
+
+def listed_parts(question: Question, parts: Parts) -> PartList:
+    """The parts of the question's cluster, each with its quick bound."""
+    bounds = DegreeBounds(question.candidates(), question.problem().limits, question.cluster.devices)
+    found: list[BoundedPart] = []
+    considered = 0
+    for pools in _sets_of_pools(len(parts.pools)):
+        whole = Selection(
+            nodes=tuple(pool.nodes if place in pools else 0 for place, pool in enumerate(parts.pools))
+        )
+        work = bounds.work(replace(question, cluster=parts.cluster_of(whole)).problem())
+        least_s = bounds.least_s(work)
+        for part in _parts_of(parts, pools):
+            considered += 1
+            devices = parts.devices_of(part)
+            if np.isfinite(least_s[devices]):
+                price = parts.price_of(part)
+                found.append(BoundedPart(part, devices, price, work, float(least_s[devices])))
+    every = prod(pool.nodes + 1 for pool in parts.pools) - 1
+    every += sum(pool.node.devices - 1 for pool in parts.pools)
+    return PartList(bounds, found, considered - len(found), every - considered)
+
+
+def _sets_of_pools(pools: int) -> Iterator[tuple[int, ...]]:
+    """Every set of pools, single ones first; where there are too many, single ones and all of them."""
+    sizes = range(1, pools + 1) if pools <= MOST_COMBINED_POOLS else (1, pools)
+    for size in sizes:
+        yield from combinations(range(pools), size)
+
+
+def _parts_of(parts: Parts, pools: tuple[int, ...]) -> Iterator[Selection]:
+    """The parts with nodes of all of these pools and of no other."""
+    counts = [parts.pools[place].nodes for place in pools]
+    each = [range(1, count + 1) for count in counts] if prod(counts) <= MOST_COUNTS else [[c] for c in counts]
+    for chosen in product(*each):
+        nodes = dict(zip(pools, chosen, strict=True))
+        yield Selection(nodes=tuple(nodes.get(place, 0) for place in range(len(parts.pools))))
+    if len(pools) == 1:
+        yield from parts.within_a_node(pools[0])
+
+
+SearchFor = Callable[[Question, Goal, Sequence[Degrees] | None], SearchResult]
+"""Searches a question's space on all devices of its cluster, or only candidates with these degrees."""
+
+ObjectiveValue = tuple[float, ...]
+"""What is to be least: compared from the first number on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """The question on the part of the cluster that is used, and its outcome.
+
+    `part` says which nodes are used, `parts` which parts were searched. `pruned` parts were pruned by their
+    quick bound, cost the same as one that was searched, or have no candidates; `unexplored` ones were left
+    out, because time was over or there are too many. `whole` is the outcome on all devices, where they were
+    searched for their best. `best_pool_s` is the best of the parts of a single pool, named `best_pool`.
+    `is_complete`: the outcome is of all candidates and has as many runners-up as the question wants.
+    """
+
+    question: Question
+    outcome: SearchResult
+    part: Selection
+    parts: tuple[SearchedPart, ...] = ()
+    pruned: int = 0
+    unexplored: int = 0
+    whole: SearchResult | None = None
+    best_pool_s: float | None = None
+    best_pool: str | None = None
+    is_complete: bool = True
+
+
+def on_all_devices(question: Question, outcome: SearchResult) -> Searched:
+    """The search of the whole cluster alone."""
+    return Searched(question=question, outcome=outcome, part=Parts(question.cluster).whole, whole=outcome)
+
+
+def best_part(question: Question, clock: SearchClock, search_for: SearchFor) -> Searched:
+    """The part of the cluster on which the objective is best; where nothing fits on any, the whole cluster.
+
+    `devices`: the fewest devices on which something fits, and the fastest there. `cost`: the least time x
+    price of the part's nodes. `time`: the least time. Each part has to beat the best before it. With the
+    objective `time`, parts of a single pool come first, so that what one class of devices takes is known;
+    of either kind those with the least quick bound. Raises ConfigError for costs without prices.
+    """
+    if question.objective == "cost" and question.cluster.price_usd_per_hour is None:
+        raise ConfigError(
+            "needs the price of every node", key="objective", found="cost",
+            allowed="a cluster file with `price: 25USD/h` for each entry of `nodes`",
+        )  # fmt: skip
+    comparison = _Comparison(question, clock, search_for)
+    comparison.run()
+    return comparison.searched()
+
+
+class _Comparison:
+    """The parts, one after another, and the best so far."""
+
+    def __init__(self, question: Question, clock: SearchClock, search_for: SearchFor) -> None:
+        self._question, self._clock, self._search_for = question, clock, search_for
+        self._cluster_parts = Parts(question.cluster)
+        self._listed = listed_parts(question, self._cluster_parts)
+        self._parts: list[SearchedPart] = []
+        self._best: Searched | None = None
+        self._best_value: ObjectiveValue = (inf, inf)
+        self._best_pool: tuple[float, str] | None = None
+        self._whole: SearchResult | None = None
+        self._pruned, self._unexplored = 0, 0
+        self._seen: set[tuple[object, ...]] = set()
+
+    def run(self) -> None:
+        """Searches the parts in order; those that cannot be better are pruned."""
+        self._pruned, self._unexplored = self._listed.without_candidates, self._listed.unconsidered
+        for one in sorted(self._listed.parts, key=self._order):
+            if self._least_value(one) >= self._best_value:
+                self._pruned += 1
+            elif self._clock.is_interrupted or (self._clock.is_over and self._parts):
+                self._unexplored += 1
+            else:
+                self._search(one)
+
+    def searched(self) -> Searched:
+        """The outcome on the best part."""
+        found = self._best
+        if found is None:
+            whole = self._whole or self._search_for(self._question, Fastest(self._question.top + 1), None)
+            found = on_all_devices(self._question, whole)
+        return replace(
+            found,
+            parts=tuple(self._parts),
+            pruned=self._pruned,
+            unexplored=self._unexplored,
+            whole=self._whole,
+            best_pool_s=None if self._best_pool is None else self._best_pool[0],
+            best_pool=None if self._best_pool is None else self._best_pool[1],
+        )
+
+    def _order(self, one: BoundedPart) -> ObjectiveValue:
+        is_union = len(one.part.pools) > 1 and self._question.objective == "time"
+        return (float(is_union), *self._least_value(one), one.least_s, -float(one.devices))
+
+    def _least_value(self, one: BoundedPart) -> ObjectiveValue:
+        return self._value(one, one.least_s)
+
+    def _value(self, one: BoundedPart, time_s: float) -> ObjectiveValue:
+        if self._question.objective == "devices":
+            return (float(one.devices), time_s)
+        return (time_s * self._price(one), 0.0)
+
+    def _price(self, one: BoundedPart) -> float:
+        """What a second costs, where cost is the objective; else every part is worth the same."""
+        return (one.usd_per_hour or 1.0) if self._question.objective == "cost" else 1.0
+
+    def _upper_bound_s(self, one: BoundedPart) -> float:
+        """The time that strategies on a part must beat."""
+        value, time_s = self._best_value
+        if self._question.objective == "devices":
+            least_s = time_s if value == one.devices else inf
+        else:
+            least_s = value / self._price(one)
+        return least_s * (1.0 - PROVEN_GAP)  # rounding alone makes no part better
+
+    def _search(self, one: BoundedPart) -> None:
+        cluster = self._cluster_parts.cluster_of(one.part)
+        key = (one.part.pools, one.devices, cluster.tiers)
+        requested, below_s = replace(self._question, cluster=cluster), self._upper_bound_s(one)
+        is_first = below_s == inf
+        if key in self._seen:
+            self._pruned += 1
+            return
+        self._seen.add(key)
+        if is_first:
+            outcome = self._search_for(requested, Fastest(requested.top + 1), None)
+        else:
+            degrees = self._listed.degrees_below(one, below_s)
+            outcome = self._search_for(requested, Fastest(1, below_s=below_s), degrees)
+        if is_first and cluster is self._question.cluster:
+            self._whole = outcome
+        self._parts.append(_part_of(requested, outcome))
+        if not outcome.found:
+            return
+        best_s = outcome.found[0].time_s
+        self._best_value = self._value(one, best_s)
+        self._best = Searched(question=requested, outcome=outcome, part=one.part, is_complete=is_first)
+        if len(one.part.pools) == 1:
+            self._best_pool = best_s, self._cluster_parts.pools[one.part.pools[0]].name
+
+
+def _part_of(requested: Question, outcome: SearchResult) -> SearchedPart:
+    cluster = requested.cluster
+    best_s = outcome.found[0].time_s if outcome.found else None
+    return SearchedPart(
+        devices=cluster.devices,
+        nodes=len(cluster.nodes),
+        step_time_s=best_s,
+        usd_per_step=None if best_s is None else usd_per_step(cluster, best_s),
+        is_complete=outcome.unexplored == 0,
+    )
+
+
+MOST_POOLS = 4
+"""Pools of a cluster on which uneven plans are searched for, at most."""
+
+
+def is_mixed(cluster: Cluster) -> bool:
+    """Whether uneven plans are searched for: several pools, not too many, and tiers rather than links given
+    one by one."""
+    return not cluster.links and 1 < len(pools_of(cluster)) <= MOST_POOLS
+
+
+def why_not_mixed(cluster: Cluster) -> str | None:
+    """Why no uneven plan of a cluster with unlike nodes is searched for; None where one is."""
+    pools = len(pools_of(cluster))
+    if cluster.links:
+        return "no uneven plan is searched for where the cluster gives its links one by one"
+    if pools > MOST_POOLS:
+        return f"uneven plans are searched for on 2 to {MOST_POOLS} kinds of nodes; the cluster has {pools}"
+    return None

@@ -1,0 +1,35 @@
+"""Uneven plans of mixed clusters: pipelines whose stages, layers and shares suit the devices they lie on."""
+
+from shardwise.search.hetero.answer import UNEVEN_GAP, UnevenSearchResult, best_uneven, plan_mixed_cluster
+from shardwise.search.hetero.branch_and_bound import UnevenOutcome, UnevenPipeline, UnevenPlan, search_uneven
+from shardwise.search.hetero.placement import spread_stages
+from shardwise.search.hetero.proportional import proportional_split
+from shardwise.search.hetero.record_costs import (
+    RecordCostModel,
+    RecordPrediction,
+    predict_record,
+    predicted_result,
+)
+from shardwise.search.hetero.relayout import relayout
+from shardwise.search.hetero.space import UnevenLimits, UnevenSpace, UnevenSubproblem
+
+__all__ = [
+    "UNEVEN_GAP",
+    "RecordCostModel",
+    "RecordPrediction",
+    "UnevenLimits",
+    "UnevenOutcome",
+    "UnevenPipeline",
+    "UnevenPlan",
+    "UnevenSearchResult",
+    "UnevenSpace",
+    "UnevenSubproblem",
+    "best_uneven",
+    "plan_mixed_cluster",
+    "predict_record",
+    "predicted_result",
+    "proportional_split",
+    "relayout",
+    "search_uneven",
+    "spread_stages",
+]

@@ -1,0 +1,232 @@
+"""From a question about a mixed cluster to the best uneven plan with its price, layout and certificate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from shardwise.cluster import pools_of
+from shardwise.errors import Infeasible, InternalError
+from shardwise.plans import PROVEN_GAP, Answer, Certificate, MixedFigures, UnevenAnswer, UnevenResult
+from shardwise.search.answer import all_devices_s, answered, figures_of, idle_in, plan, searched
+from shardwise.search.bnb.solver import Progress
+from shardwise.search.clock import SearchClock
+from shardwise.search.cluster_parts import MOST_POOLS, Searched
+from shardwise.search.hetero.branch_and_bound import UnevenOutcome, search_uneven
+from shardwise.search.hetero.result import uneven_result
+from shardwise.search.hetero.space import UnevenLimits, UnevenSpace
+from shardwise.search.question import Question
+from shardwise.search.targets import plan_for
+from shardwise.strategy import Target
+
+EXACT_DEVICES = 16
+"""Clusters of up to so many devices are searched until nothing can be better; larger ones until nothing can
+be better by more than `UNEVEN_GAP`."""
+
+UNEVEN_GAP = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class UnevenSearchResult:
+    """The best uneven plan (None: there is none, or none is looked for), and what all that are looked for
+    take at least."""
+
+    result: UnevenResult | None
+    lower_bound_s: float
+
+
+def refusal(question: Question) -> str | None:
+    """Why no uneven plan is looked for; None where one is."""
+    if question.space != "default" or question.fixed or question.axes:
+        return "a space or fields were chosen: only uniform strategies have them"
+    if question.frontier or question.exhaustive:
+        return "a frontier or every candidate was asked for: only uniform strategies have them"
+    if question.model.experts is not None:
+        return "uneven plans of mixtures of experts are not searched"
+    if len(question.model.kinds) > 1:
+        return "uneven plans of models whose layers differ are not searched"
+    return None
+
+
+def plan_mixed_cluster(
+    question: Question, *, target: Target | None = None, progress: Progress | None = None
+) -> Answer | UnevenAnswer:
+    """The best plan of a mixed cluster: uneven where that is faster than every uniform strategy on any part
+    of it, else the best of these. Among what `target` carries out, where that is given.
+
+    Half of a budget is for uniform strategies. Raises Infeasible where neither fits, and what `plan_for`
+    raises.
+    """
+    if target is not None and not target.runs_mixed_pool_stages:
+        question = replace(question, mixed_stage_rows=1)
+    why = refusal(question) or _refusal_by(target, question)
+    if why is not None:
+        return _with_reason(_uniform(question, target, SearchClock(question.budget_s), progress), why)
+    with SearchClock(question.budget_s).handling_interrupts() as clock:
+        return _plan_mixed(question, target, clock, progress)
+
+
+def _refusal_by(target: Target | None, question: Question) -> str | None:
+    """Why the target carries out no uneven plan of this question; None where it does."""
+    if target is None or question.job.dtype in target.uneven_dtypes:
+        return None
+    known = f"in {', '.join(target.uneven_dtypes)} only" if target.uneven_dtypes else "not at all"
+    return f"{target.command} runs uneven plans {known}: --target any looks for them"
+
+
+def _uniform(
+    question: Question, target: Target | None, clock: SearchClock, progress: Progress | None
+) -> Answer:
+    """The best uniform strategy on any part of the cluster."""
+    if target is None:
+        return plan(question, progress=progress, clock=clock)
+    return plan_for(target, question, partial(plan, clock=clock), progress=progress)
+
+
+def _plan_mixed(
+    question: Question, target: Target | None, clock: SearchClock, progress: Progress | None
+) -> Answer | UnevenAnswer:
+    question.problem()
+    half = clock.with_budget(None if question.budget_s is None else question.budget_s / 2.0)
+    if target is not None:
+        return _of_target(question, target, half, clock, progress)
+    found = searched(question, half, progress)
+    if clock.is_interrupted:
+        return answered(question, found, clock, progress)
+    uneven, why, gap = _faster(question, _figures(question, found), clock, progress)
+    if uneven is None:
+        return _with_reason(answered(question, found, clock, progress), why, gap)
+    is_idle = uneven.best.idle_devices > 0
+    return replace(
+        uneven,
+        parts=found.parts,
+        pruned_parts=found.pruned,
+        unexplored_parts=found.unexplored,
+        all_devices_step_time_s=(
+            all_devices_s(question, found, clock, progress) if is_idle else uneven.best.step_time_s
+        ),
+    )
+
+
+def _figures(question: Question, found: Searched | None) -> MixedFigures:
+    """What uneven plans are compared with; nothing uniform fits where nothing was found."""
+    figures = None if found is None else figures_of(question, found)
+    if figures is not None:
+        return figures
+    return MixedFigures(uniform_step_time_s=None, fastest_class_step_time_s=None, fastest_class=None, idle=())
+
+
+def _of_target(
+    question: Question, target: Target, half: SearchClock, clock: SearchClock, progress: Progress | None
+) -> Answer | UnevenAnswer:
+    """The same among what the target carries out; runners-up are found with the best."""
+    try:
+        answer = _uniform(question, target, half, progress)
+    except Infeasible:
+        uneven, _, _ = _faster(question, _figures(question, None), clock, progress)
+        if uneven is None:
+            raise
+        return uneven
+    if clock.is_interrupted or answer.mixed is None:
+        return answer
+    uneven, why, gap = _faster(question, answer.mixed, clock, progress)
+    if uneven is None:
+        return _with_reason(answer, why, gap)
+    return replace(
+        uneven,
+        parts=answer.parts,
+        pruned_parts=answer.pruned_parts,
+        unexplored_parts=answer.unexplored_parts,
+        all_devices_step_time_s=(
+            answer.all_devices_step_time_s if uneven.best.idle_devices else uneven.best.step_time_s
+        ),
+    )
+
+
+def _faster(
+    question: Question, figures: MixedFigures, clock: SearchClock, progress: Progress | None
+) -> tuple[UnevenAnswer | None, str, float]:
+    """The best uneven plan that is faster than uniform strategies; or why there is none, and by how much one
+    may be faster all the same, as a share."""
+    space = _space_of(question)
+    cutoff_s = float("inf") if figures.uniform_step_time_s is None else figures.uniform_step_time_s
+    gap = 0.0 if question.cluster.devices <= EXACT_DEVICES else UNEVEN_GAP
+    outcome = search_uneven(
+        space, clock=clock, cutoff_s=cutoff_s, gap=gap, workers=question.workers, progress=progress
+    )
+    if outcome.plan is None:
+        return None, *_why_uniform(outcome, cutoff_s)
+    answer = _answer(space, outcome, figures)
+    idle = answer.best.idle_devices
+    if question.use_all and idle:
+        left = (cutoff_s - outcome.lower_bound_s) / cutoff_s if cutoff_s < float("inf") else 1.0
+        return None, f"the fastest uneven plan leaves {idle} of the devices idle", left
+    return replace(answer, is_interrupted=clock.is_interrupted), "", 0.0
+
+
+def _space_of(question: Question) -> UnevenSpace:
+    limits = UnevenLimits(stage_dp=question.stage_dp, mixed_stage_rows=question.mixed_stage_rows)
+    return UnevenSpace(question.model, question.cluster, question.job, limits)
+
+
+def best_uneven(
+    question: Question, cutoff_s: float = float("inf"), gap: float | None = None
+) -> UnevenSearchResult:
+    """The best uneven plan for the question that takes less than `cutoff_s`, to within the share `gap`, where
+    it is None that which its cluster is allowed."""
+    is_many = len(pools_of(question.cluster)) > MOST_POOLS
+    if refusal(question) is not None or question.cluster.links or is_many:
+        return UnevenSearchResult(result=None, lower_bound_s=float("inf"))
+    space = _space_of(question)
+    if gap is None:
+        gap = 0.0 if question.cluster.devices <= EXACT_DEVICES else UNEVEN_GAP
+    outcome = search_uneven(space, cutoff_s=cutoff_s, gap=gap, workers=question.workers)
+    result = None if outcome.plan is None else uneven_result(space, outcome.plan)
+    return UnevenSearchResult(result=result, lower_bound_s=outcome.lower_bound_s)
+
+
+def _with_reason(answer: Answer, why: str, gap: float = 0.0) -> Answer:
+    if answer.mixed is None:
+        return answer
+    return replace(answer, mixed=replace(answer.mixed, why_uniform=why, uneven_gap=gap))
+
+
+def _why_uniform(outcome: UnevenOutcome, cutoff_s: float) -> tuple[str, float]:
+    """What the search that found nothing faster has shown, and the gap that it left."""
+    left = (cutoff_s - outcome.lower_bound_s) / cutoff_s
+    if left <= PROVEN_GAP:
+        return "no uneven plan is faster", 0.0
+    return f"no uneven plan that is faster was found; none is by more than {left * 100:.1f} %", left
+
+
+def _answer(space: UnevenSpace, outcome: UnevenOutcome, mixed: MixedFigures) -> UnevenAnswer:
+    if outcome.plan is None:
+        raise InternalError("an answer needs a plan")
+    result = uneven_result(space, outcome.plan)
+    stages = [stage for pipeline in result.layout.pipelines for stage in pipeline.stages]
+    used = {one.device_class for stage in stages for one in (stage.parts or (stage,))}
+    idle = tuple(pool.name for pool in space.pools if pool.name not in used)
+    ranks = [rank for stage in stages for rank in stage.rank_numbers]
+    return UnevenAnswer(
+        best=result,
+        certificate=replace(_certificate(outcome, result), priced_as=space.cluster.priced_as),
+        mixed=replace(mixed, idle=idle),
+        idle=idle_in(space.cluster, ranks),
+    )
+
+
+def _certificate(outcome: UnevenOutcome, result: UnevenResult) -> Certificate:
+    best_s = result.step_time_s
+    return Certificate(
+        space="uneven",
+        enumerated=outcome.pruned + outcome.searched,
+        unexplored=outcome.unexplored,
+        rejected={},
+        cut_by_bound=outcome.pruned,
+        simulated=outcome.searched,
+        best_s=best_s,
+        lower_bound_s=outcome.lower_bound_s,
+        gap=(best_s - outcome.lower_bound_s) / best_s,
+        search_s=outcome.search_s,
+        search_cpu_s=outcome.search_cpu_s,
+    )

@@ -1,0 +1,544 @@
+"""The search for the best uneven plan: blocks in order of their bounds, until none can be better.
+
+Uneven plans as a search finds them: pipelines side by side, and the best so far.
+
+What a search of uneven plans does block by block: bounding soon, dividing, laying out.
+
+An errand is one such step for one block, and what it does depends on it and on the errands before it for the
+same micro-batch size alone: so errands for several sizes may be done at a time, in as many processes as there
+are, and give the same plans and the same bounds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+from shardwise.search.clock import SearchClock
+from shardwise.search.hetero.pipeline_search import StagePlacement, pipeline_s
+from shardwise.search.hetero.space import PipelineShape, UnevenSpace, UnevenSubproblem, spread_set_size
+from shardwise.search.hetero.stage_costs import StageCostModel, StageOptions
+from shardwise.search.hetero.subproblem import (
+    MAX_STEP_S,
+    EvaluatedPipeline,
+    SubproblemSearch,
+    subproblem_search,
+)
+from shardwise.search.worker_pool import SearchWorkers
+
+IMPROVEMENT_FACTOR = 1.0 - 5e-13
+"""A plan is better where it takes less than this share of the time: closer than what counts as proven."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnevenPipeline:
+    """One pipeline of a plan: kind of stage per pool of the union, stages in order, its microbatches, and the
+    seconds of its step."""
+
+    kinds: tuple[int, ...]
+    stages: tuple[StagePlacement, ...]
+    microbatches: int
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnevenPlan:
+    """Pipelines side by side, the slowest of which takes `time_s`; `subproblem` says on which pools, with
+    which micro-batch size, and how many there are."""
+
+    subproblem: UnevenSubproblem
+    pipelines: tuple[UnevenPipeline, ...]
+    time_s: float
+
+
+@dataclass(slots=True)
+class UnevenIncumbent:
+    """The best plan so far, and the time to beat, which may be less than its own at first; `laid` are blocks
+    of one number of pipelines each in which a plan was laid out that was the best then."""
+
+    plan: UnevenPlan | None
+    time_s: float
+    improving: set[UnevenSubproblem] = field(default_factory=set)
+
+    def improve(
+        self,
+        pricing: StageCostModel,
+        subproblem: UnevenSubproblem,
+        found: Sequence[tuple[EvaluatedPipeline, int]],
+    ) -> None:
+        """Takes over what was found where it is better at the prices of its own number of pipelines."""
+        pipelines = _capped(found, pricing.options(subproblem))
+        if pipelines is None:
+            return
+        own = replace(subproblem, least=len(pipelines), most=len(pipelines))
+        options = pricing.options(own)
+        trimmed = _trimmed(options, pipelines, options.microbatches)
+        time_s = max(pipeline.time_s for pipeline in trimmed)
+        if time_s < self.time_s * IMPROVEMENT_FACTOR:
+            self.improving.add(own)
+            self.plan = UnevenPlan(subproblem=own, pipelines=tuple(trimmed), time_s=time_s)
+            self.time_s = time_s
+
+
+_Pipeline = tuple[PipelineShape, tuple[StagePlacement, ...], int]
+"""Its shape, its stages and its microbatches."""
+
+
+def _capped(found: Sequence[tuple[EvaluatedPipeline, int]], options: StageOptions) -> list[_Pipeline] | None:
+    """No more pipelines than there are microbatches, of those whose stages are spread only as many as fill
+    their nodes; None where these do not do all."""
+    required, pipelines = options.microbatches, list[_Pipeline]()
+    for evaluated, times in found:
+        set_size = spread_set_size(options.spread, evaluated.shape)
+        fitting = min(times, required - len(pipelines)) // set_size * set_size
+        pipelines += [(evaluated.shape, evaluated.found.stages, evaluated.microbatches)] * fitting
+    return pipelines if sum(microbatches for _, _, microbatches in pipelines) >= required else None
+
+
+def _trimmed(options: StageOptions, pipelines: Sequence[_Pipeline], required: int) -> list[UnevenPipeline]:
+    """The pipelines with no more microbatches than wanted: what is too much is taken from the slowest."""
+    known: dict[_Pipeline, float] = {}
+
+    def time_s(one: _Pipeline) -> float:
+        if one not in known:
+            known[one] = pipeline_s(options, one[0].kinds, one[1], one[2])
+        return known[one]
+
+    entries = [(-time_s(one), place, one) for place, one in enumerate(pipelines)]
+    heap = [entry for entry in entries if entry[2][2] > 1]
+    done = [entry for entry in entries if entry[2][2] == 1]
+    heapify(heap)
+    for _ in range(sum(one[2] for one in pipelines) - required):
+        _, place, (shape, stages, microbatches) = heappop(heap)
+        one = (shape, stages, microbatches - 1)
+        if one[2] > 1:
+            heappush(heap, (-time_s(one), place, one))
+        else:
+            done.append((-time_s(one), place, one))
+    return [
+        UnevenPipeline(kinds=shape.kinds, stages=stages, microbatches=microbatches, time_s=-negative_s)
+        for negative_s, _, (shape, stages, microbatches) in sorted(heap + done, key=lambda entry: entry[1])
+    ]
+
+
+BOUND_TOLERANCE = 1e-6
+"""How near the bound of a block is to the time of its best plan when only that plan may be left between."""
+
+GAP_SHARE = 0.75
+"""Of the gap that is allowed: a block whose plans cannot be better by more is not searched."""
+
+MANY_PIPELINES = 16
+"""Pipelines whose gradients cost about as much as those of more: a ring moves 15 sixteenths of what it would
+move among any number of replicas."""
+
+SKIP_BOUND_RATIO = 0.8
+"""Of the time to beat: where what is soon told of a wide range is less, closer bounds are not tried on it."""
+
+HALVINGS = 12
+"""Of the interval in which a block's bound lies, where layouts were given up."""
+
+EXACT_EFFORT, GAP_EFFORT = 1000, 32
+"""Layouts of one pipeline that are evaluated, where no gap is allowed, and where one is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenNode:
+    """A block to look at closer, all of whose plans take at least `lower_bound_s`, where plans that take less
+    than `incumbent_s` are looked for. `parent` is the block that it is a part of, None where it is none."""
+
+    subproblem: UnevenSubproblem
+    lower_bound_s: float
+    parent: UnevenSubproblem | None = None
+    incumbent_s: float = float("inf")
+
+
+@dataclass(slots=True)
+class NodeOutcome:
+    """What came of it: blocks that are left to look at; what is closed, and the seconds that its plans take
+    at least; the best plan, if it is better; layouts that were evaluated, and runs that were bounded."""
+
+    best: UnevenIncumbent
+    left: list[OpenNode] = field(default_factory=list)
+    fathomed_bound_s: float | None = None
+    evaluated: int = 0
+    bounded: int = 0
+
+
+class NodeProcessor:
+    """Does errands for one space; what is known of a block it keeps for those that come after."""
+
+    def __init__(self, space: UnevenSpace, clock: SearchClock, gap: float) -> None:
+        self._space, self._clock, self._gap = space, clock, gap
+        self.pricing = StageCostModel(space)
+        self._effort = EXACT_EFFORT if gap == 0.0 else GAP_EFFORT
+        self._searches: dict[UnevenSubproblem, SubproblemSearch] = {}
+
+    def process(self, node: OpenNode) -> NodeOutcome:
+        """Does it."""
+        outcome = NodeOutcome(best=UnevenIncumbent(plan=None, time_s=node.incumbent_s))
+        search = self._searches.get(node.subproblem)
+        if search is None:
+            self._bound_quickly(node, outcome)
+        elif is_wide(node.subproblem):
+            self._branch(node, search, outcome)
+        else:
+            self._search_node(node, search, outcome)
+        if outcome.fathomed_bound_s is not None:
+            self._searches.pop(node.subproblem, None)
+        return outcome
+
+    def initial_incumbent(self, incumbent_s: float) -> NodeOutcome:
+        """Looks for plans whose pipelines lie on one pool each, which are few: a time to beat. Of many
+        pipelines first, which devices that hold the whole model are."""
+        outcome = NodeOutcome(best=UnevenIncumbent(plan=None, time_s=incumbent_s))
+        subproblems = [subproblem for subproblem in self._space.subproblems() if not subproblem.is_alike]
+        for lower_bound_s, _, subproblem in sorted(
+            (self.pricing.quick_bound_s(one), at, one) for at, one in enumerate(subproblems)
+        ):
+            if not self._is_open(lower_bound_s, outcome) or self._clock.is_over:
+                break
+            whole = self._search_of(subproblem, most_sites=1)
+            for part in reversed(_doubling_ranges(subproblem)):
+                if whole.is_refuted(self._cutoff_s(outcome)) or whole.are_too_few(
+                    part.most, self._cutoff_s(outcome)
+                ):
+                    break  # nor are fewer pipelines enough
+                few = self._search_of(part, whole, most_sites=1)
+                self._improved_bound_s(part, few, lower_bound_s, outcome)
+        return outcome
+
+    def _search_of(
+        self,
+        subproblem: UnevenSubproblem,
+        parent: SubproblemSearch | None = None,
+        most_sites: int | None = None,
+    ) -> SubproblemSearch:
+        options = self.pricing.options(subproblem)
+        return subproblem_search(options, subproblem, self._effort, parent, most_sites, self._clock)
+
+    def _cutoff_s(self, outcome: NodeOutcome) -> float:
+        """Plans that take less are looked for."""
+        return outcome.best.time_s * (IMPROVEMENT_FACTOR - GAP_SHARE * self._gap)
+
+    def _is_open(self, lower_bound_s: float, outcome: NodeOutcome) -> bool:
+        """Whether plans that take no less may be better by more than the gap."""
+        return lower_bound_s < outcome.best.time_s * (IMPROVEMENT_FACTOR - self._gap)
+
+    def _bound_quickly(self, node: OpenNode, outcome: NodeOutcome) -> None:
+        """Bounds the block soon."""
+        subproblem, cutoff_s = node.subproblem, self._cutoff_s(outcome)
+        parent = None if node.parent is None else self._searches[node.parent]
+        if (
+            parent is not None
+            and cutoff_s > node.lower_bound_s
+            and parent.are_too_few(subproblem.most, cutoff_s)
+        ):
+            outcome.fathomed_bound_s = cutoff_s
+            return
+        options = self.pricing.options(subproblem)
+        lower_bound_s = max(node.lower_bound_s, self.pricing.lower_bound_s(subproblem, options))
+        if not self._is_open(lower_bound_s, outcome):
+            outcome.fathomed_bound_s = lower_bound_s
+            return
+        search = self._search_of(subproblem, parent)
+        self._searches[subproblem] = search
+        outcome.left.append(replace(node, lower_bound_s=search.bound_s(lower_bound_s, cutoff_s)))
+
+    def _branch(self, node: OpenNode, search: SubproblemSearch, outcome: NodeOutcome) -> None:
+        """A wide range, unless bounds forbid all of it; before anything good is found they rarely do."""
+        bounded, cutoff_s = search.bounded, self._cutoff_s(outcome)
+        is_refuted = SKIP_BOUND_RATIO * cutoff_s < node.lower_bound_s and search.is_refuted(cutoff_s)
+        outcome.bounded += search.bounded - bounded
+        if is_refuted:
+            outcome.fathomed_bound_s = cutoff_s
+            return
+        parts = _doubling_ranges(node.subproblem)
+        outcome.left += [
+            OpenNode(subproblem=part, lower_bound_s=node.lower_bound_s, parent=node.subproblem)
+            for part in parts
+        ]
+
+    def _search_node(self, node: OpenNode, search: SubproblemSearch, outcome: NodeOutcome) -> None:
+        """Looks for plans of the block; what is left of it is halved, or looked at again with more effort."""
+        subproblem = node.subproblem
+        lower_bound_s = self._improved_bound_s(subproblem, search, node.lower_bound_s, outcome)
+        if not self._is_open(lower_bound_s, outcome):
+            outcome.fathomed_bound_s = lower_bound_s
+        elif self._clock.is_over:
+            outcome.left.append(replace(node, lower_bound_s=lower_bound_s))
+        elif subproblem.least < subproblem.most:
+            outcome.left += [
+                OpenNode(subproblem=part, lower_bound_s=lower_bound_s, parent=subproblem)
+                for part in subproblem.halves()
+            ]
+        elif search.increase_effort():
+            outcome.left.append(replace(node, lower_bound_s=lower_bound_s))
+        else:
+            outcome.fathomed_bound_s = lower_bound_s
+
+    def _improved_bound_s(
+        self,
+        subproblem: UnevenSubproblem,
+        search: SubproblemSearch,
+        lower_bound_s: float,
+        outcome: NodeOutcome,
+    ) -> float:
+        """Improves the best plan by the block's, while there is time; returns what the block's plans take at
+        least, or that they cannot be better than the best so far."""
+        best, gap = outcome.best, self._gap
+        high_s, before, bounded = best.time_s, search.evaluated, search.bounded
+        if high_s == float("inf"):
+            high_s = 2.0 * lower_bound_s
+            while (found := search.within(high_s)) is None and high_s < MAX_STEP_S:
+                high_s = 2.0 * high_s
+        else:
+            high_s = high_s * (IMPROVEMENT_FACTOR - GAP_SHARE * gap)
+            found = search.within(high_s)
+        low_s = lower_bound_s if found is not None else high_s
+        is_one = subproblem.least == subproblem.most
+        precision = max(gap / 10.0 if is_one else gap, BOUND_TOLERANCE)
+        if is_one and gap == 0.0 and search.is_exact:
+            precision = 0.0
+        while found is not None:
+            high_s = max(pipeline.found.time_s for pipeline, _ in found)
+            best.improve(self.pricing, subproblem, found)
+            if high_s * (1.0 - precision) <= low_s or self._clock.is_over:
+                break
+            is_last = high_s - low_s <= BOUND_TOLERANCE * high_s
+            middle_s = high_s * IMPROVEMENT_FACTOR if is_last else (low_s + high_s) / 2.0
+            better = search.within(middle_s)
+            if better is not None:
+                found = better
+            elif is_last:
+                low_s = high_s
+                break
+            else:
+                low_s = middle_s
+        outcome.evaluated += search.evaluated - before
+        outcome.bounded += search.bounded - bounded
+        return _proven_s(search, lower_bound_s, low_s) if search.was_truncated else low_s
+
+
+def is_wide(subproblem: UnevenSubproblem) -> bool:
+    """Whether the block's least figures are far below those of most of its numbers of pipelines."""
+    return subproblem.least < MANY_PIPELINES and subproblem.most >= 2 * subproblem.least
+
+
+def _doubling_ranges(subproblem: UnevenSubproblem) -> list[UnevenSubproblem]:
+    """A wide range of numbers of pipelines in parts none of which is wide."""
+    found, least = [], subproblem.least
+    while least <= subproblem.most:
+        most = subproblem.most if least >= MANY_PIPELINES else min(2 * least - 1, subproblem.most)
+        found.append(replace(subproblem, least=least, most=most))
+        least = most + 1
+    return found
+
+
+def _proven_s(search: SubproblemSearch, lower_bound_s: float, most_s: float) -> float:
+    """A time within which no plan of the block is possible, as long as can be told, at most `most_s`."""
+    if not search.is_possible(most_s * IMPROVEMENT_FACTOR):
+        return most_s
+    low_s, high_s = lower_bound_s, most_s
+    for _ in range(HALVINGS):
+        middle_s = (low_s + high_s) / 2.0
+        if search.is_possible(middle_s):
+            high_s = middle_s
+        else:
+            low_s = middle_s
+    return low_s
+
+
+IDENTICAL_PRIORITY = 0.95
+"""Of the bound of a block of alike pipelines, which are soon laid out: what it is searched by."""
+
+MAX_EVALUATED, MAX_BOUNDED = 2500, 400_000
+"""Layouts that are evaluated in all where a gap is allowed, and runs of stages that are bounded: then the
+search ends with the gap that it has."""
+
+BATCH_SIZE = 4
+"""Errands of a round, whatever the number of workers is: each for another micro-batch size."""
+
+ROUND_BOUND_RATIO = 1.02
+"""Of a round are blocks that are searched by no more than so much of the first one's bound: what is found
+there may show that others are not needed."""
+
+MAX_DEFERRED = 8
+"""Blocks of sizes that a round has already which are left for the next, at most."""
+
+SERIAL_ROUNDS = 1
+"""Rounds before which no other process is started: the smallest searches need no more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnevenOutcome:
+    """The best plan below the time to beat (None: there is none), and what all plans take at least.
+
+    Every triple of pools, micro-batch size and number of pipelines is one candidate: `pruned` by a bound,
+    `searched` (layouts of pipelines were evaluated, `evaluated` in all, or one was the best for a while), or
+    `unexplored` when time was over.
+    """
+
+    plan: UnevenPlan | None
+    lower_bound_s: float
+    pruned: int
+    searched: int
+    unexplored: int
+    evaluated: int
+    search_s: float
+    search_cpu_s: float
+
+
+def search_uneven(
+    space: UnevenSpace,
+    *,
+    clock: SearchClock | None = None,
+    cutoff_s: float = float("inf"),
+    gap: float = 0.0,
+    workers: int = 1,
+    progress: Callable[[str], None] | None = None,
+) -> UnevenOutcome:
+    """The best plan of the space that takes less than `cutoff_s`; ends where nothing can be better by more
+    than the share `gap`, or the clock says so. Any number of `workers` finds the same plan, with the same
+    ledger."""
+    return _BranchAndBound(space, clock or SearchClock(), cutoff_s, gap, workers, progress).run()
+
+
+class _BranchAndBound:
+    """Blocks by their bounds, the next few of which are looked at closer: bounded soon, divided, or
+    searched."""
+
+    def __init__(
+        self,
+        space: UnevenSpace,
+        clock: SearchClock,
+        cutoff_s: float,
+        gap: float,
+        workers: int,
+        progress: Callable[[str], None] | None,
+    ) -> None:
+        self._started_s, self._started_cpu_s = time.perf_counter(), time.process_time()
+        self._space, self._clock, self._gap, self._workers = space, clock, gap, workers
+        self._processor = NodeProcessor(space, clock, gap)
+        self._incumbent = UnevenIncumbent(plan=None, time_s=cutoff_s)
+        self._min_fathomed_s = float("inf")
+        self._pruned, self._searched, self._evaluated, self._bounded = 0, 0, 0, 0
+        self._order = count()
+        self._heap: list[tuple[float, int, OpenNode]] = []
+        self._progress = progress
+
+    def run(self) -> UnevenOutcome:
+        """Until no block is left that matters."""
+        for subproblem in self._space.subproblems():
+            self._push(
+                OpenNode(
+                    subproblem=subproblem, lower_bound_s=self._processor.pricing.quick_bound_s(subproblem)
+                )
+            )
+        self._apply(self._processor.initial_incumbent(self._incumbent.time_s))
+        with SearchWorkers(self._workers, self._processor.process) as pool:
+            for round_index in count():
+                nodes = self._next_round()
+                if not nodes:
+                    break
+                self._report_progress(nodes[0])
+                sizes = [node.subproblem.micro_batch_size for node in nodes]
+                outcomes = (
+                    pool.results_at(sizes, nodes) if round_index >= SERIAL_ROUNDS else self._serially(nodes)
+                )
+                for node, outcome in zip(nodes, outcomes, strict=True):
+                    self._apply(outcome)
+                    if outcome.fathomed_bound_s is not None:
+                        self._fathom(
+                            node.subproblem, outcome.fathomed_bound_s, is_searched=outcome.evaluated > 0
+                        )
+            return self._outcome(pool.cpu_s)
+
+    def _serially(self, nodes: list[OpenNode]) -> list[NodeOutcome]:
+        return [self._processor.process(node) for node in nodes]
+
+    def _next_round(self) -> list[OpenNode]:
+        """The blocks of a round, none where the search is at its end; those that bounds cut are closed."""
+        found: list[OpenNode] = []
+        deferred: list[tuple[float, int, OpenNode]] = []
+        round_limit_s = float("inf")
+        while self._heap and len(found) < BATCH_SIZE and len(deferred) < MAX_DEFERRED:
+            is_enough = self._evaluated > MAX_EVALUATED or self._bounded > MAX_BOUNDED
+            is_over = not self._is_open(self._heap[0][0]) or (self._gap > 0.0 and is_enough)
+            if is_over or self._clock.is_over or self._heap[0][0] > round_limit_s:
+                break
+            entry = heappop(self._heap)
+            node = entry[2]
+            if not self._is_open(node.lower_bound_s):
+                self._fathom(node.subproblem, node.lower_bound_s)
+            elif node.subproblem.micro_batch_size in {one.subproblem.micro_batch_size for one in found}:
+                deferred.append(entry)
+            else:
+                round_limit_s = min(round_limit_s, ROUND_BOUND_RATIO * entry[0])
+                found.append(replace(node, incumbent_s=self._incumbent.time_s))
+        for entry in deferred:
+            heappush(self._heap, entry)
+        return found
+
+    def _is_open(self, lower_bound_s: float) -> bool:
+        """Whether plans that take no less may be better by more than the gap."""
+        return lower_bound_s < self._incumbent.time_s * (IMPROVEMENT_FACTOR - self._gap)
+
+    def _push(self, node: OpenNode) -> None:
+        key = node.lower_bound_s * (IDENTICAL_PRIORITY if node.subproblem.is_alike else 1.0)
+        heappush(self._heap, (key, next(self._order), node))
+
+    def _apply(self, outcome: NodeOutcome) -> None:
+        """Takes over what came of an errand."""
+        self._evaluated += outcome.evaluated
+        self._bounded += outcome.bounded
+        self._incumbent.improving |= outcome.best.improving
+        if (
+            outcome.best.plan is not None
+            and outcome.best.time_s < self._incumbent.time_s * IMPROVEMENT_FACTOR
+        ):
+            self._incumbent.plan, self._incumbent.time_s = outcome.best.plan, outcome.best.time_s
+        for node in outcome.left:
+            self._push(node)
+
+    def _fathom(
+        self, subproblem: UnevenSubproblem, lower_bound_s: float, *, is_searched: bool = False
+    ) -> None:
+        """Leaves the block, whose plans take at least so long."""
+        self._min_fathomed_s = min(self._min_fathomed_s, lower_bound_s)
+        searched = subproblem.size if is_searched else self._improving_in(subproblem)
+        self._searched += searched
+        self._pruned += subproblem.size - searched
+
+    def _improving_in(self, subproblem: UnevenSubproblem) -> int:
+        """How many of its numbers of pipelines had a plan that was the best for a while."""
+        return sum(
+            subproblem.least <= one.least <= subproblem.most
+            and replace(subproblem, least=one.least, most=one.most) == one
+            for one in self._incumbent.improving
+        )
+
+    def _report_progress(self, node: OpenNode) -> None:
+        if self._progress is not None:
+            incumbent_s, left = self._incumbent.time_s, len(self._heap) + 1
+            self._progress(
+                f"best {incumbent_s:.4g} s, at least {node.lower_bound_s:.4g} s, {left} blocks left"
+            )
+
+    def _outcome(self, more_cpu_s: float) -> UnevenOutcome:
+        left_s = min((node.lower_bound_s for _, _, node in self._heap), default=float("inf"))
+        left = sum(node.subproblem.size for _, _, node in self._heap)
+        improving = sum(self._improving_in(node.subproblem) for _, _, node in self._heap)
+        is_over = self._is_open(left_s)
+        return UnevenOutcome(
+            plan=self._incumbent.plan,
+            lower_bound_s=min(left_s, self._min_fathomed_s, self._incumbent.time_s),
+            pruned=self._pruned + (0 if is_over else left - improving),
+            unexplored=left if is_over else 0,
+            searched=self._searched + (0 if is_over else improving),
+            evaluated=self._evaluated,
+            search_s=time.perf_counter() - self._started_s,
+            search_cpu_s=time.process_time() - self._started_cpu_s + more_cpu_s,
+        )

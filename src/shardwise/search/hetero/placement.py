@@ -1,0 +1,271 @@
+"""Which stages of a pipeline lie together in a node, read from the ranks of a plan.
+
+What is against an uneven plan: its space, its cluster, or its own figures.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+
+from shardwise.plans import Pipeline, Stage, StagePart, UnevenResult
+from shardwise.search.hetero.space import UnevenSpace
+from shardwise.search.hetero.stage_costs import group_sizes
+
+StagesPerNode = tuple[tuple[str, int], ...]
+"""Of a pipeline, by the name of each pool that it has stages on: how many of these lie together in a node, at
+most."""
+
+
+@dataclass(frozen=True, slots=True)
+class HopEndpoint:
+    """A stage, or a part of one, as an end of hops: its pool, and which node-filling group of the pipeline's
+    stages there it is of, how many stages that has, and whether it is all of the stage."""
+
+    pool: int
+    group: int
+    stages_per_node: int
+    is_whole: bool = True
+
+
+def ranks_of(stage: Stage | StagePart, devices: int) -> range | None:
+    """The stage's ranks; None where the text has another form, or names none of so many devices."""
+    first, dash, last = stage.ranks.partition("-")
+    last = last if dash else first
+    if not all(text.isascii() and text.isdecimal() and len(text) < 10 for text in (first, last)):
+        return None
+    return range(int(first), int(last) + 1) if int(last) < devices else None
+
+
+def stages_by_pool(pipeline: Pipeline) -> dict[str, list[int]]:
+    """The places of the stages on one pool each, in order, by the pool's name."""
+    found: dict[str, list[int]] = {}
+    for index, stage in enumerate(pipeline.stages):
+        if not stage.parts:
+            found.setdefault(stage.device_class, []).append(index)
+    return found
+
+
+def stage_groups(pipeline: Pipeline, stages_per_node: StagesPerNode) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The groups of stages that lie in a node each, with the name of their pool: from the last stage on, a
+    group has 1, 2, 4, ... stages, as many as there still are and as lie together."""
+    mine = stages_by_pool(pipeline)
+    for name, most in stages_per_node:
+        left = mine[name]
+        for many in group_sizes(len(left), most):
+            yield name, tuple(left[-many:])
+            left = left[:-many]
+
+
+def hop_endpoints(
+    space: UnevenSpace, pipeline: Pipeline, stages_per_node: StagesPerNode
+) -> list[tuple[HopEndpoint, ...]]:
+    """Of the stages in order. Parts of a stage on two pools are by themselves."""
+    places = {pool.name: place for place, pool in enumerate(space.pools)}
+    found = {
+        index: tuple(HopEndpoint(places[part.device_class], 0, 1, False) for part in stage.parts)
+        for index, stage in enumerate(pipeline.stages)
+    }
+    for group, (name, stages) in enumerate(stage_groups(pipeline, stages_per_node)):
+        for index in stages:
+            found[index] = (HopEndpoint(places[name], group, len(stages)),)
+    return [found[index] for index in range(len(pipeline.stages))]
+
+
+class NodeLookup:
+    """Where ranks lie: the node of each device of a cluster."""
+
+    def __init__(self, space: UnevenSpace) -> None:
+        self._space = space
+        self._of = [node for node, one in enumerate(space.cluster.nodes) for _ in range(one.devices)]
+
+    def node(self, stage: Stage | StagePart) -> int | None:
+        """Of a stage's first rank; None where it has none."""
+        ranks = ranks_of(stage, len(self._of))
+        return self._of[ranks[0]] if ranks else None
+
+    def stages_per_node_of(self, pipeline: Pipeline) -> StagesPerNode:
+        """Of the powers of two up to what a node holds the most with which every group of stages has a node:
+        less than it holds where stages are spread."""
+        known = {pool.name: place for place, pool in enumerate(self._space.pools)}
+        found = []
+        for name, mine in stages_by_pool(pipeline).items():
+            stages = [pipeline.stages[index] for index in mine]
+            most = self._space.stages_per_node(known[name], stages[0].devices) if name in known else 1
+            while most > 1 and not _share_nodes([self.node(stage) for stage in stages], most):
+                most //= 2
+            found.append((name, most))
+        return tuple(found)
+
+
+def spread_stages(space: UnevenSpace, result: UnevenResult) -> dict[str, tuple[int, ...]]:
+    """By name of the pools on which stages are spread, in order: how many of a pipeline lie together in a
+    node there."""
+    nodes, places = NodeLookup(space), {pool.name: place for place, pool in enumerate(space.pools)}
+    found: dict[str, set[int]] = {}
+    for pipeline in result.layout.pipelines:
+        mine = stages_by_pool(pipeline)
+        for name, stages_per_node in nodes.stages_per_node_of(pipeline):
+            stage = pipeline.stages[mine[name][0]]
+            if stages_per_node < space.stages_per_node(
+                places[name], stage.devices
+            ) and 2 * stages_per_node <= len(mine[name]):
+                found.setdefault(name, set()).add(stages_per_node)
+    return {name: tuple(sorted(found[name])) for name in places if name in found}
+
+
+def _share_nodes(nodes: Sequence[int | None], stages_per_node: int) -> bool:
+    """Whether each group of stages on these nodes is in one."""
+    ends = list(accumulate(group_sizes(len(nodes), stages_per_node)))
+    reversed_nodes = nodes[::-1]
+    return all(
+        len(set(reversed_nodes[first:last])) == 1 for first, last in zip([0, *ends[:-1]], ends, strict=True)
+    )
+
+
+def faults_of(space: UnevenSpace, result: UnevenResult, global_batch_size: int) -> Iterator[str]:
+    """What is against the space, the cluster or a batch of so many sequences."""
+    model = space.model
+    done = sum(result.microbatches) * result.micro_batch_size
+    if done != global_batch_size:
+        yield f"{done} sequences of {global_batch_size}"
+    names = {pool.name for pool in space.pools}
+    if unknown := sorted(set(result.pools) - names):
+        yield f"no pool {unknown[0]}"
+    if len(set(result.pools)) < len(result.pools):
+        yield "a pool is named twice"
+    taken: set[int] = set()
+    for place, pipeline in enumerate(result.layout.pipelines):
+        layers = sum(sum(stage.layers) for stage in pipeline.stages)
+        if layers != model.layers:
+            yield f"pipeline {place} has {layers} layers of {model.layers}"
+        if len(pipeline.stages) > space.most_stages:
+            yield f"pipeline {place} has {len(pipeline.stages)} stages, at most {space.most_stages}"
+        for stage in pipeline.stages:
+            faults_of = _faults_of_mixed_stage if stage.parts else _faults_of_stage
+            yield from faults_of(space, result, stage, taken)
+        if len({_mixed_stage_kind(stage) for stage in pipeline.stages if stage.parts}) > 1:
+            yield f"pipeline {place} has stages on two pools of several kinds"
+    yield from faults_of_spread(space, result.layout.pipelines)
+    used = space.cluster.devices - len(taken)
+    if used != result.idle_devices:
+        yield f"{used} devices are idle, not {result.idle_devices}"
+    if result.is_alike and not _are_alike(result.layout.pipelines, result.recompute, result.microbatches):
+        yield "the pipelines differ"
+
+
+def _faults_of_stage(
+    space: UnevenSpace, result: UnevenResult, stage: Stage, taken: set[int]
+) -> Iterator[str]:
+    """What is wrong with a stage on one pool; its ranks are taken."""
+    if sum(stage.layers) < 1:
+        yield f"ranks {stage.ranks} have no layers"
+    if stage.devices != stage.tp * stage.dp:
+        yield f"{stage.devices} devices are not tp {stage.tp} x dp {stage.dp}"
+    pool = _pool(space, result, stage)
+    if pool is not None and (stage.tp, stage.dp) not in space.degrees(pool, result.micro_batch_size):
+        yield f"no stage has tp {stage.tp}, dp {stage.dp} on {stage.device_class}"
+    yield from _faults_of_ranks(space, result, stage, stage.tp * stage.dp, taken)
+
+
+def _faults_of_mixed_stage(
+    space: UnevenSpace, result: UnevenResult, stage: Stage, taken: set[int]
+) -> Iterator[str]:
+    """What is wrong with a stage on two pools; its ranks are taken."""
+    parts = stage.parts
+    if sum(stage.layers) < 1:
+        yield f"ranks {stage.ranks} have no layers"
+    if result.is_alike:
+        yield "alike pipelines have stages on one pool only"
+    if len({part.device_class for part in parts}) != 2 or len(parts) != 2:
+        yield f"ranks {stage.ranks} are not of two pools"
+    if sum(part.rows for part in parts) != result.micro_batch_size or min(part.rows for part in parts) < 1:
+        rows = " + ".join(str(part.rows) for part in parts)
+        yield f"{rows} rows of a microbatch of {result.micro_batch_size}"
+    whole = (
+        sum(part.tp for part in parts), ",".join(part.ranks for part in parts),
+        " + ".join(part.device_class for part in parts), parts[0].tp, len(parts),
+    )  # fmt: skip
+    if whole != (stage.devices, stage.ranks, stage.device_class, stage.tp, stage.dp):
+        yield f"ranks {stage.ranks} are not those of their parts"
+    for part in parts:
+        pool = _pool(space, result, part)
+        if pool is not None and (part.tp, 1) not in space.degrees(pool, 1):
+            yield f"no stage has tp {part.tp} on {part.device_class}"
+        yield from _faults_of_ranks(space, result, part, part.tp, taken)
+
+
+def _mixed_stage_kind(stage: Stage) -> tuple[tuple[str, int, int], ...]:
+    """Where its parts lie, their tp and their rows."""
+    return tuple((part.device_class, part.tp, part.rows) for part in stage.parts)
+
+
+def _pool(space: UnevenSpace, result: UnevenResult, stage: Stage | StagePart) -> int | None:
+    """The pool that it is on; None where that is none of the plan's."""
+    if stage.device_class not in result.pools:
+        return None
+    return next((i for i, one in enumerate(space.pools) if one.name == stage.device_class), None)
+
+
+def _faults_of_ranks(
+    space: UnevenSpace, result: UnevenResult, stage: Stage | StagePart, size: int, taken: set[int]
+) -> Iterator[str]:
+    """Where a stage, or a part of one, is not on so many free ranks of a node of its pool; they are taken."""
+    ranks, pool = ranks_of(stage, space.cluster.devices), _pool(space, result, stage)
+    if ranks is None or not len(ranks) or pool is None:
+        yield f"a stage on {stage.device_class}, ranks {stage.ranks}"
+        return
+    if len(ranks) != size:
+        yield f"ranks {stage.ranks} are not {size}"
+    if taken & set(ranks):
+        yield f"ranks {stage.ranks} are taken twice"
+    taken |= set(ranks)
+    first = 0
+    for node in space.cluster.nodes:
+        if first <= ranks.start and ranks.stop <= first + node.devices:
+            if replace(node, name="") != replace(space.pools[pool].node, name=""):
+                yield f"ranks {stage.ranks} are not of {stage.device_class}"
+            return
+        first += node.devices
+    yield f"ranks {stage.ranks} are in no one node"
+
+
+def faults_of_spread(space: UnevenSpace, pipelines: Sequence[Pipeline]) -> Iterator[str]:
+    """Where stages are spread over nodes that are not full of the same stages of like pipelines."""
+    nodes = NodeLookup(space)
+    lying: dict[int | None, list[tuple[object, ...]]] = defaultdict(list)
+    taken: dict[int | None, int] = defaultdict(int)
+    spread: dict[int | None, int] = {}
+    most_of = {pool.name: partial(space.stages_per_node, place) for place, pool in enumerate(space.pools)}
+    for place, pipeline in enumerate(pipelines):
+        stages_per_node = nodes.stages_per_node_of(pipeline)
+        mine = stages_by_pool(pipeline)
+        shape = tuple((stage.device_class, stage.devices) for stage in pipeline.stages)
+        for name, group in stage_groups(pipeline, stages_per_node):
+            first = pipeline.stages[group[0]]
+            node, most = nodes.node(first), dict(stages_per_node)[name]
+            lying[node].append((shape, group))
+            taken[node] += sum(pipeline.stages[index].devices for index in group)
+            size = pipeline.stages[mine[name][0]].devices  # as where it is read how they lie together
+            if name in most_of and most < most_of[name](size) and 2 * most <= len(mine[name]):
+                spread.setdefault(node, place)
+        for part in (part for stage in pipeline.stages for part in stage.parts):
+            lying[nodes.node(part)].append((place, part.ranks))
+    for node, place in spread.items():
+        full = node is not None and taken[node] == space.cluster.nodes[node].devices
+        if not full or len(set(lying[node])) > 1:
+            yield f"pipeline {place} is spread over nodes that its like do not fill"
+            return
+
+
+def _are_alike(
+    pipelines: Sequence[Pipeline], recompute: Sequence[tuple[str, ...]], microbatches: Sequence[int]
+) -> bool:
+    stages = {
+        tuple((stage.device_class, stage.tp, stage.dp, stage.layers) for stage in pipeline.stages)
+        for pipeline in pipelines
+    }
+    return len(stages) == 1 and len(set(recompute)) == 1 and max(microbatches) - min(microbatches) <= 1

@@ -1,0 +1,405 @@
+"""Prices of the stages and hops of an uneven plan from its record, each worked out once.
+
+An uneven plan priced again from its record alone: stage by stage, and 1F1B walked action by action.
+
+Only the prices of single stages are those of the search; what stages a plan has, where they lie and how they
+follow each other is read from the plan.
+
+All figures of an uneven plan from its record, where layers, shares or devices are not what they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from shardwise.cluster import Cluster, pools_of
+from shardwise.cost import (
+    NodeSlot,
+    Problem,
+    StageCosts,
+    StageKinds,
+    StageShape,
+    find_recipe,
+    hop_s,
+    stage_costs,
+    stage_kinds_of,
+)
+from shardwise.model import Model, model_flop_per_token
+from shardwise.plans import PeakMemory, Pipeline, Stage, StagePart, UnevenResult
+from shardwise.search.hetero.placement import HopEndpoint, NodeLookup, StagesPerNode, faults_of, hop_endpoints
+from shardwise.search.hetero.space import UnevenLimits, UnevenSpace
+from shardwise.search.result import band_of
+from shardwise.sim import Durations
+from shardwise.strategy import RECOMPUTES, Job, Profile
+from shardwise.ties import first_largest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFigures:
+    """One stage by itself: seconds of a forward and a backward of a microbatch, of gathering and reducing,
+    and of the end of the step; and bytes on its devices, of one on two pools on those of the part that is
+    fullest."""
+
+    forward_s: float
+    backward_s: float
+    gather_s: float
+    reduce_s: float
+    end_s: float
+    allocated_bytes: float
+    device_bytes: float
+    usable_bytes: float
+    capacity_bytes: float
+    fragmentation_ratio: float
+    fullest_part: int = 0
+
+
+class RecordCostModel:
+    """Prices for one model, cluster and job, whatever its batch is. Stages are told without their ranks."""
+
+    def __init__(self, model: Model, cluster: Cluster, job: Job) -> None:
+        self.model, self.cluster, self.job = model, cluster, job
+        self._space = UnevenSpace(model, cluster, job)
+        self._names = [pool.name for pool in self._space.pools]
+        self.nodes = NodeLookup(self._space)
+        self._kinds: dict[tuple[object, ...], StageKinds] = {}
+        self._figures: dict[tuple[object, ...], StageFigures] = {}
+        self._hops: dict[tuple[object, ...], list[float]] = {}
+
+    def space(self, rows: int) -> UnevenSpace:
+        """Plans with up to so many replicas in a stage."""
+        return UnevenSpace(self.model, self.cluster, self.job, UnevenLimits(stage_dp=rows))
+
+    def union(self, result: UnevenResult) -> tuple[int, ...]:
+        """The pools that the plan is priced as one of."""
+        return tuple(sorted(self._names.index(name) for name in result.pools))
+
+    def figures(
+        self, result: UnevenResult, pipeline: Pipeline, ways: Sequence[str], stages_per_node: StagesPerNode
+    ) -> list[StageFigures]:
+        """The stages of a pipeline, each by itself, on two pools what its slower part takes; `ways` says what
+        they recompute, `stages_per_node` how many lie in a node (`stages_per_node_of`)."""
+        union, pipelines = self.union(result), len(result.layout.pipelines)
+        stages, endpoints = len(ways), hop_endpoints(self._space, pipeline, stages_per_node)
+        found = []
+        for index, (stage, way) in enumerate(zip(pipeline.stages, ways, strict=True)):
+            place, node_slot = (stages - index, stages), self._node_slot(endpoints, index)
+            key = union, pipelines, result.is_alike, result.micro_batch_size, stage, way, place, node_slot
+            if key not in self._figures:
+                self._figures[key] = self._stage_figures(result, stage, way, place, node_slot)
+            found.append(self._figures[key])
+        return found
+
+    def _node_slot(self, endpoints: Sequence[tuple[HopEndpoint, ...]], index: int) -> NodeSlot:
+        """Of a stage among those of its pipeline; parts of one on two pools are by themselves."""
+        mine = endpoints[index][0]
+        if not mine.is_whole:
+            return NodeSlot()
+        has_others = any(one != mine for some in endpoints for one in some)
+        devices = self._space.pools[mine.pool].node.devices
+        return NodeSlot(mine.stages_per_node, devices, is_whole=len(endpoints) > 1 and not has_others)
+
+    def hops(self, result: UnevenResult, pipeline: Pipeline, stages_per_node: StagesPerNode) -> list[float]:
+        """Seconds from each stage to the next: inside their node, or what the slowest end needs to leave it,
+        all groups of its node sending at once."""
+        key = self.union(result), result.micro_batch_size, pipeline, stages_per_node
+        if key not in self._hops:
+            self._hops[key] = self._hops_of(*key)
+        return self._hops[key]
+
+    def _stage_figures(
+        self, result: UnevenResult, stage: Stage, way: str, place: tuple[int, int], node_slot: NodeSlot
+    ) -> StageFigures:
+        union = self.union(result)
+        from_end, stages = place
+        replicas = len(result.layout.pipelines) * (len(stage.parts) or 1)
+        shape = StageShape(
+            layers=np.array([[sum(stage.layers)]]),
+            in_flight=np.array([[from_end]]),
+            is_first=np.array([[1.0 * (from_end == stages)]]),
+            is_last=np.array([[1.0 * (from_end == 1)]]),
+            replicas=(replicas,),
+            groups=1 if result.is_alike or len(union) == 1 else 2,
+        )
+        found = []
+        for pool, kind, rows in _kinds(self._names, stage, result.micro_batch_size):
+            kinds = self._kinds_of(pool, union, result.is_alike, kind, rows)
+            found.append(
+                _figures_of(stage_costs(kinds, shape, node_slot), RECOMPUTES.index(way), kinds.problem)
+            )
+        part = int(first_largest([one.device_bytes / one.usable_bytes for one in found]))
+        return replace(
+            found[part],
+            forward_s=max(one.forward_s for one in found),
+            backward_s=max(one.backward_s for one in found),
+            gather_s=max(one.gather_s for one in found),
+            reduce_s=max(one.reduce_s for one in found),
+            end_s=max(one.end_s for one in found),
+            fullest_part=part,
+        )
+
+    def _kinds_of(
+        self, pool: int, union: tuple[int, ...], is_alike: bool, kind: tuple[int, int], rows: int
+    ) -> StageKinds:
+        key = pool, union, is_alike, kind, rows
+        if key not in self._kinds:
+            self._kinds[key] = stage_kinds_of(self._space.problem(pool, union, is_alike), [kind], rows)
+        return self._kinds[key]
+
+    def _hops_of(
+        self, union: tuple[int, ...], size: int, pipeline: Pipeline, stages_per_node: StagesPerNode
+    ) -> list[float]:
+        endpoints = hop_endpoints(self._space, pipeline, stages_per_node)
+        hops = []
+        for index, (mine, theirs) in enumerate(pairwise(endpoints)):
+            is_near = mine[0].is_whole and theirs[0].is_whole and mine[0].pool == theirs[0].pool
+            is_inside = is_near and mine[0].group == theirs[0].group
+            found = []
+            for stage, some in zip(pipeline.stages[index : index + 2], (mine, theirs), strict=True):
+                for end, (pool, kind, rows) in zip(some, _kinds(self._names, stage, size), strict=True):
+                    kinds = self._kinds_of(pool, (pool,) if is_near else union, False, kind, rows)
+                    tiers, devices = kinds.problem.tiers, self._space.pools[pool].node.devices
+                    tier, senders = len(tiers) - 1, devices // end.stages_per_node
+                    if is_inside:
+                        inside = (i for i, inner in enumerate(tiers) if inner.span <= devices)
+                        tier = max(inside, default=len(tiers) - 1)
+                        senders = stage.devices
+                    found.append(float(hop_s(kinds, tier, senders)[0]))
+            hops.append(max(found))
+        return hops
+
+
+def _kinds(names: Sequence[str], stage: Stage, size: int) -> list[tuple[int, tuple[int, int], int]]:
+    """The pool, (tp, dp) and rows of a stage, or of each part of one; a microbatch has `size` rows."""
+    if stage.parts:
+        return [(names.index(part.device_class), (part.tp, 1), part.rows) for part in stage.parts]
+    return [(names.index(stage.device_class), (stage.tp, stage.dp), size)]
+
+
+def _figures_of(price: StageCosts, way: int, problem: Problem) -> StageFigures:
+    return StageFigures(
+        forward_s=float(price.forward_s[0, 0]),
+        backward_s=float(price.backward_s[way, 0, 0, 0]),
+        gather_s=float(price.gather_s[0, 0, 0]),
+        reduce_s=float(price.reduce_s[way, 0, 0, 0]),
+        end_s=float(price.end_s[0, 0, 0]),
+        allocated_bytes=float(price.allocated_bytes[way, 0, 0, 0]),
+        device_bytes=float(price.device_bytes[way, 0, 0, 0]),
+        usable_bytes=problem.usable_bytes,
+        capacity_bytes=problem.capacity_bytes,
+        fragmentation_ratio=problem.efficiency.fragmentation_ratio,
+    )
+
+
+_Pipeline = tuple[Pipeline, tuple[str, ...], int, StagesPerNode]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineTimes:
+    """What the stages of a pipeline take: `durations` of their actions (one case), and `end_s` behind the
+    last of them, for the gradient norm, the optimizer and the host."""
+
+    durations: Durations
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordPrediction:
+    """What a plan is found to be: `faults` that make it none (then nothing is priced), seconds of each
+    pipeline and of what it does, its stages, bytes on the device that is fullest for what it has, and what
+    that may use."""
+
+    faults: tuple[str, ...]
+    pipeline_s: tuple[float, ...] = ()
+    pipelines: tuple[PipelineTimes, ...] = ()
+    stages: tuple[tuple[StageFigures, ...], ...] = ()
+    device_bytes: float = 0.0
+    usable_bytes: float = 0.0
+
+
+def predict_record(model: Model, cluster: Cluster, job: Job, result: UnevenResult) -> RecordPrediction:
+    """The plan's price, or what is wrong with it."""
+    return predict_with(RecordCostModel(model, cluster, job), result, job.global_batch_size)
+
+
+def predict_with(prices: RecordCostModel, result: UnevenResult, global_batch_size: int) -> RecordPrediction:
+    """The same by prices that may be known, for a batch of so many sequences."""
+    whole = [stage for pipeline in result.layout.pipelines for stage in pipeline.stages if not stage.parts]
+    replicas = max((stage.dp for stage in whole), default=1)
+    faults = tuple(faults_of(prices.space(replicas), result, global_batch_size))
+    if faults:
+        return RecordPrediction(faults=faults)
+    known: dict[_Pipeline, tuple[float, list[StageFigures], PipelineTimes]] = {}
+    every = list(_pipelines(prices.nodes, result))
+    for one in every:
+        if one not in known:
+            pipeline, ways, share, stages_per_node = one
+            figures = prices.figures(result, pipeline, ways, stages_per_node)
+            hops = prices.hops(result, pipeline, stages_per_node)
+            known[one] = _simulated_step_s(figures, hops, share), figures, _times(figures, hops)
+    stages = [one for _, figures, _ in known.values() for one in figures]
+    tightest = stages[int(first_largest([one.device_bytes / one.usable_bytes for one in stages]))]
+    return RecordPrediction(
+        faults=(),
+        pipeline_s=tuple(known[one][0] for one in every),
+        pipelines=tuple(known[one][2] for one in every),
+        stages=tuple(tuple(known[one][1]) for one in every),
+        device_bytes=tightest.device_bytes,
+        usable_bytes=tightest.usable_bytes,
+    )
+
+
+def _pipelines(nodes: NodeLookup, result: UnevenResult) -> Iterator[_Pipeline]:
+    """Every pipeline with what its stages recompute, its microbatches, and how its stages lie together;
+    ranks, which tell no more, are left out."""
+    for pipeline, ways, share in zip(
+        result.layout.pipelines, result.recompute, result.microbatches, strict=True
+    ):
+        stages_per_node = nodes.stages_per_node_of(pipeline)
+        stages = tuple(
+            replace(stage, ranks="", share=0.0, parts=tuple(replace(part, ranks="") for part in stage.parts))
+            for stage in pipeline.stages
+        )
+        yield Pipeline(stages=stages), ways, share, stages_per_node
+
+
+def _times(stages: Sequence[StageFigures], hops: Sequence[float]) -> PipelineTimes:
+    durations = Durations.of(
+        stages=len(stages),
+        forward_s=[stage.forward_s for stage in stages],
+        backward_s=[stage.backward_s for stage in stages],
+        gather_s=[stage.gather_s for stage in stages],
+        reduce_s=[stage.reduce_s for stage in stages],
+        hop_forward_s=hops,
+        hop_backward_s=hops,
+    )
+    return PipelineTimes(durations=durations, end_s=max(stage.end_s for stage in stages))
+
+
+def _simulated_step_s(stages: Sequence[StageFigures], hops: Sequence[float], microbatches: int) -> float:
+    """Seconds of a step: every stage does as many forwards as there are stages from it on, then a backward
+    and a forward by turns; each action as soon as its stage is free and what it needs has come."""
+    count = len(stages)
+    todo: list[list[tuple[str, int]]] = []
+    for stage in range(count):
+        warmup = min(count - stage, microbatches)
+        actions = [("F", j) for j in range(warmup)]
+        for j in range(microbatches):
+            actions.append(("B", j))
+            actions += [("F", j + warmup)] if j + warmup < microbatches else []
+        todo.append(actions)
+    done: dict[tuple[str, int, int], float] = {}
+    free = [stage.gather_s for stage in stages]
+    at = [0] * count
+    while any(at[stage] < len(todo[stage]) for stage in range(count)):
+        for stage in range(count):
+            while at[stage] < len(todo[stage]):
+                kind, j = todo[stage][at[stage]]
+                near = stage - 1 if kind == "F" else stage + 1
+                is_end = near in (-1, count)
+                if not is_end and (kind, near, j) not in done:
+                    break
+                ready = 0.0 if is_end else done[kind, near, j] + hops[min(stage, near)]
+                work_s = stages[stage].forward_s if kind == "F" else stages[stage].backward_s
+                free[stage] = max(free[stage], ready) + work_s
+                done[kind, stage, j] = free[stage]
+                at[stage] += 1
+    drained = max(end + stage.reduce_s for end, stage in zip(free, stages, strict=True))
+    return drained + max(stage.end_s for stage in stages)
+
+
+def predicted_result(
+    prices: RecordCostModel, result: UnevenResult, global_batch_size: int
+) -> UnevenResult | None:
+    """The plan as `predict_record` prices it, for a batch of so many sequences; None where it is none, or
+    does not fit."""
+    model, cluster, job = prices.model, prices.cluster, prices.job
+    prediction = predict_with(prices, result, global_batch_size)
+    if prediction.faults or prediction.device_bytes > prediction.usable_bytes:
+        return None
+    step_s = max(prediction.pipeline_s)
+    tokens_per_s = global_batch_size * job.seq_len / step_s
+    peak_flop_per_s = _peak_flop_per_s(cluster, job, result)
+    mfu, mfu_full_attention = (
+        model_flop_per_token(model, job.seq_len, causal_half=is_causal) * tokens_per_s / peak_flop_per_s
+        for is_causal in (True, False)
+    )
+    low, high = widest_band(cluster, job.profile, result.pools)
+    tightest, peak = _peak(prediction, result)
+    return replace(
+        result,
+        pipeline_s=prediction.pipeline_s,
+        step_time_s=step_s,
+        band_s=(low * step_s, high * step_s),
+        tokens_per_s_per_device=tokens_per_s / cluster.devices,
+        mfu=mfu,
+        mfu_full_attention=mfu_full_attention,
+        peak_memory=peak,
+        breakdown=_breakdown(prediction, result),
+        tightest_rank=tightest,
+    )
+
+
+def widest_band(cluster: Cluster, profile: Profile, pools: Sequence[str]) -> tuple[float, float]:
+    """Factors of the step time within which measured ones lie, on any of the pools of these names."""
+    devices = [cluster.classes[pool.node.device_class] for pool in pools_of(cluster) if pool.name in pools]
+    bands = [band_of(profile, device.efficiency) for device in devices]
+    return min(low for low, _ in bands), max(high for _, high in bands)
+
+
+def _peak_flop_per_s(cluster: Cluster, job: Job, result: UnevenResult) -> float:
+    """The dense peaks of all devices that are used."""
+    classes = {pool.name: cluster.classes[pool.node.device_class] for pool in pools_of(cluster)}
+    matmul = find_recipe(job.dtype).matmul
+    return sum(size * classes[name].peak_flop_per_s[matmul] for name, size in _devices(result))
+
+
+def _devices(result: UnevenResult) -> Iterator[tuple[str, int]]:
+    """The pool and the devices of every stage, or of every part of one."""
+    for stage in _stages(result):
+        if stage.parts:
+            yield from ((part.device_class, part.tp) for part in stage.parts)
+        else:
+            yield stage.device_class, stage.devices
+
+
+def _stages(result: UnevenResult) -> Iterator[Stage]:
+    return (stage for pipeline in result.layout.pipelines for stage in pipeline.stages)
+
+
+def _peak(prediction: RecordPrediction, result: UnevenResult) -> tuple[int, PeakMemory]:
+    """The first rank of the stage, or the part of one, whose devices are fullest, and what they hold."""
+    found: list[tuple[int, PeakMemory]] = []
+    figures = (one for pipeline in prediction.stages for one in pipeline)
+    for stage, one in zip(_stages(result), figures, strict=True):
+        peak = PeakMemory(
+            allocated=one.allocated_bytes,
+            reserved=one.allocated_bytes * (1.0 + one.fragmentation_ratio),
+            device=one.device_bytes,
+            capacity=one.capacity_bytes,
+        )
+        on: Stage | StagePart = stage.parts[one.fullest_part] if stage.parts else stage
+        found.append((int(on.ranks.partition("-")[0]), peak))
+    return tightest_of(found)
+
+
+def tightest_of(peaks: Sequence[tuple[int, PeakMemory]]) -> tuple[int, PeakMemory]:
+    """Of first ranks with what they hold the one that is fullest; of equals the lowest rank."""
+    in_order = sorted(peaks, key=lambda one: one[0])
+    return in_order[int(first_largest([peak.device / peak.capacity for _, peak in in_order]))]
+
+
+def _breakdown(prediction: RecordPrediction, result: UnevenResult) -> dict[str, float]:
+    """Of the slowest pipeline: its busiest stage at work, waiting, and the end of the step."""
+    place = int(first_largest(prediction.pipeline_s))
+    stages: tuple[StageFigures, ...] = prediction.stages[place]
+    busy_s = result.microbatches[place] * max(one.forward_s + one.backward_s for one in stages)
+    end_s = max(one.end_s for one in stages)
+    return {
+        "busiest_stage": busy_s,
+        "pipeline_and_gradients": prediction.pipeline_s[place] - busy_s - end_s,
+        "end_of_step": end_s,
+    }

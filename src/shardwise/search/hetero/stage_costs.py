@@ -1,0 +1,615 @@
+"""Every stage that a block's pipelines may have, priced: by site, kind, place, layers.
+
+Arrays have shape (kinds, places, ends, layers): `place` counts stages from the last (1) to the first, `ends`
+is 1 for a pipeline's first stage, `layers` runs from 0, which no stage has. What depends on how many stages
+of the pipeline lie together in a node has an axis of `node_slots` behind that of kinds. What does not fit
+takes forever. Of the ways to recompute, each stage has the fastest that fits: none is slower in any other
+respect.
+
+Stages on two pools at once: each part is priced by itself, and the slower of both tells.
+
+The parts of a braid are two replicas of its layers that split the rows of every microbatch, in nodes of
+different pools. So they meet, as all replicas of pipelines that differ, on the outermost tier, and whatever
+they hand over leaves their nodes.
+
+Hops between the stages of a pipeline, by where its stages lie.
+
+The stages that a pipeline has on one pool lie in *groups*, each in one node: counted from the pipeline's end,
+as many as a node holds, or fewer where they are spread, if that is a power of two, and of what is left in
+front the largest power of two again and again. Groups of any pipelines fill nodes without gaps. Hops inside a
+group stay in the node; over those that leave it the node's other groups hand over at once, as if all were as
+large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.cluster import Tier
+from shardwise.cost import (
+    NodeSlot,
+    Problem,
+    StageCosts,
+    StageKinds,
+    StageShape,
+    hop_s,
+    stage_bytes,
+    stage_costs,
+    stage_costs_by_slot,
+    stage_kinds_of,
+)
+from shardwise.search.hetero.space import (
+    MixedPoolKind,
+    Site,
+    StageKind,
+    StageSpread,
+    UnevenSpace,
+    UnevenSubproblem,
+    devices_by_pool,
+    max_stages_per_node,
+)
+from shardwise.ties import first_largest
+
+Floats = NDArray[np.float64]
+
+MEMORY_FIELDS = ("allocated_bytes", "device_bytes")
+"""Of a price: what is told of one part, not of the slower one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPart:
+    """One pool's part in stages, by tp (the last axis): their price, what a device may use, and what a hop
+    over the outermost tier takes this end, all of the node's devices sending at once."""
+
+    price: StageCosts
+    usable_bytes: float
+    hop_s: Floats
+
+    @staticmethod
+    def of(kinds: StageKinds, price: StageCosts, chosen: Sequence[int], devices: int) -> PoolPart:
+        """The `chosen` of these kinds on nodes of so many `devices`."""
+        count = len(np.atleast_1d(kinds.tp))
+
+        def some(values: Any) -> Any:
+            return np.broadcast_to(values, (*np.shape(values)[:-1], count))[..., list(chosen)]
+
+        own = StageCosts(**{one.name: some(getattr(price, one.name)) for one in fields(StageCosts)})
+        hops_s = np.asarray(hop_s(kinds, -1, np.full(count, devices)), dtype=np.float64)
+        return PoolPart(own, kinds.problem.usable_bytes, hops_s[list(chosen)])
+
+
+def _is_fuller(one: Any, other: Any) -> Any:
+    """Whether the other part is fuller; of equals the first one counts."""
+    return first_largest(np.stack(np.broadcast_arrays(one, other))) == 1
+
+
+def mixed_pool_cost(one: PoolPart, other: PoolPart) -> tuple[StageCosts, Any, Any]:
+    """Of every pair of tp, those of `other` first: what the slower part takes; whether both fit; and which
+    part (0, 1) has the fuller devices, whose bytes are told."""
+    price = {
+        field.name: _all_pairs(np.maximum, getattr(one.price, field.name), getattr(other.price, field.name))
+        for field in fields(StageCosts)
+        if field.name not in MEMORY_FIELDS
+    }
+    fullest = _all_pairs(_is_fuller, *(part.price.device_bytes / part.usable_bytes for part in (one, other)))
+    for name in MEMORY_FIELDS:
+        mine, theirs = getattr(one.price, name)[..., None], getattr(other.price, name)[..., None, :]
+        both = np.broadcast_arrays(mine, theirs)
+        mine, theirs = (values.reshape(*values.shape[:-2], -1) for values in both)
+        price[name] = np.where(fullest, theirs, mine)
+    fits = _all_pairs(
+        np.logical_and, *(part.price.device_bytes <= part.usable_bytes for part in (one, other))
+    )
+    return StageCosts(**price), fits, 1 * fullest
+
+
+def mixed_pool_hops(one: PoolPart, other: PoolPart) -> Floats:
+    """Seconds of a hop to or from a braid, by pairs of tp: what the slower part needs."""
+    found: Floats = _all_pairs(np.maximum, one.hop_s, other.hop_s)
+    return found
+
+
+def _all_pairs(joined: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
+    """`joined` of every pair of the last axes, the pairs on one last axis."""
+    both = joined(np.asarray(one)[..., :, None], np.asarray(other)[..., None, :])
+    return both.reshape(*both.shape[:-2], -1)
+
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StageHops:
+    """Hops of the stages of one pool, of shape (kinds, stages + 1, stages + 1): by how many of them the
+    pipeline has, and which it is, counted from the pipeline's end (1). Seconds from that stage to the next of
+    the same pool where nothing is between them (`near_s`), and to or from a stage of another pool as far as
+    this end needs (`far_s`).
+
+    `node_slots`, of the same shape behind an axis that tells whether all of the pipeline's stages are on this
+    pool (1), has the seat of each: a place among `node_slots_of_pool`."""
+
+    near_s: Floats
+    far_s: Floats
+    node_slots: Ints
+
+    def total_s(self) -> Floats:
+        """Of shape (kinds, stages + 1): what the hops behind all of the pool's stages but the last take at
+        least, wherever the others lie."""
+        least = np.minimum(self.near_s, self.far_s)
+        least[:, :, :2] = 0.0
+        return np.stack([least[:, n, : n + 1].sum(axis=1) for n in range(least.shape[1])], axis=1)
+
+    def least_far_s(self) -> Floats:
+        """Of shape (kinds, stages + 1): what a hop to or from another pool takes this end at least."""
+        numbers = range(1, self.far_s.shape[1])
+        found = [self.far_s[:, n, 1 : n + 1].min(axis=1) for n in numbers]
+        return np.stack([found[0], *found], axis=1)
+
+
+@cache
+def group_sizes(stages: int, most: int) -> tuple[int, ...]:
+    """Sizes of the groups of so many stages from the pipeline's end on; `most` lie together in a node, a
+    power of two."""
+    found = []
+    while stages:
+        found.append(min(most, 1 << (stages.bit_length() - 1)))
+        stages -= found[-1]
+    return tuple(found)
+
+
+def node_slots_of_pool(
+    devices: int, sizes: Sequence[int], stages: int, is_tied: bool
+) -> tuple[NodeSlot, ...]:
+    """Where stages of these sizes may lie in nodes of so many `devices`, in pipelines of up to so many
+    `stages`: with 1, 2, 4, ... together; and then those whose pipeline has no others, which matters where
+    both ends of the model have the same weights (`is_tied`)."""
+    most = min(max_stages_per_node(devices, min(sizes)), 1 << (stages.bit_length() - 1))
+    powers = [1 << exponent for exponent in range(most.bit_length())]
+    whole = [NodeSlot(stages_per_node, devices, True) for stages_per_node in powers[1:] if is_tied]
+    return (*(NodeSlot(stages_per_node, devices) for stages_per_node in powers), *whole)
+
+
+def hops_of_pool(
+    own: StageKinds,
+    across: StageKinds,
+    sizes: Sequence[int],
+    kinds: Sequence[tuple[int, int]],
+    devices: int,
+    stages: int,
+    node_slots: Sequence[NodeSlot],
+) -> StageHops:
+    """Hops of pipelines with up to so many `stages` on a pool of nodes of `devices`, which lie on these
+    `node_slots`. `own` has the tiers of the pool, `across` those over which it reaches others, both for
+    stages of these `sizes`; of each kind `kinds` has which of the sizes it has, and how many lie together."""
+    inner = max((i for i, tier in enumerate(own.problem.tiers) if tier.span <= devices), default=-1)
+    near_s = np.zeros((len(kinds), stages + 1, stages + 1))
+    far_s = np.zeros_like(near_s)
+    taken = np.zeros((2, *near_s.shape), dtype=np.int64)
+    within = _seconds(own, inner, sizes)
+    powers = {node_slot.stages_per_node for node_slot in node_slots}
+    all_leave, all_across = (
+        {many: _seconds(one, -1, [devices // many] * len(sizes)) for many in powers} for one in (own, across)
+    )
+    for kind, (of, stages_per_node) in enumerate(kinds):
+        leaves, crossing = (
+            {many: float(values[of]) for many, values in some.items()} for some in (all_leave, all_across)
+        )
+        for number in range(1, stages + 1):
+            placed_stages = [
+                (g, many) for g, many in enumerate(group_sizes(number, stages_per_node)) for _ in range(many)
+            ]
+            for stage, (group, many) in enumerate(placed_stages, start=1):
+                far_s[kind, number, stage] = crossing[many]
+                node_slot, whole = NodeSlot(many, devices), NodeSlot(many, devices, True)
+                is_whole = many == number and whole in node_slots
+                taken[0, kind, number, stage] = node_slots.index(node_slot)
+                taken[1, kind, number, stage] = node_slots.index(whole if is_whole else node_slot)
+                if stage > 1:
+                    next_group, fewer = placed_stages[stage - 2]
+                    is_inside = group == next_group
+                    near_s[kind, number, stage] = (
+                        within[of] if is_inside else max(leaves[many], leaves[fewer])
+                    )
+    return StageHops(near_s, far_s, taken)
+
+
+def _seconds(kinds: StageKinds, tier: int, senders: Sequence[int]) -> Floats:
+    """Of a hop over the tier by kind, where so many devices of what the tier joins send at once."""
+    return np.asarray(hop_s(kinds, tier, np.array(senders)), dtype=np.float64)
+
+
+def hops_s(hops: Sequence[StageHops], kinds: Sequence[int], pools: Ints) -> Floats:
+    """Seconds behind all stages but the last of layouts, of shape (layouts, stages - 1); `pools` has the pool
+    of each stage."""
+    stages = np.arange(pools.shape[1])
+    left, number = np.zeros_like(pools), np.zeros_like(pools)
+    near, far = np.zeros(pools.shape), np.zeros(pools.shape)
+    for pool, kind in enumerate(kinds):
+        mine = pools == pool
+        before = np.cumsum(mine, axis=1)
+        number = before[:, -1:] + 0 * stages
+        left = number - before + 1
+        near[mine] = hops[pool].near_s[kind, number[mine], left[mine]]
+        far[mine] = hops[pool].far_s[kind, number[mine], left[mine]]
+    is_same = pools[:, 1:] == pools[:, :-1]
+    return np.where(is_same, near[:, :-1], np.maximum(far[:, :-1], far[:, 1:]))
+
+
+def node_slots_of(hops: Sequence[StageHops], kinds: Sequence[int], pools: Ints) -> Ints:
+    """The seat of every stage of layouts, of shape (layouts, stages)."""
+    found = np.zeros_like(pools)
+    for pool, kind in enumerate(kinds):
+        mine = pools == pool
+        before = np.cumsum(mine, axis=1)
+        number = before[:, -1:] + 0 * before
+        is_only = (number == pools.shape[1]).astype(np.int64)
+        found[mine] = hops[pool].node_slots[is_only[mine], kind, number[mine], (number - before + 1)[mine]]
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteCosts:
+    """Stages on one site: seconds of a forward and a backward; of gathering, reducing and the end of the
+    step, for each of its `node_slots`; the recomputation that was chosen (index in RECOMPUTES, -1 where
+    nothing fits); bytes per device, of a braid those of the part (0 or 1, 0 of others) whose devices are
+    `fullest`."""
+
+    kinds: tuple[StageKind | MixedPoolKind, ...]
+    node_slots: tuple[NodeSlot, ...]
+    forward_s: Floats
+    backward_s: Floats
+    gather_s: Floats
+    reduce_s: Floats
+    end_s: Floats
+    recompute: Ints
+    allocated_bytes: Floats
+    device_bytes: Floats
+    fullest: Ints
+
+    @property
+    def work_s(self) -> Floats:
+        """One microbatch forth and back."""
+        return self.forward_s + self.backward_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageOptions:
+    """The stages of a block, one `SiteCosts` for each of its `sites` (by place in its `pools`, which are the
+    first of them), how those of each kind are `spread`, and their hops, the same both ways. Alike pipelines
+    fill whole `units` of devices.
+
+    Where the block has a range of numbers of pipelines, seconds are the least of any of them.
+    """
+
+    pools: tuple[int, ...]
+    devices: tuple[int, ...]
+    units: tuple[int, ...]
+    sites: tuple[Site, ...]
+    stages: tuple[SiteCosts, ...]
+    spread: tuple[tuple[StageSpread | None, ...], ...]
+    hops: tuple[StageHops, ...]
+    layers: int
+    most_stages: int
+    microbatches: int
+
+    @property
+    def available(self) -> tuple[int, ...]:
+        """Units of each pool that there are."""
+        return tuple(count // unit for count, unit in zip(self.devices, self.units, strict=True))
+
+    @property
+    def unspread(self) -> tuple[tuple[Ints, Ints], ...]:
+        """By site the kinds that are not spread, each of which is followed by the same ones that are; and for
+        each kind its place among these."""
+        found = [np.flatnonzero([one is None for one in some]) for some in self.spread]
+        return tuple(
+            (kinds, np.searchsorted(kinds, np.arange(len(some)), side="right") - 1)
+            for kinds, some in zip(found, self.spread, strict=True)
+        )
+
+    @property
+    def stage_devices(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """By site and kind, the devices of each pool that a stage takes."""
+
+        def taken(site: Site, kind: StageKind | MixedPoolKind) -> tuple[int, ...]:
+            of = dict(zip(site, devices_by_pool(kind), strict=True))
+            return tuple(of.get(pool, 0) for pool in range(len(self.pools)))
+
+        sites = zip(self.sites, self.stages, strict=True)
+        return tuple(tuple(taken(site, kind) for kind in stages.kinds) for site, stages in sites)
+
+
+class StageCostModel:
+    """Prices of the blocks of one space; what blocks share is priced once."""
+
+    def __init__(self, space: UnevenSpace) -> None:
+        self._space = space
+        self._problem = lru_cache(maxsize=None)(space.problem)
+        self._kinds = lru_cache(maxsize=None)(self._kinds_of)
+        self._inside: dict[tuple[int, int, tuple[Tier, ...]], StageKinds] = {}
+        self._costs = lru_cache(maxsize=512)(self._costs_of)
+        self._mixed_pool_costs = lru_cache(maxsize=24)(self._mixed_pool_costs_of)
+        self._hops = lru_cache(maxsize=None)(self._hops_of)
+        self._spread = lru_cache(maxsize=None)(self._spread_of)
+        self._rate = lru_cache(maxsize=None)(self._rate_of)
+
+    def options(self, subproblem: UnevenSubproblem) -> StageOptions:
+        """The stages of the block's pipelines."""
+        space = self._space
+        pairs = space.pairs(subproblem)
+        mixed_pool_stages = [self._mixed_pool_costs(subproblem, pair) for pair in pairs]
+        places = tuple((place,) for place in range(len(subproblem.pools)))
+        return StageOptions(
+            pools=subproblem.pools,
+            devices=tuple(space.pools[pool].devices for pool in subproblem.pools),
+            units=tuple(1 if subproblem.is_alike else space.unit(pool) for pool in subproblem.pools),
+            sites=(*places, *(tuple(subproblem.pools.index(pool) for pool in pair) for pair in pairs)),
+            stages=(
+                *(self._costs(subproblem, pool) for pool in subproblem.pools),
+                *(stages for stages, _ in mixed_pool_stages),
+            ),
+            spread=(
+                *(self._spread(pool, subproblem.micro_batch_size) for pool in subproblem.pools),
+                *((None,) * len(stages.kinds) for stages, _ in mixed_pool_stages),
+            ),
+            hops=(
+                *(
+                    self._hops(pool, subproblem.pools, subproblem.micro_batch_size)
+                    for pool in subproblem.pools
+                ),
+                *(hops for _, hops in mixed_pool_stages),
+            ),
+            layers=space.model.layers,
+            most_stages=space.most_stages,
+            microbatches=space.job.global_batch_size // subproblem.micro_batch_size,
+        )
+
+    def _extreme_pipeline_counts(self, subproblem: UnevenSubproblem, own: int) -> list[int]:
+        """Numbers of pipelines among which every figure of the block is least: replicas that fill the tiers
+        inside a node, in each of two groups, make the outer ones pay more the more they are, and the rest
+        falls with their number. One pipeline whose stages have no more than one replica, their `own`, has
+        nothing to gather or to reduce, which no number undercuts: it and the most tell all."""
+        inner = max(self._space.pools[pool].node.devices for pool in subproblem.pools)
+        few = range(subproblem.least, min(subproblem.most, 2 * inner) + 1)
+        return sorted({subproblem.least, subproblem.most, *(few if subproblem.least * own > 1 else ())})
+
+    def quick_bound_s(self, subproblem: UnevenSubproblem) -> float:
+        """Seconds that the devices of the block's pools take at least, whatever stages they are: as
+        `lower_bound_s` of the block on all pools, whose stages do no less and fit no worse."""
+        space = self._space
+        whole = space.widest(tuple(range(len(space.pools))), subproblem.micro_batch_size)
+        rate = sum(self._rate(whole, pool) * space.pools[pool].devices for pool in subproblem.pools)
+        batches = space.job.global_batch_size // subproblem.micro_batch_size
+        return batches * space.model.layers / rate if rate else float("inf")
+
+    def lower_bound_s(self, subproblem: UnevenSubproblem, options: StageOptions) -> float:
+        """Seconds that every plan of the block takes at least: all devices that its pipelines can have work
+        all the time, each on the layers that it is best at."""
+        space, rate = self._space, 0.0
+        for pool, devices in zip(subproblem.pools, options.devices, strict=True):
+            largest = max(tp * dp for tp, dp in space.degrees(pool, subproblem.micro_batch_size))
+            rate += self._rate(subproblem, pool) * min(
+                devices, subproblem.most * options.most_stages * largest
+            )
+        overhead_s = min(float((stages.end_s[:, :, 1:, :, 1:]).min()) for stages in options.stages)
+        if rate == 0.0:
+            return float("inf")
+        return options.microbatches * options.layers / rate + overhead_s
+
+    def _rate_of(self, subproblem: UnevenSubproblem, pool: int) -> float:
+        """Layers of microbatches per second and device of a pool, at best; a braid's by its part of the
+        rows."""
+        stages = self._costs(subproblem, pool)
+        rates = [_best_rate(stages, np.array([devices_by_pool(kind)[0] for kind in stages.kinds]))]
+        for pair in (pair for pair in self._space.pairs(subproblem) if pool in pair):
+            stages, _ = self._mixed_pool_costs(subproblem, pair)
+            part = pair.index(pool)
+            mixed_pool_stages = [kind for kind in stages.kinds if isinstance(kind, MixedPoolKind)]
+            sizes = np.array([mixed_stage.tp[part] for mixed_stage in mixed_pool_stages])
+            shares = (
+                np.array([mixed_stage.rows[part] for mixed_stage in mixed_pool_stages])
+                / subproblem.micro_batch_size
+            )
+            rates.append(_best_rate(stages, sizes / shares))
+        return max(rates)
+
+    def single_pool_problem(self, pool: int) -> Problem:
+        """The problem of training on the pool alone."""
+        return self._problem(pool, (pool,), False)
+
+    def _kinds_of(self, pool: int, union: tuple[int, ...], size: int, is_alike: bool = False) -> StageKinds:
+        """What stages do by themselves depends on the tiers inside their nodes alone."""
+        problem = self._problem(pool, union, is_alike)
+        inside = pool, size, problem.tiers[:-1]
+        if inside not in self._inside:
+            self._inside[inside] = stage_kinds_of(problem, self._space.degrees(pool, size), size)
+        return self._inside[inside].among(problem)
+
+    def _costs_of(self, subproblem: UnevenSubproblem, pool: int) -> SiteCosts:
+        """The least for any of the block's numbers of pipelines. Where these are on several pools and not
+        alike, replicas of a stage meet on the outermost tier: some of them are on another pool, so in another
+        node."""
+        size = subproblem.micro_batch_size
+        kinds = self._kinds(pool, subproblem.pools, size, subproblem.is_alike)
+        groups = 1 if subproblem.is_alike or len(subproblem.pools) == 1 else 2
+        replicas, node_slots = (
+            self._extreme_pipeline_counts(subproblem, self._space.limits.stage_dp),
+            self._node_slots(pool, size),
+        )
+        shape, at = self._timed_shape(replicas, groups)
+        prices = stage_costs_by_slot(kinds, shape, node_slots)
+        allocated, device = stage_bytes(kinds, self._shape(replicas, groups))
+        fits = device <= kinds.problem.usable_bytes
+        return self._fastest_recompute(
+            self._space.kinds(pool, size),
+            self._degree_indices(pool, size),
+            node_slots,
+            prices,
+            at,
+            (allocated, device),
+            fits,
+            0,
+        )
+
+    def _degree_indices(self, pool: int, size: int) -> list[int]:
+        """Of the pool's kinds, which of its degrees they have: by these stages are priced."""
+        degrees = self._space.degrees(pool, size)
+        return [degrees.index((kind.tp, kind.dp)) for kind in self._space.kinds(pool, size)]
+
+    def _node_slots(self, pool: int, size: int) -> tuple[NodeSlot, ...]:
+        space = self._space
+        sizes = [tp * dp for tp, dp in space.degrees(pool, size)]
+        is_tied = space.model.tied_embeddings
+        return node_slots_of_pool(space.pools[pool].node.devices, sizes, space.most_stages, is_tied)
+
+    def _mixed_pool_costs_of(self, subproblem: UnevenSubproblem, pair: Site) -> tuple[SiteCosts, StageHops]:
+        """Both parts of a braid are replicas of its stage: there are twice as many as pipelines."""
+        size, found = subproblem.micro_batch_size, []
+        shape = self._shape([2 * number for number in self._extreme_pipeline_counts(subproblem, 2)], 2)
+        mixed_pool_stages = self._space.mixed_pool_stages(pair, size)
+        hops_s = []
+        for rows in range(1, size):
+            one, other = (
+                self._part(subproblem, pool, of, shape)
+                for pool, of in zip(pair, (rows, size - rows), strict=True)
+            )
+            some = tuple(mixed_stage for mixed_stage in mixed_pool_stages if mixed_stage.rows[0] == rows)
+            price, fits, fullest = mixed_pool_cost(one, other)
+            every = range(len(some))
+            at, bytes_ = np.arange(price.forward_s.shape[-2]), (price.allocated_bytes, price.device_bytes)
+            found.append(
+                self._fastest_recompute(some, every, (NodeSlot(),), [price], at, bytes_, fits, fullest)
+            )
+            hops_s.append(mixed_pool_hops(one, other))
+        names = [field.name for field in fields(SiteCosts) if field.name not in ("kinds", "node_slots")]
+        whole = {name: np.concatenate([getattr(stages, name) for stages in found]) for name in names}
+        stages = self._space.most_stages
+        hop_s = np.tile(np.concatenate(hops_s)[:, None, None], (1, stages + 1, stages + 1))
+        node_slots = np.zeros((2, *hop_s.shape), dtype=np.int64)
+        return SiteCosts(kinds=mixed_pool_stages, node_slots=(NodeSlot(),), **whole), StageHops(
+            hop_s, hop_s, node_slots
+        )
+
+    def _part(self, subproblem: UnevenSubproblem, pool: int, rows: int, shape: StageShape) -> PoolPart:
+        """The pool's part in braids, with so many rows, by tp."""
+        kinds = self._kinds(pool, subproblem.pools, rows)
+        alone = [index for index, (_, dp) in enumerate(self._space.degrees(pool, rows)) if dp == 1]
+        devices = self._space.pools[pool].node.devices
+        return PoolPart.of(kinds, stage_costs(kinds, shape), alone, devices)
+
+    def _shape(self, replicas: Sequence[int], groups: int) -> StageShape:
+        """Every stage by its place, whether it is the first, and its layers."""
+        place, first, count = (axis.reshape(-1, 1) for axis in np.indices(self._axes))
+        return StageShape(
+            layers=count, in_flight=place, is_first=1.0 * first, is_last=1.0 * (place == 1),
+            replicas=replicas, groups=groups,
+        )  # fmt: skip
+
+    def _timed_shape(self, replicas: Sequence[int], groups: int) -> tuple[StageShape, Ints]:
+        """Every stage that takes another time than others; and which of them each of `_shape` is."""
+        last, first, count = (axis.reshape(-1, 1) for axis in np.indices((2, *self._axes[1:])))
+        shape = StageShape(
+            layers=count, in_flight=1, is_first=1.0 * first, is_last=1.0 * last,
+            replicas=replicas, groups=groups,
+        )  # fmt: skip
+        is_last = 1 * (np.arange(self._axes[0]) == 1)
+        return shape, np.arange(len(last)).reshape(2, -1)[is_last].ravel()
+
+    @property
+    def _axes(self) -> tuple[int, int, int]:
+        return self._space.most_stages + 1, 2, self._space.model.layers + 1
+
+    def _fastest_recompute(
+        self,
+        kinds: tuple[StageKind | MixedPoolKind, ...],
+        of: Sequence[int],
+        node_slots: tuple[NodeSlot, ...],
+        prices: Sequence[StageCosts],
+        at: Ints,
+        bytes_: tuple[Any, Any],
+        fits: Any,
+        fullest: Any,
+    ) -> SiteCosts:
+        place, _, count = (axis.reshape(-1, 1) for axis in np.indices(self._axes))
+        is_one = (place >= 1) & (count >= 1)
+        return _fastest_recompute(
+            kinds, of, node_slots, prices, at, bytes_, fits & is_one, fullest, self._axes
+        )
+
+    def _hops_of(self, pool: int, union: tuple[int, ...], size: int) -> StageHops:
+        own, across = self._kinds(pool, (pool,), size), self._kinds(pool, union, size)
+        sizes = [tp * dp for tp, dp in self._space.degrees(pool, size)]
+        stages_per_node = [kind.stages_per_node for kind in self._space.kinds(pool, size)]
+        kinds = list(zip(self._degree_indices(pool, size), stages_per_node, strict=True))
+        devices, node_slots = self._space.pools[pool].node.devices, self._node_slots(pool, size)
+        return hops_of_pool(own, across, sizes, kinds, devices, self._space.most_stages, node_slots)
+
+    def _spread_of(self, pool: int, size: int) -> tuple[StageSpread | None, ...]:
+        return tuple(self._space.spread(pool, kind) for kind in self._space.kinds(pool, size))
+
+
+def _best_rate(stages: SiteCosts, devices: Floats) -> float:
+    """Layers of microbatches per second and device, at best, where a stage of each kind has so many
+    devices."""
+    layers = np.arange(stages.work_s.shape[-1])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rates = layers / (stages.work_s * devices[:, None, None, None])
+    return float(np.max(np.where(layers > 0, rates, 0.0)))
+
+
+def _fastest_recompute(
+    kinds: tuple[StageKind | MixedPoolKind, ...],
+    of: Sequence[int],
+    node_slots: tuple[NodeSlot, ...],
+    prices: Sequence[StageCosts],
+    at: Ints,
+    bytes_: tuple[Any, Any],
+    fits: Any,
+    fullest: Any,
+    shape: tuple[int, ...],
+) -> SiteCosts:
+    """Of each stage, and of each number of pipelines, the fastest recomputation that fits; and of these the
+    least seconds. The recomputation itself and the bytes are those of the first number of pipelines. There is
+    a price for each seat, whose rows `at` are those of the stages; `of` has the column of each kind in it."""
+    price = prices[0]
+    backward_s = np.where(fits, price.backward_s[:, :, at], np.inf)
+    chosen = np.argmin(backward_s, axis=0)
+    numbers, _, columns = np.ogrid[tuple(map(slice, chosen.shape))]
+
+    def picked(values: Any) -> Any:
+        full = np.broadcast_to(values, (*backward_s.shape[:2], *values.shape[2:]))
+        return full[chosen, numbers, at[:, None], columns]
+
+    def first(values: Any) -> Any:
+        full = np.broadcast_to(values, backward_s.shape)[:, 0]
+        return arranged(np.choose(chosen[0], list(full)))
+
+    def arranged(values: Any) -> Any:
+        full = np.broadcast_to(values, backward_s.shape[2:])
+        found = np.moveaxis(full.reshape(*shape, -1), -1, 0)
+        return found if list(of) == list(range(len(found))) else found[list(of)]
+
+    def by_node_slot(values: Sequence[Any]) -> Floats:
+        return np.stack([arranged(some) for some in values], axis=1)
+
+    backward = arranged(backward_s.min(axis=(0, 1)))
+    allocated, device = bytes_
+    return SiteCosts(
+        kinds=kinds,
+        node_slots=node_slots,
+        forward_s=arranged(price.forward_s[at]),
+        backward_s=backward,
+        gather_s=by_node_slot([one.gather_s.min(axis=0)[at] for one in prices]),
+        reduce_s=by_node_slot([picked(one.reduce_s).min(axis=0) for one in prices]),
+        end_s=by_node_slot([one.end_s.min(axis=0)[at] for one in prices]),
+        recompute=np.where(np.isinf(backward), -1, arranged(chosen[0])),
+        allocated_bytes=first(allocated),
+        device_bytes=first(device),
+        fullest=first(fullest).astype(np.int64),
+    )

@@ -1,0 +1,378 @@
+"""What may matter of the labels along a chain, and what they may lose.
+
+How small the largest temporary can be, beside each part of a chain.
+
+What the rest of a chain can come to beside each label, in few columns: which labels lead anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.pareto import FactorGraph
+from shardwise.search.pareto import numba_dispatch
+from shardwise.search.pareto.bound_sets import SLACK
+from shardwise.search.pareto.dominance import EpsilonDominance
+from shardwise.search.pareto.labels import LabelPruning, Labels, keys_on
+from shardwise.search.pareto.weighted_sums import ChainSums, shared_of
+
+Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LeastPeaks:
+    """The least peak of all that is `prefix` of each border between occurrences, and of all `suffix` it, for
+    each choice at the border: of several values the largest counts, so a label's own peak makes no difference
+    where that is larger."""
+
+    prefix: list[Values]
+    suffix: list[Values]
+
+    @staticmethod
+    def of(tables: list[Labels]) -> LeastPeaks:
+        """Of the tables of all occurrences, on (entry, exit) or on the one that there is; whatever hubs
+        choose."""
+        least = [_least(table, is_first=place == 0) for place, table in enumerate(tables)]
+        prefix, suffix = [np.zeros(1)], [np.zeros(1)]
+        for table in least:
+            prefix.append(np.maximum(prefix[-1][:, None], table).min(axis=0))
+        for table in reversed(least):
+            suffix.append(np.maximum(table, suffix[-1][None]).min(axis=1))
+        return LeastPeaks(prefix, suffix[::-1])
+
+    def outside(self, spans: list[range]) -> Values:
+        """Outside each of these spans of occurrences, whichever has least, (entry, exit)."""
+        return np.asarray(
+            np.minimum.reduce(
+                [np.maximum(self.prefix[span.start][:, None], self.suffix[span.stop][None]) for span in spans]
+            )
+        )
+
+
+def _least(table: Labels, *, is_first: bool) -> Values:
+    """The least peak in each cell of a table, (entry or 1, exit or 1); infinite where there is no label."""
+    least = np.full(int(np.prod(table.sizes, dtype=np.intp)), np.inf)
+    np.minimum.at(least, table.cells, table.points[:, -1])
+    sizes = [size for variable, size in zip(table.variables, table.sizes, strict=True) if variable >= 0]
+    least = np.asarray(least.reshape((-1, *sizes)).min(axis=0))
+    if len(sizes) == 2:
+        return least
+    return least.reshape((1, -1) if is_first else (-1, 1))
+
+
+PARTS_SHARE, SEGMENTS_SHARE, RUNS_SHARE, EXTENSION_SHARE = 0.05, 0.05, 0.05, 0.3
+"""Of what may be lost along a chain, the parts of elimination within its links, of the links, of runs of like
+links, and of the walk. Where one link has many of all variables, elimination has so much of what it and the
+walk have together."""
+
+FINAL_JOIN_SHARE = 0.2
+"""Of the walk's part, that of where the walks from both ends meet."""
+
+PARTS_EXCESS_SHARE, SEGMENTS_EXCESS_SHARE, RUNS_EXCESS_SHARE = 0.25, 0.15, 0.15
+"""The parts that elimination, links and runs lose in proportion to their excess."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompletionBounds:
+    """A chain under the forms of one line, the weighted sum up to which solutions are wanted in each, and how
+    much more than it each may cost that stands for it: `tolerance` (4), of each folded column; zeros where
+    none may. `peaks`, once they are known, are the least that the largest temporary can be.
+
+    What a table loses counts as often as the chain has it: a link's once per occurrence. A walk loses more
+    the further it has come, since labels lie further apart there.
+    """
+
+    chain_sums: ChainSums
+    limit: float
+    tolerance: Values
+    peaks: LeastPeaks | None = None
+
+    @property
+    def weights(self) -> Values:
+        """What the folded columns weigh in each form, (4, J)."""
+        return np.asarray(self.chain_sums.chain_weights.weights[:, [0, 1, 2, 4]].T)
+
+    @property
+    def occurrences(self) -> int:
+        """How many links there are, repetitions counted."""
+        return sum(segment.repeat for segment in self.chain_sums.chain)
+
+    def span(self, place: int) -> range:
+        """The occurrences of link `place`."""
+        start = sum(segment.repeat for segment in self.chain_sums.chain[:place])
+        return range(start, start + self.chain_sums.chain[place].repeat)
+
+    def _weight(self, place: int) -> float:
+        """One occurrence of a link among all of them, by its variables: where more is joined more may be
+        lost."""
+        counts, total = self._variables
+        return counts[place] / total
+
+    @property
+    def _variables(self) -> tuple[list[int], int]:
+        """How many variables each link has, and all occurrences of all links together."""
+        chain = self.chain_sums.chain
+        counts = [max(len(part.sizes) for _, part in segment.modes) for segment in chain]
+        return counts, sum(count * segment.repeat for count, segment in zip(counts, chain, strict=True))
+
+    @property
+    def _parts_share(self) -> float:
+        """Of what may be lost, the part of elimination within links."""
+        counts, total = self._variables
+        return max(PARTS_SHARE, (PARTS_SHARE + EXTENSION_SHARE) * max(counts) / total)
+
+    def in_segment(self, place: int) -> EpsilonDominance | None:
+        """What the labels of a link may lose."""
+        spans = [range(at, at + 1) for at in self.span(place)]
+        share = SEGMENTS_SHARE * self._weight(place)
+        return self._dominance(share, SEGMENTS_EXCESS_SHARE, spans, self.weights_in(spans[0]))
+
+    def in_part(self, place: int, part: FactorGraph) -> EpsilonDominance | None:
+        """What the labels of a mode of a link, `part`, may lose while its variables are eliminated; the
+        potential is that of its last table, variables by their numbers."""
+        spans = [range(at, at + 1) for at in self.span(place)]
+        share = self._parts_share * self._weight(place)
+        dominance = self._dominance(share, PARTS_EXCESS_SHARE, spans, self.weights_in(spans[0]))
+        if dominance is None:
+            return None
+        potential = self.chain_sums.borders.from_axes(part, self._least_potential(spans)[..., None])
+        return replace(dominance, potential=_finite(potential))
+
+    def in_run(self, starts: range, length: int, part: float) -> tuple[LabelPruning, EpsilonDominance | None]:
+        """What may matter of runs of so many links that start at any of these occurrences, and what they may
+        lose: this part of what all runs may."""
+        spans = [range(at, at + length) for at in starts]
+        shared = self._shared_of_span(range(starts.start, starts.start + 1))
+        outside = self.chain_sums.borders.min_marginal(self.chain_sums.outside(spans, shared), shared)
+        peaks = self.peaks.outside(spans) if self.peaks is not None else np.zeros(1)
+        share = RUNS_SHARE * part * length / self.occurrences
+        first = spans[0]
+        half = first.start + length // 2
+        dominance = self._dominance(share, RUNS_EXCESS_SHARE * part, spans, self.weights_in(first))
+        return self._pruning((range(first.start, half), range(half, first.stop)), outside, peaks), dominance
+
+    def in_extension(self, border: int, after: int, end: int) -> tuple[LabelPruning, EpsilonDominance | None]:
+        """What may matter of what a walk from one end of the chain (0, or the last border) comes to on the
+        way from a border to the next, and what it may lose there."""
+        way = range(min(end, after), max(end, after))
+        rest = self.chain_sums.suffix[after] if end == 0 else self.chain_sums.prefix[after]
+        outside = self.chain_sums.borders.min_marginal(rest, self._shared_of_span(way))
+        peaks = np.zeros(1)
+        if self.peaks is not None:
+            peaks = self.peaks.suffix[after] if end == 0 else self.peaks.prefix[after]
+        parts = (range(way.start, border), range(border, way.stop))
+        part = _spendable_by(len(way) / self.occurrences) - _spendable_by(
+            abs(border - end) / self.occurrences
+        )
+        share = (1.0 - FINAL_JOIN_SHARE) * self._extension_share * part
+        return self._pruning(parts, outside, peaks), EpsilonDominance.even(
+            self.tolerance * share
+        ) if self.tolerance.any() else None
+
+    @property
+    def _extension_share(self) -> float:
+        """Of what may be lost, the part of the walk."""
+        return PARTS_SHARE + EXTENSION_SHARE - self._parts_share
+
+    def in_final_join(self, border: int) -> tuple[LabelPruning, Values | None]:
+        """What may matter of whole solutions, of what is ahead of a border and behind it, and the seconds and
+        bytes that may be lost there."""
+        shared = self._shared_of_span(range(self.occurrences))
+        outside = self.chain_sums.borders.min_marginal(np.zeros_like(self.chain_sums.prefix[0]), shared)[
+            ..., 0, :
+        ]
+        pruning = self._pruning((range(border), range(border, self.occurrences)), outside, np.zeros(()))
+        if not self.tolerance.any():
+            return pruning, None
+        own = FINAL_JOIN_SHARE * self._extension_share * self.tolerance
+        return pruning, np.array([own[:2].max(), own[2:].sum()])
+
+    def _dominance(
+        self, share: float, excess_share: float, spans: list[range], weights: Values
+    ) -> EpsilonDominance | None:
+        """For a table on (hubs..., entry, exit) of labels under `weights`, one for all these spans of
+        occurrences, which have the same hubs: a share of the loss for each, and another one in
+        proportion to a label's part of all excess, in the first form."""
+        if not self.tolerance.any():
+            return None
+        potential = _finite(
+            self.chain_sums.borders.min_marginal(self._least_potential(spans), self._shared_of_span(spans[0]))
+        )
+        excess = self.limit - float(self.chain_sums.least[0])
+        return EpsilonDominance(
+            self.tolerance * share, self.tolerance * excess_share / excess, weights[:, 0], potential
+        )
+
+    def _least_potential(self, spans: list[range]) -> Values:
+        """Whichever of these spans there is, (hubs..., entry, exit)."""
+        return np.asarray(np.minimum.reduce([self._potential(span) for span in spans]))
+
+    def _potential(self, span: range) -> Values:
+        """The least that comes after a span without the least that comes from it on, (hubs..., entry,
+        exit)."""
+        before, after = (
+            self.chain_sums.suffix[span.start][..., :, None, 0],
+            self.chain_sums.suffix[span.stop][..., None, :, 0],
+        )
+        return np.where(np.isfinite(before), after, np.inf) - np.where(np.isfinite(before), before, 0.0)
+
+    def _shared_of_span(self, span: range) -> set[str]:
+        """The hubs of the links that have these occurrences."""
+        chain = self.chain_sums.chain
+        return shared_of([segment for place, segment in enumerate(chain) if _overlap(self.span(place), span)])
+
+    def weights_in(self, span: range) -> Values:
+        """What the folded columns weigh in a span of occurrences, (4, J): of the peak's weight its parts."""
+        repeats = [segment.repeat for segment in self.chain_sums.chain]
+        parts = np.repeat(self.chain_sums.chain_weights.peaks, repeats, axis=0)
+        own = self.weights.copy()
+        own[3] *= parts[span.start : span.stop].sum(axis=0)
+        return own
+
+    def _pruning(self, spans: tuple[range, range], outside: Values, peaks: Values) -> LabelPruning:
+        """Of the labels of two spans of occurrences together, where the rest weighs and peaks no less."""
+        peaks = np.broadcast_to(peaks, outside.shape[:-1])
+        is_some = np.isfinite(peaks)
+        return LabelPruning(
+            self.weights_in(spans[0]), self.weights_in(spans[1]),
+            self.weights_in(range(spans[0].start, spans[1].stop)),
+            np.where(is_some[..., None], outside, np.inf), self.limit, np.where(is_some, peaks, 0.0),
+        )  # fmt: skip
+
+
+def _spendable_by(part: float) -> float:
+    """Of what a walk may lose, what it may have lost when it has come so far: little at first, where labels
+    are few and lie close. Walks from both ends that meet lose it all together, wherever they do."""
+    return 2.0 * part**2 if part < 0.5 else 1.0 - 2.0 * (1.0 - part) ** 2
+
+
+def _finite(potential: Values) -> Values:
+    """A potential by cell, nothing where no label matters."""
+    return np.where(np.isfinite(potential), potential, 0.0).reshape(-1)
+
+
+def _overlap(a: range, b: range) -> bool:
+    return a.start < b.stop and b.start < a.stop
+
+
+Mask = npt.NDArray[np.bool_]
+Indices = npt.NDArray[np.intp]
+
+_PAIRS_AT_ONCE = 1 << 20
+"""Pairs of labels and rests that are held in memory at a time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completions:
+    """Of a chain whose held bytes are paid in seconds, `rate` of them a byte, all that can be `prefix` of
+    each border and `suffix` it: whole solutions are wanted as far as the larger time, and `rate` times the
+    largest peak, come to less than `cutoff` seconds. `share` is that of hidden_s in the sum that they are
+    ordered by.
+
+    A weighted sum bounds what labels end in by a mean of both times and of all peaks, which tells little of a
+    few large costs that are in one time, or in the other. These are the times and peaks themselves.
+    """
+
+    prefix: Mapping[int, Labels]
+    suffix: Mapping[int, Labels]
+    rate: float
+    share: float
+    cutoff: float
+
+    def completed(self, table: Labels, border: int, *, is_prefix: bool) -> Labels:
+        """The labels of a table ahead of a border, or behind it, that come to less than the reach with some
+        rest."""
+        matches = _Matches.of(
+            table, (self.suffix if is_prefix else self.prefix)[border], self.rate, self.share
+        )
+        left = np.flatnonzero(matches.is_there)
+        own = dualised_points(table.points[left], self.rate)
+        found = _are_within(
+            own, matches.at[left], matches.completions, matches.places, self.cutoff * (1.0 + SLACK)
+        )
+        return _some(table, left[found])
+
+    def completed_between(self, table: Labels, before: int, after: int) -> Mask:
+        """Which labels of a table between two borders come to less than the reach with some rest before and
+        some behind; at an end of the chain, with what is at the other. All where there is no machine code."""
+        if not numba_dispatch.is_installed():
+            return np.ones(len(table), dtype=bool)
+        from shardwise.search.pareto.joins_numba import are_within_both
+
+        own = dualised_points(table.points, self.rate)
+        nothing = _Matches(np.zeros(len(table), dtype=np.intp), np.ones(len(table), dtype=bool),
+                       np.zeros((1, 3)), np.array([0, 1], dtype=np.intp))  # fmt: skip
+        sides = [
+            _Matches.of(table, completions[border], self.rate, self.share)
+            if border in completions
+            else nothing
+            for completions, border in ((self.prefix, before), (self.suffix, after))
+        ]
+        found: Mask = sides[0].is_there & sides[1].is_there
+        left = np.flatnonzero(found)
+        one, other = sides
+        found[left] = are_within_both(
+            np.ascontiguousarray(own[left]), one.at[left], one.completions, one.places, other.at[left],
+            other.completions,
+            other.places, self.share, self.cutoff * (1.0 + SLACK),
+        )  # fmt: skip
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Matches:
+    """The rests that each label of a table meets: those from places[at] to places[at + 1] of `completions`
+    (n, 3), by ascending weighted sum of both times; whether there is any."""
+
+    at: Indices
+    is_there: Mask
+    completions: Values
+    places: Indices
+
+    @staticmethod
+    def of(table: Labels, rest: Labels, rate: float, share: float) -> _Matches:
+        """Those that agree in the variables they share; hidden_s has this share of the sum."""
+        shared = tuple(variable for variable in table.variables if variable in rest.variables)
+        points = dualised_points(rest.points, rate)
+        keys, table_keys = keys_on(rest, shared), keys_on(table, shared)
+        order = np.lexsort((points[:, :2] @ [share, 1.0 - share], keys))
+        known, starts = np.unique(keys[order], return_index=True)
+        at = np.minimum(np.searchsorted(known, table_keys), max(len(known) - 1, 0))
+        is_there = known[at] == table_keys if len(known) else np.zeros(len(table), dtype=bool)
+        places = np.append(starts, len(order)).astype(np.intp)
+        return _Matches(at, is_there, np.ascontiguousarray(points[order]), places)
+
+
+def dualised_points(points: Values, rate: float) -> Values:
+    """Folded columns (n, 4) in seconds: both times with what is held, and the peak, (n, 3)."""
+    resident_s = rate * points[:, 2]
+    return np.stack([points[:, 0] + resident_s, points[:, 1] + resident_s, rate * points[:, 3]], axis=1)
+
+
+def _some(table: Labels, rows: Indices) -> Labels:
+    """Some labels of a table."""
+    if len(rows) == len(table):
+        return table
+    return Labels(table.variables, table.sizes, table.cells[rows], table.points[rows], ((table, rows),))
+
+
+def _are_within(own: Values, at: Indices, completions: Values, places: Indices, cutoff: float) -> Mask:
+    """Which rows (n, 3) come to less than `cutoff` with any of the rests places[at] to places[at + 1]."""
+    if numba_dispatch.uses_numba(len(own) * len(completions)):
+        from shardwise.search.pareto.joins_numba import are_within
+
+        return are_within(np.ascontiguousarray(own), at, completions, places, cutoff)
+    found = np.zeros(len(own), dtype=bool)
+    for group in np.unique(at).tolist():
+        rows, some = np.flatnonzero(at == group), completions[places[group] : places[group + 1]]
+        step = max(1, _PAIRS_AT_ONCE // len(some))
+        for start in range(0, len(rows), step):
+            mine = own[rows[start : start + step], None]
+            time_s = (mine[..., :2] + some[None, :, :2]).max(axis=2)
+            whole = time_s + np.maximum(mine[..., 2], some[None, :, 2])
+            found[rows[start : start + step]] = (whole < cutoff).any(axis=1)
+    return found

@@ -1,0 +1,145 @@
+"""Labels that stand for others: how much more they may cost, and which of them stay.
+
+Dominance among very many labels on a grid, without sorting them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.pareto import non_dominated
+from shardwise.search.pareto import numba_dispatch
+
+Indices = npt.NDArray[np.intp]
+Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpsilonDominance:
+    """How much more than a label, column by column, another one may cost that stands for it: `base` (columns)
+    and, for each unit of its excess, `rate` (columns).
+
+    The excess of a label is what it adds to the least weighted sum of the whole: its own sum under `weights`
+    (columns) and the `potential` of its cell. Along a chain excesses add up to that of the solution, which a
+    look bounds; so labels that only few of can be together lie on a coarser grid, and nothing more is lost.
+    """
+
+    base: Values
+    rate: Values
+    weights: Values
+    potential: Values
+
+    @staticmethod
+    def even(steps: Values) -> EpsilonDominance:
+        """The same for every label."""
+        return EpsilonDominance(steps, np.zeros(len(steps)), np.zeros(len(steps)), np.zeros(1))
+
+    @property
+    def growth(self) -> float:
+        """How much more than the base a label may lose for each unit of its excess, in bases."""
+        is_some = self.rate > 0.0
+        return float((self.rate[is_some] / self.base[is_some]).min()) if is_some.any() else 0.0
+
+    def ranges(self, cells: Indices, points: Values) -> Indices:
+        """The range of what each label may lose: 0 for less than twice the base, then twice as much each."""
+        rate = self.growth
+        if rate == 0.0:
+            return np.zeros(len(cells), dtype=np.intp)
+        excess = np.maximum(points @ self.weights + self.potential[cells], 0.0)
+        return np.asarray(np.frexp(1.0 + rate * excess)[1], dtype=np.intp) - 1
+
+    def steps(self, place: int) -> Values:
+        """The steps of the grid in a range. Each grid is every other step of the one before, so that what
+        stands for a label on the finer one does so on the coarser one, one after the other."""
+        return np.asarray(self.base * 2.0**place)
+
+
+def reduced(cells: Indices, points: Values, ranks: Values, dominance: EpsilonDominance | None) -> Indices:
+    """The labels that no other one of their cell dominates; with a `dominance`, that none does up to a step
+    of it: each that is left out is matched by one that costs at most a step more in any column. Of like ones
+    the one of least rank stays."""
+    if dominance is None:
+        return non_dominated(points, groups=cells)
+    if numba_dispatch.uses_numba(len(cells)):
+        return numba_dispatch.undominated(cells, points, ranks, dominance)
+    ranges = dominance.ranges(cells, points)
+    undominated = np.empty(0, dtype=np.intp)
+    for place in range(int(ranges.max(initial=0)) + 1):
+        # On the grid of a range, what stays of those before it stands for labels in it, and stays itself.
+        fresh = np.flatnonzero(ranges == place)
+        if not len(fresh):
+            continue
+        rows = np.concatenate([undominated, fresh])
+        rows = rows[np.argsort(ranks[rows], kind="stable")]
+        best = rows[non_dominated(_stepped(points[rows], dominance.steps(place)), groups=cells[rows])]
+        undominated = np.concatenate([undominated, best[ranges[best] == place]])
+    return undominated[np.argsort(cells[undominated], kind="stable")]
+
+
+def _stepped(points: Values, steps: Values) -> Values:
+    is_coarse = steps > 0.0
+    found = points.copy()
+    found[:, is_coarse] = np.floor(points[:, is_coarse] / steps[is_coarse])
+    return found
+
+
+Steps = npt.NDArray[np.float64]
+
+BINS_FROM_ROWS = 4096
+"""Rows for which sorting is no dearer."""
+
+MOST_BINS = 1 << 24
+"""Bins held at a time."""
+
+MOST_BINS_EACH = 64
+"""Bins for each row, beyond which sorting is no dearer."""
+
+WIDEST = 1 << 22
+"""Steps from the least to the largest of one column."""
+
+
+def undominated_in_bins(cells: Indices, steps: list[Steps]) -> Indices:
+    """Rows that no other row of their cell dominates: all of these, and some that others equal.
+
+    `steps` are columns of whole numbers. Rows fall into bins by cell and by all columns but the first; the
+    least of the first column is kept per bin and carried on to all bins that are no less in each column.
+    Where that would take too much room, or there are more than four columns, all rows.
+    """
+    every = np.arange(len(cells), dtype=np.intp)
+    if len(cells) < BINS_FROM_ROWS or not 1 < len(steps) <= 4:
+        return every
+    classes = [_classes(column) for column in (cells, *steps[1:])]
+    found = [each for each in classes if each is not None]
+    sizes = tuple(size for _, size in found)
+    most = min(MOST_BINS, MOST_BINS_EACH * len(cells))
+    if len(found) < len(classes) or np.prod(sizes, dtype=np.float64) > most:
+        return every
+    at = np.ravel_multi_index(tuple(own for own, _ in found), sizes)
+    least = np.full(int(np.prod(sizes)), np.inf)
+    np.minimum.at(least, at, steps[0])
+    table = least.reshape(sizes)
+    carried = table
+    for axis in range(1, len(sizes)):
+        carried = np.minimum.accumulate(carried, axis=axis)
+    for axis in range(1, len(sizes)):
+        inner = tuple(slice(1, None) if own == axis else slice(None) for own in range(len(sizes)))
+        outer = tuple(slice(None, -1) if own == axis else slice(None) for own in range(len(sizes)))
+        table[inner] = np.where(table[inner] < carried[outer], table[inner], -np.inf)
+    return np.asarray(every[steps[0] == least[at]])
+
+
+def _classes(column: npt.NDArray[Any]) -> tuple[Indices, int] | None:
+    """The rank of each value among those that occur, and how many there are; None where they lie too far
+    apart."""
+    low, high = column.min(), column.max()
+    if high - low >= WIDEST:
+        return None
+    own = (column - low).astype(np.intp)
+    is_seen = np.zeros(int(high - low) + 1, dtype=bool)
+    is_seen[own] = True
+    ranks = np.cumsum(is_seen) - 1
+    return ranks[own], int(ranks[-1]) + 1

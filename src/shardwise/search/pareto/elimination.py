@@ -1,0 +1,377 @@
+"""Tracking frontiers through one part: elimination of its variables, one after the other.
+
+Which tables of a part are alike, such as those of layers that all read one tensor.
+
+The labels of a part in one array, made by machine code in one go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import sqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.pareto import COLUMNS, FactorGraph
+from shardwise.search.pareto.bound_sets import SLACK
+from shardwise.search.pareto.dominance import EpsilonDominance
+from shardwise.search.pareto.elimination_order import EliminationOrder, EliminationStep
+from shardwise.search.pareto.labels import (
+    LABELS_PER_CELL,
+    MOST_LABELS_IF_EXACT,
+    MOST_LABELS_WITH_TOLERANCE,
+    MOST_PAIRS_IF_EXACT,
+    MOST_PAIRS_WITH_TOLERANCE,
+    Allowance,
+    LabelPruning,
+    Labels,
+    TooManyLabels,
+    Values,
+    joined,
+    labels_of,
+    pairs_of,
+)
+from shardwise.search.pareto.weighted_sums import (
+    FactorSums,
+    FlatSums,
+    PeakShares,
+    Sums,
+    TableViews,
+    costs_of,
+    program_of,
+)
+
+if TYPE_CHECKING:
+    from shardwise.search.pareto.elimination_numba import EliminatedTables, ToleranceArrays
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EqualTables:
+    """Which tables of a part are alike, by the first of each, and the steps that make them."""
+
+    factor_sums: FactorSums
+    steps: dict[int, EliminationStep]
+    equal_tables_of: dict[int, list[int]]
+
+    @staticmethod
+    def of(factor_sums: FactorSums) -> EqualTables:
+        """Of a part's tables as weighted sums."""
+        equal_tables_of: dict[int, list[int]] = {}
+        for table, first in factor_sums.made.items():
+            equal_tables_of.setdefault(first, []).append(table)
+        return EqualTables(
+            factor_sums, {step.output: step for step in factor_sums.order.steps}, equal_tables_of
+        )
+
+    def first(self, table: int) -> int:
+        """The first table that is like this one."""
+        return self.factor_sums.made[table]
+
+    def least(self, sums: dict[int, Sums] | TableViews, table: int) -> Values:
+        """The least, in all that are like a table, of sums by table, its variables in ascending order."""
+        order = np.argsort(self.factor_sums.axes[table])
+        rows = [sums[like] for like in self.equal_tables_of[self.first(table)]]
+        return np.asarray(np.minimum.reduce(rows).transpose((*order, len(order))))
+
+    def renamed(self, labels: Labels, table: int) -> Labels:
+        """The labels of the first table that is like `table`, with the variables of that."""
+        return labels.renamed(self.names(self.first(table), table))
+
+    def names(self, first: int, table: int) -> dict[int, int]:
+        """The variables of a table, and of all that it is made of, by those of one like it."""
+        axes = self.factor_sums.axes
+        names = dict(zip(axes[first], axes[table], strict=True))
+        if first in self.steps:
+            ours, theirs = self.steps[first], self.steps[table]
+            if ours.variable is not None and theirs.variable is not None:
+                names[ours.variable] = theirs.variable
+            for own, other in zip(ours.inputs, theirs.inputs, strict=True):
+                names |= self.names(own, other)
+        return names
+
+
+Indices = npt.NDArray[np.intp]
+
+
+_NEVER = int(np.iinfo(np.intp).max)
+"""More pairs than there are."""
+
+
+@lru_cache(maxsize=256)
+def is_plain(order: EliminationOrder) -> bool:
+    """Whether each step makes a table on just the variables that it meets."""
+    for step in order.steps:
+        met = {variable for table in step.inputs for variable in order.variables_of(table)}
+        if met - {step.variable} != set(step.variables):
+            return False
+    return True
+
+
+@lru_cache(maxsize=256)
+def _factors_in(order: EliminationOrder) -> list[frozenset[int]]:
+    """The factors that each table is made of."""
+    found = [frozenset([place]) for place in range(len(order.factors))]
+    for step in order.steps:
+        found.append(frozenset().union(*(found[table] for table in step.inputs)))
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _counts_and_shares(order: EliminationOrder, peak_shares: PeakShares) -> tuple[Indices, Values]:
+    """How many factors are in each table, and which part of the peak's weight is weighed there."""
+    every = _factors_in(order)
+    shares = [sum(share for factor, share in peak_shares if factor in own) for own in every]
+    return np.array([len(own) for own in every], dtype=np.intp), np.array(shares, dtype=np.float64)
+
+
+def eliminated_by_numba(
+    factor_sums: FactorSums,
+    flat: FlatSums,
+    limit: float,
+    dominance: EpsilonDominance | None,
+    tolerance_from_pairs: int,
+) -> Labels:
+    """The labels of a part's last table, of sums that lie `flat`, after `spread`: those whose weighted sums
+    with what is outside are below the limit. Steps of `tolerance_from_pairs` pairs or more lose what the grid
+    allows, whose potential is that of the last table. TooManyLabels where there are."""
+    from shardwise.search.pareto.elimination_numba import (
+        FactorGraphArrays,
+        JoinLimits,
+        OutsideSums,
+        eliminated_labels,
+    )
+
+    order = flat.order
+    counts, shares = _counts_and_shares(order, factor_sums.peak_shares)
+    made = eliminated_labels(
+        FactorGraphArrays(program_of(order), flat.sizes, costs_of(flat.part), flat.first, counts, shares),
+        OutsideSums(
+            np.ascontiguousarray(factor_sums.weights), limit * (1.0 + SLACK), flat.places, flat.outside
+        ),
+        _tolerance_arrays(flat, dominance, tolerance_from_pairs),
+        JoinLimits(MOST_PAIRS_IF_EXACT, MOST_LABELS_IF_EXACT, LABELS_PER_CELL),
+    )
+    if not made.is_done:
+        raise TooManyLabels
+    return _Tables(flat, EqualTables.of(factor_sums), made).labels(order.last)
+
+
+def _tolerance_arrays(
+    flat: FlatSums, dominance: EpsilonDominance | None, tolerance_from_pairs: int
+) -> ToleranceArrays:
+    """What may be lost, as loops take it."""
+    from shardwise.search.pareto.elimination_numba import ToleranceArrays
+
+    if dominance is None:
+        none = np.zeros(5)
+        return ToleranceArrays(
+            none, none, np.zeros((1, 0)), _NEVER, MOST_PAIRS_WITH_TOLERANCE, MOST_LABELS_WITH_TOLERANCE
+        )
+    outside = dominance.potential.reshape(
+        (*(flat.part.sizes[variable] for variable in flat.part.separator), 1)
+    )
+    return ToleranceArrays(
+        unfolded_tolerance(dominance.base), unfolded_tolerance(dominance.rate),
+        flat.potentials(outside).columns, tolerance_from_pairs, MOST_PAIRS_WITH_TOLERANCE,
+        MOST_LABELS_WITH_TOLERANCE,
+    )  # fmt: skip
+
+
+def unfolded_tolerance(tolerance: Values) -> Values:
+    """What may be lost in the columns before they are folded: a peak is what is made again and a temporary
+    beside it, half and half."""
+    return np.asarray([*tolerance[:3], tolerance[3] / 2.0, tolerance[3] / 2.0])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tables:
+    """What machine code made of a part, table by table."""
+
+    flat: FlatSums
+    equal_tables: EqualTables
+    made: EliminatedTables
+    known: dict[int, Labels] = field(default_factory=dict)
+
+    def labels(self, table: int) -> Labels:
+        """The labels of a table, with those that it was made of."""
+        if table not in self.known:
+            self.known[table] = self._labels(table)
+        return self.known[table]
+
+    def _labels(self, table: int) -> Labels:
+        order, made = self.flat.order, self.made
+        given = len(order.factors)
+        if given <= table < given + len(order.steps) and self.equal_tables.first(table) != table:
+            return self.equal_tables.renamed(self.labels(self.equal_tables.first(table)), table)
+        rows = slice(int(made.start[table]), int(made.stop[table]))
+        origins = tuple(
+            (self.labels(origin) if origin >= 0 else _NOTHING, made.rows[side, rows])
+            for side, origin in enumerate(made.tables[:, table].tolist() if table >= given else ())
+        )
+        if table < given + len(order.steps):
+            variables = order.variables_of(table)
+        else:
+            variables = tuple(sorted({each for origin, _ in origins for each in origin.variables}))
+        sizes = tuple(self.flat.part.sizes[variable] for variable in variables)
+        return Labels(variables, sizes, made.cells[rows], made.points[rows], origins)
+
+
+_NOTHING = labels_of((), np.zeros((5,)))
+"""One label that costs nothing, on no variable."""
+
+
+TOLERANCE_FROM_PAIRS = 8192
+"""From how many pairs of labels on a step loses what may be lost by then."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EliminationLimits:
+    """How far the labels of a part reach: `factor_sums` under the forms of one line, after `spread`, and the
+    weighted sum of the whole that is still wanted in each. `dominance` is what they may lose in all, in
+    folded columns, its potential that of the last table, variables by their numbers; None where nothing."""
+
+    factor_sums: FactorSums
+    limit: float
+    dominance: EpsilonDominance | None = None
+
+
+def eliminated(
+    part: FactorGraph,
+    order: EliminationOrder,
+    limits: EliminationLimits | None = None,
+    allowance: Allowance | None = None,
+) -> Labels:
+    """The frontiers of a part for each choice of what others see of it; labels beyond the limits are dropped
+    as soon as they arise. Without limits an `allowance` may say where to give up. Tables that are alike, such
+    as those of layers that all read one tensor, are made once, of the labels that matter in any of them."""
+    if limits is not None and limits.factor_sums.flat is not None and is_plain(order):
+        factor_sums, flat = limits.factor_sums, limits.factor_sums.flat
+        return _with_separator(
+            part, eliminated_by_numba(factor_sums, flat, limits.limit, limits.dominance, TOLERANCE_FROM_PAIRS)
+        )
+    factors_in = {place: frozenset([place]) for place in range(len(part.factors))}
+    tables = {place: labels_of(factor.variables, factor.costs) for place, factor in enumerate(part.factors)}
+    equal_tables = None if limits is None else EqualTables.of(limits.factor_sums)
+    spending = None
+    if limits is not None and limits.dominance is not None:
+        spending = _ToleranceSpending.of(part, limits.factor_sums, limits.dominance)
+    for step in order.steps:
+        factors_in[step.output] = frozenset().union(*(factors_in[table] for table in step.inputs))
+        first = step.output if equal_tables is None else equal_tables.first(step.output)
+        if equal_tables is not None and first != step.output:
+            tables[step.output] = equal_tables.renamed(tables[first], step.output)
+            continue
+        inputs = [(tables[table], factors_in[table]) for table in step.inputs]
+        tables[step.output] = _done(step, inputs, limits, equal_tables, spending, order.uses_numba, allowance)
+    return _with_separator(part, tables[order.last])
+
+
+def _with_separator(part: FactorGraph, found: Labels) -> Labels:
+    """Labels on all that others see."""
+    for end in part.separator:
+        if end not in found.variables:  # nothing there costs anything
+            found = joined(found, labels_of((end,), np.zeros((part.sizes[end], len(COLUMNS)))))
+    return found
+
+
+@dataclass(slots=True, eq=False)
+class _ToleranceSpending:
+    """What the steps of a part may lose that come to many pairs: along any way from the factors to a table
+    (`spent`) no more than what `spendable` by then. What is not lost early, where labels are few, is left
+    for the large tables at the end.
+
+    Each table bears it for the factors in it, of all that there are, and in proportion to the excesses of its
+    labels: of tables side by side both add up to no more than the whole.
+    """
+
+    factor_sums: FactorSums
+    dominance: EpsilonDominance
+    potentials: dict[int, Sums] | TableViews
+    spent: dict[int, float]
+
+    @staticmethod
+    def of(part: FactorGraph, factor_sums: FactorSums, dominance: EpsilonDominance) -> _ToleranceSpending:
+        """Of a part, under the weights of its scalars."""
+        outside = dominance.potential.reshape((*(part.sizes[variable] for variable in part.separator), 1))
+        potentials = factor_sums.potentials(outside)
+        return _ToleranceSpending(factor_sums, dominance, potentials, {})
+
+    def pass_by(self, step: EliminationStep) -> None:
+        """A step that loses nothing itself."""
+        self.spent[step.output] = self._spent_before(step)
+
+    def dominance_of(
+        self, step: EliminationStep, equal_tables: EqualTables, factors: int, weights: Values
+    ) -> EpsilonDominance:
+        """Of the labels of a step's table, made of so many factors, whose columns weigh this much."""
+        before = self._spent_before(step)
+        share = factors / len(self.factor_sums.part.factors)
+        part = max(spendable(share) - before, 0.0)
+        self.spent[step.output] = before + part
+        potential = equal_tables.least(self.potentials, step.output)[..., 0].reshape(-1)
+        potential[~np.isfinite(potential)] = 0.0  # no label matters there
+        base = part * share * self.dominance.base
+        return EpsilonDominance(
+            unfolded_tolerance(base), unfolded_tolerance(part * self.dominance.rate), weights[:, 0], potential
+        )
+
+    def _spent_before(self, step: EliminationStep) -> float:
+        firsts = (self.factor_sums.made[table] for table in step.inputs)
+        return max((self.spent.get(table, 0.0) for table in firsts), default=0.0)
+
+
+def spendable(share: float) -> float:
+    """Of all that a part may lose, what it may have lost where this share of its factors is joined; all at
+    most."""
+    return sqrt(share)
+
+
+def _done(
+    step: EliminationStep,
+    inputs: list[tuple[Labels, frozenset[int]]],
+    limits: EliminationLimits | None,
+    equal_tables: EqualTables | None,
+    spending: _ToleranceSpending | None,
+    by_numba: bool,
+    allowance: Allowance | None,
+) -> Labels:
+    """The table that a step makes, of tables and the factors in each; small tables are joined first."""
+    waiting = sorted(inputs, key=lambda each: (len(each[0]), each[0].variables))
+    nothing = (labels_of((), np.zeros((len(COLUMNS),))), frozenset[int]())
+    waiting += [nothing] * (2 - len(waiting))
+    while len(waiting) > 2:
+        a, b = waiting[:2]
+        both = (joined(a[0], b[0], by_numba=by_numba, allowance=allowance), a[1] | b[1])
+        waiting = sorted([both, *waiting[2:]], key=lambda each: (len(each[0]), each[0].variables))
+    a, b = waiting
+    if limits is None or equal_tables is None:
+        return joined(a[0], b[0], without=step.variable, by_numba=by_numba, allowance=allowance)
+    factors = a[1] | b[1]
+    pruning = LabelPruning(
+        _weights(limits, a[1]), _weights(limits, b[1]), _weights(limits, factors),
+        equal_tables.least(limits.factor_sums.outside, step.output), limits.limit,
+    )  # fmt: skip
+    dominance = None
+    if spending is not None:
+        if _has_many_pairs(a[0], b[0], step.variable, pruning):
+            dominance = spending.dominance_of(step, equal_tables, len(factors), pruning.weights)
+        else:
+            spending.pass_by(step)
+    return joined(a[0], b[0], without=step.variable, pruning=pruning, dominance=dominance, by_numba=by_numba)
+
+
+def _has_many_pairs(a: Labels, b: Labels, without: int | None, pruning: LabelPruning) -> bool:
+    return (
+        len(a) * len(b) >= TOLERANCE_FROM_PAIRS
+        and pairs_of(a, b, without=without, pruning=pruning) >= TOLERANCE_FROM_PAIRS
+    )
+
+
+def _weights(limits: EliminationLimits, factors: frozenset[int]) -> Values:
+    """What the columns of a table weigh in each form: a peak as far as it is weighed at factors inside."""
+    weights = limits.factor_sums.weights.T.copy()
+    weights[-1] *= sum(share for factor, share in limits.factor_sums.peak_shares if factor in factors)
+    return np.asarray(weights)

@@ -1,0 +1,237 @@
+"""What is known of one chain while its frontier is tracked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.pareto import Chain, FactorGraph
+from shardwise.search.pareto.bound_sets import IncumbentSet, LagrangianBounds, is_open, weighted
+from shardwise.search.pareto.elimination_order import EliminationOrder, order_of
+from shardwise.search.pareto.labels import MOST_LABELS_WITH_TOLERANCE
+from shardwise.search.pareto.presolve import (
+    PresolvedChain,
+    presolved,
+    separator_choices,
+    without_idle_columns,
+)
+from shardwise.search.pareto.solution import (  # fmt: skip
+    Measure,
+    SegmentChoice,
+    Solution,
+    folded,
+    joined_all,
+    measures,
+    occurrences,
+    part_costs,
+)
+from shardwise.search.pareto.weighted_sums import ChainSums, ChainWeights, PeakShares, chain_sums, solutions
+
+Values = npt.NDArray[np.float64]
+
+
+ModePeakShares = tuple[tuple[PeakShares, ...], ...]
+"""Where each mode of each link weighs the peak."""
+
+MANY_SEPARATOR_CHOICES = MOST_LABELS_WITH_TOLERANCE
+"""Choices of all that others see of a link, together: with more even one label each is too many."""
+
+FIXING_BOUNDS = 5
+"""Lines that tell which choices may matter."""
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """A chain, number `case` of a question, or a case of it; lines that bound it, the solutions `found` for
+    all cases, and up to which factor 1 + `working_epsilon` one of these stands for another, where 1 +
+    `requested_epsilon` was asked for.
+
+    `presolved` is the chain without columns that decide nothing and choices that lead nowhere. `peak_shares`
+    is where each mode of each link weighs the largest temporary, at one factor; `orders` how each is
+    eliminated. `is_tightened` where lines of a mean of both times were far below all solutions, and were
+    raised to these; `is_hard` where a look was too much. `supported` are all solutions that were on lines;
+    `pooled` is how many choices there were when pieces of solutions were put together last. What lines and
+    looks tell holds where at least `holds_from` may be lost: that much was when choices were left out, and
+    looks went through labels, last. `asked` and `labels` count the effort."""
+
+    case: int
+    given: Chain
+    incumbents: IncumbentSet
+    working_epsilon: float
+    requested_epsilon: float
+    presolved: PresolvedChain
+    peak_shares: ModePeakShares
+    orders: list[list[EliminationOrder]]
+    lower_bounds: LagrangianBounds = field(default_factory=LagrangianBounds)
+    is_exhausted: bool = False
+    is_tightened: bool = False
+    is_hard: bool = False
+    supported: dict[Solution, None] = field(default_factory=dict)
+    pool_choices: int = 0
+    holds_from: float = 0.0
+    sums_solved: int = 0
+    labels: int = 0
+    _costs: dict[tuple[int, SegmentChoice], Values] = field(default_factory=dict)
+
+    @staticmethod
+    def of(
+        case: int, chain: Chain, start: PresolvedChain, found: IncumbentSet, working_epsilon: float
+    ) -> State:
+        """Nothing known yet of a chain, or of so much of it as `start` has."""
+        presolved = replace(start, chain=without_idle_columns(start.chain))
+        peak_shares = []
+        for segment, modes, given in zip(presolved.chain, presolved.modes, chain, strict=True):
+            own = {mode: _peak_shares(part) for mode, (_, part) in zip(modes, segment.modes, strict=True)}
+            peak_shares.append(tuple(own.get(mode, ()) for mode in range(len(given.modes))))
+        return State(
+            case,
+            chain,
+            found,
+            working_epsilon,
+            working_epsilon,
+            presolved,
+            tuple(peak_shares),
+            orders_of(chain),
+        )
+
+    @property
+    def is_relaxed(self) -> bool:
+        """Whether solutions match others less closely than was asked for."""
+        return self.working_epsilon > self.requested_epsilon
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether looks are taken to be too much before any is: all that others see of some link has more
+        choices together than labels are allowed to be there."""
+        return separator_choices(self.given) > MANY_SEPARATOR_CHOICES
+
+    def open_nadir_points(self) -> Values:
+        """Corners below which there may be solutions that no found one matches."""
+        nadir_points = self.incumbents.nadir_points(self.working_epsilon)
+        return nadir_points[is_open(self.lower_bounds, nadir_points)]
+
+    def presolve(self) -> None:
+        """Leave out the choices that lead below no open corner.
+
+        No solution that has one of them is missed: what is found matches it. Lines drawn from now on are
+        below all others.
+        """
+        nadir_points = self.open_nadir_points()
+        lower_bounds = self.lower_bounds.closest(nadir_points, FIXING_BOUNDS)
+        if not len(lower_bounds):
+            return
+        weights = self.lower_bounds.weights[lower_bounds]
+        answer = self.chain_sums(
+            self.presolved,
+            weights,
+            self.lower_bounds.shares[lower_bounds],
+            np.array(self.lower_bounds.peaks)[lower_bounds],
+        )
+        self.presolved = presolved(self.presolved, answer, weighted(weights, nadir_points))
+        self.holds_from = max(self.holds_from, self.working_epsilon)
+        self.is_exhausted = not all(segment.modes for segment in self.presolved.chain)
+
+    def take_supported(self, answer: ChainSums) -> list[Solution]:
+        """Take in the solutions on lines, of the narrowed chain under their weights; the one of each weight,
+        in numbers of the given chain."""
+        found = self.presolved.originals(solutions(answer))
+        self.supported |= dict.fromkeys(found)
+        self.take(list(dict.fromkeys(found)))
+        return found
+
+    def take(self, fresh: list[Solution]) -> None:
+        """Add solutions of the given chain to what is found."""
+        self.incumbents.add([(self._measured(solution), (self.case, solution)) for solution in fresh])
+
+    def _measured(self, solution: Solution) -> Measure:
+        """Seconds and bytes of a solution; links that chose alike are priced once."""
+        time_s, memory_bytes = measures(self.costs(solution))
+        return float(time_s), float(memory_bytes)
+
+    def costs(self, solution: Solution) -> Values:
+        """Folded columns of a solution."""
+        return joined_all(self._costs_of_segments(solution))
+
+    def _costs_of_segments(self, solution: Solution) -> Values:
+        """Folded columns of each occurrence of a link, (occurrences, 4)."""
+        found = []
+        for key in zip(occurrences(self.given), solution, strict=True):
+            own = self._costs.get(key)
+            if own is None:
+                place, choice = key
+                part = self.given[place].modes[choice.mode][1]
+                own = self._costs[key] = folded(part_costs(part, choice.choices))
+            found.append(own)
+        return np.array(found).reshape(-1, 4)
+
+    def chain_sums(
+        self, presolved: PresolvedChain, weights: Values, shares: Values, peaks: Values
+    ) -> ChainSums:
+        """A chain of fewer choices under weights (J, 2) of time and memory; hidden_s has `shares` (J) of
+        time's, the occurrences of links `peaks` (J, links) of the peak's."""
+        decided = presolved.decided_share
+        shares = np.full(len(weights), decided) if decided is not None else shares
+        columns = np.zeros((len(weights), 5))
+        columns[:, 0] = weights[:, 0] * shares
+        columns[:, 1] = weights[:, 0] * (1.0 - shares)
+        columns[:, 2:] = weights[:, 1:]
+        return self.summed(presolved, columns, peaks)
+
+    def summed(
+        self,
+        presolved: PresolvedChain,
+        columns: Values,
+        peaks: Values,
+        peak_shares: ModePeakShares | None = None,
+    ) -> ChainSums:
+        """A chain of fewer choices under weights (J, 5) of the columns; the peak's where the case weighs it,
+        or where it is `peak_shares`."""
+        own = tuple(
+            tuple(own[mode] for mode in modes)
+            for own, modes in zip(
+                self.peak_shares if peak_shares is None else peak_shares, presolved.modes, strict=True
+            )
+        )
+        return chain_sums(presolved.chain, self.orders_in(presolved), ChainWeights(columns, peaks.T, own))
+
+    def orders_in(self, presolved: PresolvedChain) -> list[list[EliminationOrder]]:
+        """The order of elimination of each mode that is left of each link."""
+        return [
+            [own[mode] for mode in modes] for own, modes in zip(self.orders, presolved.modes, strict=True)
+        ]
+
+    def largest_temporary(self, place: int, choice: SegmentChoice) -> int | None:
+        """The factor at which a link that chose so has its largest temporary."""
+        part = self.given[place].modes[choice.mode][1]
+        peaks = [
+            factor.costs[(*(choice.choices[variable] for variable in factor.variables), -1)]
+            for factor in part.factors
+        ]
+        return int(np.argmax(peaks)) if peaks else None
+
+    def peaks_of(self, solution: Solution) -> Values:
+        """The mean of the peaks that a solution has in the occurrences of each link."""
+        repeats = np.array([segment.repeat for segment in self.given])
+        places = np.repeat(np.arange(len(repeats)), repeats)
+        peaks = self._costs_of_segments(solution)[:, 3]
+        return np.asarray(np.bincount(places, peaks / repeats[places], len(repeats)), dtype=np.float64)
+
+
+def orders_of(chain: Chain) -> list[list[EliminationOrder]]:
+    """The order of elimination of each mode of each link."""
+    return [[order_of(part) for _, part in segment.modes] for segment in chain]
+
+
+def _peak_shares(part: FactorGraph) -> PeakShares:
+    """At the factor whose least peak is largest."""
+    if not part.factors:
+        return ()
+    return ((int(np.argmax([_least_peak(factor.costs) for factor in part.factors])), 1.0),)
+
+
+def _least_peak(costs: Values) -> float:
+    finite = costs.reshape(-1, costs.shape[-1])
+    finite = finite[np.isfinite(finite).all(axis=1)]
+    return float(finite[:, 4].min()) if len(finite) else 0.0

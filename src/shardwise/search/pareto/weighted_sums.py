@@ -1,0 +1,743 @@
+"""Least weighted sums of a part, for many weights at once, and what everything outside a table costs at
+least.
+
+The weighted sums of a part in one array, and what machine code works out of them.
+
+What others see of the parts of a chain, as axes: each hub of the chain, then the entry and the exit.
+
+Least weighted sums along a whole chain: values, solutions that reach them, and what lies outside each
+link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, reduce
+from functools import reduce as fold
+from math import prod
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.pareto import COLUMNS, Chain, FactorGraph, Segment, shared_sizes
+from shardwise.search.pareto import numba_dispatch
+from shardwise.search.pareto.elimination_order import EliminationOrder, EliminationStep
+from shardwise.search.pareto.solution import SegmentChoice, Solution
+
+if TYPE_CHECKING:
+    from shardwise.search.pareto.weighted_sums_numba import EliminationProgram
+
+
+PeakShares = tuple[tuple[int, float], ...]
+"""Factors at which the peak is weighed, and the share of its weight at each: 1 together, or none."""
+
+Indices = npt.NDArray[np.intp]
+Values = npt.NDArray[np.float64]
+
+
+@lru_cache(maxsize=256)
+def program_of(order: EliminationOrder) -> EliminationProgram:
+    """The steps of an order as the loops take them."""
+    from shardwise.search.pareto.weighted_sums_numba import EliminationProgram
+
+    tables = [*order.factors, *(step.variables for step in order.steps)]
+    return EliminationProgram(
+        _starts(tables),
+        _joined(tables),
+        len(order.factors),
+        _starts([step.inputs for step in order.steps]),
+        _joined([step.inputs for step in order.steps]),
+        np.array([-1 if step.variable is None else step.variable for step in order.steps], dtype=np.intp),
+    )
+
+
+_COSTS: WeakKeyDictionary[FactorGraph, Values] = WeakKeyDictionary()
+"""What `costs_of` told, as long as its part is in use."""
+
+
+def costs_of(part: FactorGraph) -> Values:
+    """The costs of all factors one after the other, (6, cells): nothing in the columns where they are
+    infinite, which the last row is."""
+    if part not in _COSTS:
+        _COSTS[part] = _costs(part)
+    return _COSTS[part]
+
+
+def _costs(part: FactorGraph) -> Values:
+    every = np.concatenate([factor.costs.reshape((-1, len(COLUMNS))) for factor in part.factors])
+    is_out = ~np.isfinite(every).all(axis=1)
+    every[is_out] = 0.0
+    return np.concatenate([every.T, np.where(is_out, np.inf, 0.0)[None]])
+
+
+def _starts(groups: list[tuple[int, ...]]) -> Indices:
+    return np.cumsum([0, *map(len, groups)], dtype=np.intp)
+
+
+def _joined(groups: list[tuple[int, ...]]) -> Indices:
+    return np.array([each for group in groups for each in group], dtype=np.intp)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableViews:
+    """Tables that lie one after the other in `columns` (weights, cells), from offsets[t] on: each with an
+    axis for each of its variables and one for the weights."""
+
+    order: EliminationOrder
+    sizes: tuple[int, ...]
+    offsets: Indices
+    columns: Values
+
+    def __getitem__(self, table: int) -> Values:
+        sizes = tuple(self.sizes[variable] for variable in self.order.variables_of(table))
+        start = int(self.offsets[table])
+        own = self.columns[:, start : start + prod(sizes)].reshape((-1, *sizes))
+        return own.transpose((*range(1, own.ndim), 0))
+
+
+@dataclass(slots=True, eq=False)
+class FlatSums:
+    """The tables of a part one after the other: cell c of table t is column offsets[t] + c of `sums`
+    (weights, cells); what is alike has the columns of the `first` of it. `places` and `outside` are that of
+    what is not in a table."""
+
+    part: FactorGraph
+    order: EliminationOrder
+    sizes: Indices
+    first: Indices
+    offsets: Indices
+    sums: Values
+    places: Indices
+    outside: Values
+
+    @staticmethod
+    def of(
+        part: FactorGraph,
+        order: EliminationOrder,
+        first: Mapping[int, int],
+        weights: Values,
+        peak_shares: PeakShares,
+    ) -> FlatSums:
+        """Of weights (J, 5), the last of which counts where it is `peak_shares`; `first` of each table's
+        like."""
+        from shardwise.search.pareto.weighted_sums_numba import least_sums, table_sizes, weighted_costs
+
+        sizes, program = np.array(part.sizes, dtype=np.intp), program_of(order)
+        cells = table_sizes(program, sizes)
+        firsts = np.array([first[table] for table in range(len(cells))], dtype=np.intp)
+        count = len(part.factors)
+        is_made = firsts[count:] == np.arange(count, len(cells))
+        given = np.cumsum([0, *cells[:count]], dtype=np.intp)
+        offsets = np.concatenate([given[:-1], given[-1] + np.cumsum([0, *(cells[count:] * is_made)])[:-1]])
+        sums = np.empty((len(weights), int(given[-1] + (cells[count:] * is_made).sum())))
+        costs = costs_of(part)
+        weighted_costs(costs, np.ascontiguousarray(weights), sums)
+        for factor, share in peak_shares:
+            own = slice(int(given[factor]), int(given[factor + 1]))
+            sums[:, own] += weights[:, 4:] * (share * costs[4, own])
+        offsets = offsets[firsts]
+        least_sums(program, sizes, firsts, offsets, sums)
+        places = np.cumsum([0, *cells], dtype=np.intp)
+        return FlatSums(part, order, sizes, firsts, offsets, sums, places, np.empty((len(weights), 0)))
+
+    @property
+    def tables(self) -> TableViews:
+        """Each table."""
+        return TableViews(self.order, self.part.sizes, self.offsets, self.sums)
+
+    def distribute(self, outside: Values) -> TableViews:
+        """What is least outside of each table, given that of the last."""
+        from shardwise.search.pareto.weighted_sums_numba import sums_outside
+
+        self.outside = np.empty((len(self.sums), int(self.places[-1])))
+        found = TableViews(self.order, self.part.sizes, self.places, self.outside)
+        found[self.order.last][:] = outside
+        sums_outside(program_of(self.order), self.sizes, self.offsets, self.sums, self.places, self.outside)
+        return found
+
+    def potentials(self, outside: Values) -> TableViews:
+        """What a label of each table adds to the excess of the whole beside its own sum, under the first
+        weights, given that of the last table."""
+        from shardwise.search.pareto.weighted_sums_numba import potential_sums
+
+        found = TableViews(self.order, self.part.sizes, self.places, np.empty((1, int(self.places[-1]))))
+        found[self.order.last][:] = outside
+        potential_sums(
+            program_of(self.order), self.sizes, self.offsets, self.sums, self.places, found.columns
+        )
+        return found
+
+    def min_marginals(self) -> list[Values]:
+        """Of each variable the totals that no solution with a choice of it is below, (choices, weights)."""
+        from shardwise.search.pareto.weighted_sums_numba import min_marginal_sums
+
+        start, found = min_marginal_sums(
+            program_of(self.order), self.sizes, self.offsets, self.sums, self.places, self.outside
+        )
+        return [found[:, start[variable] : start[variable + 1]].T for variable in range(len(self.sizes))]
+
+    def choices(self, fixed: Mapping[int, Indices]) -> dict[int, Indices]:
+        """Choices of all variables that reach the least sums, one per weight, given those of the ends."""
+        from shardwise.search.pareto.weighted_sums_numba import least_choices
+
+        chosen = np.zeros((len(self.sizes), len(self.sums)), dtype=np.intp)
+        for variable, own in fixed.items():
+            chosen[variable] = own
+        least_choices(program_of(self.order), self.sizes, self.offsets, self.sums, chosen)
+        return dict(enumerate(chosen))
+
+
+Sums = npt.NDArray[np.float64]
+"""(choices of each variable of a table..., weights)."""
+
+MOST_SUMS_AT_ONCE = 1 << 16
+"""Sums of a step from which on they are not all held at once."""
+
+
+@dataclass(slots=True)
+class FactorSums:
+    """The tables of a part as weighted sums: `tables[i]` of table i, variables in the order of `axes[i]`;
+    `made[i]` is the first table that is like it. `flat` is where they lie if machine code works on them."""
+
+    part: FactorGraph
+    order: EliminationOrder
+    weights: npt.NDArray[np.float64]
+    peak_shares: PeakShares
+    tables: dict[int, Sums] | TableViews
+    axes: dict[int, tuple[int, ...]]
+    made: dict[int, int]
+    outside: dict[int, Sums] | TableViews = field(default_factory=dict)
+    flat: FlatSums | None = None
+
+    @staticmethod
+    def of(
+        part: FactorGraph,
+        order: EliminationOrder,
+        weights: npt.NDArray[np.float64],
+        peak_shares: PeakShares = (),
+    ) -> FactorSums:
+        """Of weights (J, 5): the last column, of the peak, counts where it is `peak_shares`, since the
+        largest of several values is at least any mean of them.
+
+        A block may hold what is alike many times, such as layers that all read one tensor: a table that is
+        made like another one is the same numbers, which are worked out once.
+        """
+        factor_sums = FactorSums(
+            part, order, weights, peak_shares, {}, *_equal_tables(order, peak_shares, part.first_equal)
+        )
+        if order.uses_numba and part.factors:
+            factor_sums.flat = FlatSums.of(part, order, factor_sums.made, weights, peak_shares)
+            factor_sums.tables = factor_sums.flat.tables
+            return factor_sums
+        tables: dict[int, Sums] = {}
+        factor_sums.tables = tables
+        shares = dict(peak_shares)
+        for place, factor in enumerate(part.factors):
+            if factor_sums.made[place] == place:
+                own = weights.copy()
+                own[:, -1] *= shares.get(place, 0.0)
+                tables[place] = _weighted(factor.costs, own)
+            tables[place] = tables[factor_sums.made[place]]
+        for step in order.steps:
+            if factor_sums.made[step.output] == step.output:
+                tables[step.output] = factor_sums._least(step)
+            tables[step.output] = tables[factor_sums.made[step.output]]
+        return factor_sums
+
+    def some(self, rows: npt.NDArray[np.intp]) -> FactorSums:
+        """Under some of the weights."""
+        found = FactorSums(
+            self.part, self.order, self.weights[rows], self.peak_shares, {}, self.axes, self.made
+        )
+        if self.flat is not None:
+            found.flat = replace(self.flat, sums=self.flat.sums[rows])
+            found.tables = found.flat.tables
+        else:
+            found.tables = {table: self.tables[table][..., rows] for table in self.axes}
+        return found
+
+    @property
+    def last(self) -> Sums:
+        """The table on the kept variables."""
+        return self.tables[self.order.last]
+
+    def _joint_axes(self, step: EliminationStep) -> tuple[int, ...]:
+        return _joint_axes(step)
+
+    def _aligned(self, table: int, onto: tuple[int, ...]) -> Sums:
+        """A table with an axis for each variable of `onto`, of size 1 where it does not have it."""
+        return self._as_on(self.tables[table], self.axes[table], onto)
+
+    def _as_on(self, values: Sums, own: tuple[int, ...], onto: tuple[int, ...]) -> Sums:
+        order = [own.index(variable) for variable in onto if variable in own]
+        shape = [self.part.sizes[variable] if variable in own else 1 for variable in onto]
+        return values.transpose((*order, len(own))).reshape((*shape, values.shape[-1]))
+
+    def _joint(self, step: EliminationStep) -> Sums:
+        """The sum of a step's inputs over all of its variables, the one that is taken out last."""
+        onto = self._joint_axes(step)
+        aligned = [self._aligned(table, onto) for table in step.inputs]
+        if not aligned:
+            return np.zeros((*(self.part.sizes[variable] for variable in onto), 1))
+        joint = fold(np.add, aligned)
+        shape = (*(self.part.sizes[variable] for variable in onto), joint.shape[-1])
+        return np.broadcast_to(joint, shape)
+
+    def _least(self, step: EliminationStep) -> Sums:
+        if step.variable is None or not step.inputs:
+            joint = self._joint(step)
+            return joint if step.variable is None else np.asarray(joint.min(axis=-2))
+        onto = self._joint_axes(step)
+        aligned = sorted((self._aligned(table, onto) for table in step.inputs), key=lambda own: own.size)
+        shape = np.broadcast_shapes(*(own.shape for own in aligned))
+        if prod(shape) < MOST_SUMS_AT_ONCE:
+            return np.asarray(fold(np.add, aligned).min(axis=-2))
+        # Choice by choice, so that what is added up stays close to the processor.
+        *some, last = (np.moveaxis(own, -2, 0) for own in aligned)
+        least = np.full((*shape[:-2], shape[-1]), np.inf)
+        total = np.empty_like(least)
+        for choice in range(shape[-2]):
+            before = fold(np.add, (own[choice] for own in some)) if some else 0.0
+            np.minimum(least, np.add(before, last[choice], out=total), out=least)
+        return least
+
+    def distribute(self, outside: Sums) -> None:
+        """Fill `outside`: for each table, the least sum of all that is not in it, given `outside` of the last
+        table."""
+        self.outside = self.outside_sums(outside) if self.flat is None else self.flat.distribute(outside)
+
+    def outside_sums(self, outside: Sums) -> dict[int, Sums]:
+        """For each table, the least sum of all that is not in it, given that of the last table."""
+        found = {self.order.last: outside}
+        for step in reversed(self.order.steps):
+            onto, outside_sums = self._joint_axes(step), self._before(step, found[step.output])
+            for table in step.inputs:
+                others = [self._aligned(other, onto) for other in step.inputs if other != table]
+                found[table] = self._least_for(table, onto, fold(np.add, others, outside_sums))
+        return found
+
+    def potentials(self, outside: Sums) -> dict[int, Sums] | TableViews:
+        """For each table what a label of it adds to the excess of the whole beside its own sum, given that of
+        the last table, (..., 1), under the first weights.
+
+        Excesses (sum and potential) are none below 0, and those of a step's inputs come to no more than that
+        of what it makes of them: the input that is made of most has what the others come to at least, and
+        what that leaves is shared by those in the same way. So excesses of labels none of which is made of
+        another come to no more than that of the whole.
+        """
+        if self.flat is not None:
+            return self.flat.potentials(outside)
+        counts = {table: 1 for table in range(len(self.part.factors))}
+        for step in self.order.steps:
+            counts[step.output] = sum(counts[table] for table in step.inputs)
+        found = {self.order.last: outside}
+        for step in reversed(self.order.steps):
+            onto, rest = self._joint_axes(step), self._before(step, found[step.output])
+            waiting = sorted(step.inputs, key=lambda table: (-counts[table], table))
+            for place, table in enumerate(waiting):
+                others = [self._aligned(other, onto) for other in waiting[place + 1 :]]
+                found[table] = self._least_for(table, onto, fold(np.add, others, rest))
+                taken = self._as_on(found[table], self.axes[table], onto)
+                with np.errstate(invalid="ignore"):
+                    rest = np.where(np.isfinite(taken), rest - taken, np.inf)
+        return found
+
+    def _before(self, step: EliminationStep, output: Sums) -> Sums:
+        """What a step makes, with an axis for the variable that it takes out."""
+        return output if step.variable is None else output[..., None, :]
+
+    def _least_for(self, table: int, onto: tuple[int, ...], sums: Sums) -> Sums:
+        """The least of sums on `onto` for each choice that a table has, in the order of its axes."""
+        own = self.axes[table]
+        away = tuple(place for place, variable in enumerate(onto) if variable not in own)
+        shape = (*(self.part.sizes[variable] for variable in onto), sums.shape[-1])
+        least = np.broadcast_to(sums, shape)
+        least = least.min(axis=away) if away else least
+        left = tuple(variable for variable in onto if variable in own)
+        return np.asarray(least.transpose((*(left.index(v) for v in own), len(own))))
+
+    def min_marginals(self) -> list[Sums]:
+        """Of each variable a total that no solution with a choice of it is below, (choices, weights); after
+        `distribute`. The largest that the factors on it tell, and nothing where there are none."""
+        if self.flat is not None:
+            return self.flat.min_marginals()
+        weights = self.last.shape[-1]
+        best = [np.full((size, weights), -np.inf) for size in self.part.sizes]
+        for place, factor in enumerate(self.part.factors):
+            total = self.tables[place] + self.outside[place]
+            for variable in factor.variables:
+                away = tuple(i for i, other in enumerate(factor.variables) if other != variable)
+                least = total.min(axis=away) if away else total
+                best[variable] = np.maximum(best[variable], least)
+        return best
+
+    def choices(self, fixed: dict[int, npt.NDArray[np.intp]]) -> dict[int, npt.NDArray[np.intp]]:
+        """Choices of all variables that reach the least sums, one per weight, given those of the ends."""
+        if self.flat is not None:
+            return self.flat.choices(fixed)
+        found = dict(fixed)
+        for step in reversed(self.order.steps):
+            if step.variable is None:
+                continue
+            each = np.arange(self.last.shape[-1])
+            total = np.zeros((len(each), self.part.sizes[step.variable]))
+            for table in step.inputs:
+                own = self.axes[table]
+                index = tuple(slice(None) if v == step.variable else found[v] for v in own)
+                place = own.index(step.variable)
+                total = total + _picked(self.tables[table], index, place, each)
+            found[step.variable] = total.argmin(axis=1)
+        return found
+
+
+def _joint_axes(step: EliminationStep) -> tuple[int, ...]:
+    return step.variables if step.variable is None else (*step.variables, step.variable)
+
+
+@lru_cache(maxsize=4096)
+def _equal_tables(
+    order: EliminationOrder, peak_shares: PeakShares, first_equal: tuple[int, ...]
+) -> tuple[dict[int, tuple[int, ...]], dict[int, int]]:
+    """The variables of each table, in the order of its axes, and the first table that is made like it, for
+    factors of which some are alike."""
+    made: dict[int, int] = {}
+    like: dict[Hashable, int] = {}
+    shares = dict(peak_shares)
+    for place, kind in enumerate(first_equal):
+        made[place] = like.setdefault((kind, shares.get(place, 0.0)), place)
+    for step, onto, axes in _step_axes(order):
+        inputs = tuple((made[table], own) for table, own in axes)
+        joined_axes = {axis for _, own in axes for axis in own}
+        # Others have as many choices as they have: like inputs do not tell.
+        others = tuple(variable for axis, variable in enumerate(onto) if axis not in joined_axes)
+        key = (step.variable is None, len(onto), others, inputs)
+        made[step.output] = like.setdefault(key, step.output)
+    return _axes(order), made
+
+
+_StepAxes = tuple[EliminationStep, tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...]]
+"""A step, all of its variables, and for each of its inputs which of these its axes are."""
+
+
+@lru_cache(maxsize=256)
+def _step_axes(order: EliminationOrder) -> list[_StepAxes]:
+    axes, found = _axes(order), []
+    for step in order.steps:
+        onto = _joint_axes(step)
+        own = tuple((table, tuple(map(onto.index, axes[table]))) for table in step.inputs)
+        found.append((step, onto, own))
+    return found
+
+
+@lru_cache(maxsize=256)
+def _axes(order: EliminationOrder) -> dict[int, tuple[int, ...]]:
+    """The variables of each table, in the order of its axes."""
+    made = {step.output: step.variables for step in order.steps}
+    return dict(enumerate(order.factors)) | made
+
+
+def _picked(
+    values: Sums, index: tuple[slice | npt.NDArray[np.intp], ...], place: int, each: npt.NDArray[np.intp]
+) -> npt.NDArray[np.float64]:
+    """Rows (weights, choices of the variable at `place`) of a table, all other variables chosen."""
+    permuted = values.transpose([axis for axis in range(values.ndim) if axis != place] + [place])
+    chosen = tuple(part for part in index if not isinstance(part, slice))
+    return np.asarray(permuted[(*chosen, each)])
+
+
+def _weighted(costs: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """costs (..., 5) times weights (J, 5): (..., J); infinite where any cost is, whatever its weight."""
+    is_out = ~np.isfinite(costs).all(axis=-1)
+    sums = np.where(np.isfinite(costs), costs, 0.0) @ weights.T
+    sums[is_out] = np.inf
+    return np.asarray(sums)
+
+
+"""(choices of each hub, or 1 where it makes no difference..., choices at borders..., weights)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeparatorAxes:
+    """The hubs of a chain, in one order, and how many choices each has."""
+
+    shared: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    @staticmethod
+    def of(chain: Chain) -> SeparatorAxes:
+        """Those of a chain."""
+        found = shared_sizes(chain)
+        return SeparatorAxes(tuple(found), tuple(found.values()))
+
+    def start(self, weights: int) -> Sums:
+        """Nothing yet: (1..., 1, weights)."""
+        return np.zeros((*(1 for _ in self.shared), 1, weights))
+
+    def variables(self, part: FactorGraph) -> dict[int, int]:
+        """What others see of a part, by the number that it has in tables along the chain: of hubs below 0, so
+        that they come first; entry 0 and exit 1."""
+        numbers = (*range(-len(self.shared), 0), 0, 1)
+        own = zip(numbers, self._axes(part), strict=True)
+        return {number: variable for number, variable in own if variable is not None}
+
+    def to_axes(self, part: FactorGraph, table: Sums) -> Sums:
+        """A table on what others see of a part, variables by their numbers, as (hubs..., entry, exit,
+        weights), of 1 where it has none."""
+        own = self._axes(part)
+        there = [part.separator.index(variable) for variable in own if variable is not None]
+        sizes = (1 if variable is None else part.sizes[variable] for variable in own)
+        return table.transpose((*there, len(there))).reshape((*sizes, table.shape[-1]))
+
+    def from_axes(self, part: FactorGraph, values: Sums) -> Sums:
+        """The least of values (hubs..., entry, exit, weights) for what others see of a part, as a table."""
+        own = self._axes(part)
+        values = self.min_marginal(values, [name for name, _ in part.shared])
+        there = [variable for variable in own if variable is not None]
+        values = values.reshape((*(part.sizes[variable] for variable in there), values.shape[-1]))
+        return values.transpose((*(there.index(variable) for variable in part.separator), len(there)))
+
+    def min_marginal(self, values: Sums, shared: Collection[str]) -> Sums:
+        """The least of values (hubs..., any...) for each choice of these hubs, the others left out: (these
+        hubs..., any...)."""
+        away = tuple(axis for axis, name in enumerate(self.shared) if name not in shared)
+        rest = values.shape[len(self.shared) :]
+        shape = (size for name, size in zip(self.shared, self.sizes, strict=True) if name in shared)
+        return np.broadcast_to(values.min(axis=away) if away else values, (*shape, *rest))
+
+    def _axes(self, part: FactorGraph) -> list[int | None]:
+        """The variable of each axis."""
+        at = dict(part.shared)
+        return [*(at.get(name) for name in self.shared), part.entry, part.exit]
+
+
+def shared_of(segments: Collection[Segment]) -> set[str]:
+    """The hubs that any of some links has."""
+    return {name for segment in segments for _, part in segment.modes for name, _ in part.shared}
+
+
+_StepKey = tuple[int, int, int, int]
+"""Which weight, from which border, by which mode, to which border."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainWeights:
+    """Weights (J, 5) of the columns, and where the peak is weighed: `peaks` (links, J) are the parts of its
+    weight in each occurrence of a link, `peak_shares` where each mode of a link weighs it. Every weighted sum
+    is a lower bound of the same sum of a solution's measure, as long as the weights of hidden_s and exposed_s
+    add to that of time, those of held_bytes and the peak are that of memory, and the parts of all occurrences
+    to no more than 1: the largest of several values is no less than any mean of them."""
+
+    weights: npt.NDArray[np.float64]
+    peaks: npt.NDArray[np.float64]
+    peak_shares: tuple[tuple[PeakShares, ...], ...]
+
+    @staticmethod
+    def without_peaks(chain: Chain, weights: npt.NDArray[np.float64]) -> ChainWeights:
+        """Weights of all columns but the peak's."""
+        return ChainWeights(
+            weights,
+            np.zeros((len(chain), len(weights))),
+            tuple(((),) * len(segment.modes) for segment in chain),
+        )
+
+
+@dataclass(slots=True)
+class ChainSums:
+    """A chain under weights. `factor_sums[i][m]` are the tables of mode m of link i; `prefix` and `suffix`
+    the least sums before and after each border between occurrences, (hubs..., border, weights)."""
+
+    chain: Chain
+    borders: SeparatorAxes
+    chain_weights: ChainWeights
+    factor_sums: list[list[FactorSums]]
+    prefix: list[Sums]
+    suffix: list[Sums]
+
+    @property
+    def least(self) -> npt.NDArray[np.float64]:
+        """The least total of each weight, (J)."""
+        return np.asarray(_flat(self.prefix[-1]).min(axis=0))
+
+    def some(self, rows: npt.NDArray[np.intp]) -> ChainSums:
+        """Under some of the weights."""
+        chain_weights = ChainWeights(
+            self.chain_weights.weights[rows],
+            self.chain_weights.peaks[:, rows],
+            self.chain_weights.peak_shares,
+        )
+        factor_sums = [[own.some(rows) for own in parts] for parts in self.factor_sums]
+        prefix, suffix = ([sums[..., rows] for sums in every] for every in (self.prefix, self.suffix))
+        return ChainSums(self.chain, self.borders, chain_weights, factor_sums, prefix, suffix)
+
+    def outside(self, spans: Sequence[range], shared: Collection[str]) -> Sums:
+        """The least of all outside any of some spans of occurrences, for each choice of these hubs: (hubs...,
+        entry, exit, weights), of 1 for each of the others."""
+        away = [axis for axis, name in enumerate(self.borders.shared) if name not in shared]
+        both = ((self.prefix[span.start], self.suffix[span.stop]) for span in spans)
+        return reduce(np.minimum, (_outside(prefix, suffix, away) for prefix, suffix in both))
+
+
+def _without(sums: Sums, axes: Sequence[int]) -> Sums:
+    """The least along some axes, of 1 then."""
+    return np.asarray(sums.min(axis=tuple(axes), keepdims=True)) if axes else sums
+
+
+def _outside(prefix: Sums, suffix: Sums, away: Sequence[int]) -> Sums:
+    """The least of both together, (hubs..., entry, exit, weights), of 1 for hubs `away`."""
+    # Of a hub that is on one side alone the best choice there is the best of all.
+    alone = [axis for axis in away if prefix.shape[axis] == 1 or suffix.shape[axis] == 1]
+    prefix, suffix = _without(prefix, alone), _without(suffix, alone)
+    shape = np.broadcast_shapes(prefix.shape[:-2], suffix.shape[:-2])
+    sizes_outside = (prefix.shape[-2], suffix.shape[-2])
+    if not numba_dispatch.uses_numba_for_sums(prod((*shape, *sizes_outside, prefix.shape[-1]))):
+        return _without(prefix[..., :, None, :] + suffix[..., None, :, :], away)
+    from shardwise.search.pareto.weighted_sums_numba import least_outside
+
+    shape_left = tuple(1 if axis in away else size for axis, size in enumerate(shape))
+    found = np.full((prefix.shape[-1], prod(shape_left), *sizes_outside), np.inf)
+    least_outside(
+        _by_weight(prefix, 1), _by_weight(suffix, 1),
+        _rows(prefix.shape[:-2], shape), _rows(suffix.shape[:-2], shape), _rows(shape_left, shape), found,
+    )  # fmt: skip
+    return np.moveaxis(found, 0, -1).reshape((*shape_left, *sizes_outside, len(found)))
+
+
+def _by_weight(sums: Sums, borders: int) -> Sums:
+    """Sums (hubs..., borders..., weights) as (weights, all hubs, borders...), one weight after the other."""
+    first = np.moveaxis(sums, -1, 0)
+    return np.ascontiguousarray(first.reshape((len(first), -1, *sums.shape[-1 - borders : -1])))
+
+
+def _rows(own: tuple[int, ...], shape: tuple[int, ...]) -> npt.NDArray[np.intp]:
+    """The row of each choice of hubs (of `shape`) among those that some sums tell apart (of `own`, or 1)."""
+    return np.broadcast_to(np.arange(prod(own), dtype=np.intp).reshape(own), shape).reshape(-1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Extension:
+    """The sums of a link, (hubs..., from, after, weights), and the same one weight after the other where
+    machine code goes through them."""
+
+    table: Sums
+    by_weight: Sums | None
+
+    @staticmethod
+    def of(table: Sums) -> _Extension:
+        """Of a link's sums."""
+        return _Extension(
+            table, _by_weight(table, 2) if numba_dispatch.uses_numba_for_sums(table.size) else None
+        )
+
+    def least(self, before: Sums) -> Sums:
+        """The least of what is before and the link together, (hubs..., after, weights)."""
+        if self.by_weight is None:
+            return np.asarray((before[..., :, None, :] + self.table).min(axis=-3))
+        from shardwise.search.pareto.weighted_sums_numba import extended_sums
+
+        own, table = before.shape[:-2], self.table.shape[:-3]
+        shape = np.broadcast_shapes(own, table)
+        found = np.full((len(self.by_weight), prod(shape), self.table.shape[-2]), np.inf)
+        extended_sums(_by_weight(before, 1), self.by_weight, _rows(own, shape), _rows(table, shape), found)
+        return np.moveaxis(found, 0, -1).reshape((*shape, *found.shape[2:], len(found)))
+
+
+def _flat(sums: Sums) -> Sums:
+    """Sums at an end of a chain, (hubs, weights)."""
+    return sums.reshape((-1, sums.shape[-1]))
+
+
+def segment_table(borders: SeparatorAxes, parts: list[FactorSums]) -> Sums:
+    """The least of a link's modes, (hubs..., entry, exit, weights)."""
+    return reduce(np.minimum, (borders.to_axes(factor_sums.part, factor_sums.last) for factor_sums in parts))
+
+
+def chain_sums(chain: Chain, orders: list[list[EliminationOrder]], chain_weights: ChainWeights) -> ChainSums:
+    """`chain` under the weights; `orders[i][m]` of mode m of link i."""
+    factor_sums: list[list[FactorSums]] = []
+    for place, segment in enumerate(chain):
+        own = chain_weights.weights.copy()
+        own[:, 3:] *= chain_weights.peaks[place][:, None]
+        parts = zip(segment.modes, orders[place], chain_weights.peak_shares[place], strict=True)
+        factor_sums.append(
+            [FactorSums.of(part, order, own, peak_shares) for (_, part), order, peak_shares in parts]
+        )
+    borders = SeparatorAxes.of(chain)
+    start = borders.start(len(chain_weights.weights))
+    found = ChainSums(chain, borders, chain_weights, factor_sums, [start], [start])
+    tables = [segment_table(borders, parts) for parts in factor_sums]
+    for segment, table in zip(chain, tables, strict=True):
+        onward = _Extension.of(table)
+        for _ in range(segment.repeat):
+            found.prefix.append(onward.least(found.prefix[-1]))
+    for segment, table in zip(reversed(chain), reversed(tables), strict=True):
+        back = _Extension.of(table.swapaxes(-3, -2))
+        for _ in range(segment.repeat):
+            found.suffix.append(back.least(found.suffix[-1]))
+    found.suffix.reverse()
+    return found
+
+
+def solutions(found: ChainSums) -> list[Solution]:
+    """A solution of the least total for each weight; of equal choices the first."""
+    count = found.prefix[0].shape[-1]
+    each = np.arange(count)
+    at = np.zeros(count, dtype=np.intp)
+    borders = found.borders
+    end = found.prefix[-1]
+    shared = np.unravel_index(_flat(end).argmin(axis=0), end.shape[:-1])[:-1]  # and the one border there
+    chosen: list[list[SegmentChoice]] = [[] for _ in range(count)]
+    border = 0
+    for place, segment in enumerate(found.chain):
+        memo: dict[_StepKey, SegmentChoice] = {}
+        parts = found.factor_sums[place]
+        stacked = np.stack([borders.to_axes(factor_sums.part, factor_sums.last) for factor_sums in parts])
+        tables = np.moveaxis(stacked, -2, 1)  # (modes, exits, hubs..., entries, weights)
+        own = tuple(
+            np.minimum(shared_variable, size - 1)
+            for shared_variable, size in zip(shared, tables.shape[2:], strict=False)
+        )
+        for _ in range(segment.repeat):
+            border += 1
+            suffix = np.moveaxis(found.suffix[border], -2, 0)  # (exits, hubs..., weights)
+            whose = tuple(
+                np.minimum(shared_variable, size - 1)
+                for shared_variable, size in zip(shared, suffix.shape[1:], strict=False)
+            )
+            # (modes, exits, weights) from where each weight stands
+            onward = tables[(slice(None), slice(None), *own, at, each)] + suffix[(slice(None), *whose, each)]
+            best = onward.reshape(-1, count).argmin(axis=0)
+            modes, after = best // onward.shape[1], best % onward.shape[1]
+            _choose(parts, dict(zip(borders.shared, shared, strict=True)), at, modes, after, memo, chosen)
+            at = after
+    return [tuple(choices) for choices in chosen]
+
+
+def _choose(
+    parts: list[FactorSums],
+    shared: dict[str, npt.NDArray[np.intp]],
+    at: npt.NDArray[np.intp],
+    modes: npt.NDArray[np.intp],
+    after: npt.NDArray[np.intp],
+    memo: dict[_StepKey, SegmentChoice],
+    chosen: list[list[SegmentChoice]],
+) -> None:
+    """Append to `chosen` what each weight chooses between its borders; like questions are answered once."""
+    step_keys = [
+        (weight, *where)
+        for weight, where in enumerate(zip(at.tolist(), modes.tolist(), after.tolist(), strict=True))
+    ]
+    for mode, factor_sums in enumerate(parts):
+        unknown = [key for key in step_keys if key[2] == mode and key not in memo]
+        if not unknown:
+            continue
+        part = factor_sums.part
+        fixed = {end: each for end, each in ((part.entry, at), (part.exit, after)) if end is not None}
+        fixed |= {variable: shared[name] for name, variable in part.shared}
+        found = factor_sums.choices(fixed)
+        rows = np.stack([found[variable] for variable in range(len(part.sizes))], axis=1)
+        memo |= {key: SegmentChoice(mode, tuple(rows[key[0]].tolist())) for key in unknown}
+    for key in step_keys:
+        chosen[key[0]].append(memo[key])

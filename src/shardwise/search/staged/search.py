@@ -1,0 +1,277 @@
+"""Layouts and stages together: partitions in the order of what they take at least, until none is left that
+could add to what is found.
+
+One way to cut a graph: pipelines of it that were evaluated, and what none of its pipelines is below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from math import comb
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.errors import ConfigError
+from shardwise.graph import GraphLayout
+from shardwise.pareto import non_dominated
+from shardwise.search.staged.problem import Cuts, Path, StagedProblem, critical_path, plain_paths
+from shardwise.search.staged.stage_frontier import QuickPartitionBounds, StageFrontier, StageFrontiers
+
+Values = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.intp]
+
+ROUNDING = 1e-12
+"""Sums added in different orders are no farther apart, relative."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StagedPipeline:
+    """A pipeline that was evaluated: seconds, bytes on the rank with most, and where its layouts are."""
+
+    problem: StagedProblem
+    cuts: Cuts
+    stage_frontiers: tuple[StageFrontier, ...]
+    picks: tuple[int, ...]
+    time_s: float
+    memory_bytes: float
+
+    @property
+    def layouts(self) -> tuple[GraphLayout, ...]:
+        """The layout of each stage."""
+        return tuple(
+            stage_frontier.layouts[pick]
+            for stage_frontier, pick in zip(self.stage_frontiers, self.picks, strict=True)
+        )
+
+
+@dataclass(eq=False)
+class Partition:
+    """A graph cut before the blocks `cuts`, with the stages that this makes; `paths` are those through the
+    schedule that its floor counts, and `evaluated` its pipelines."""
+
+    stage_frontiers: StageFrontiers
+    cuts: Cuts
+    own: tuple[StageFrontier, ...]
+    paths: list[Path]
+    evaluated: list[StagedPipeline] = field(default_factory=list)
+
+    @staticmethod
+    def of(stage_frontiers: StageFrontiers, cuts: Cuts) -> Partition:
+        spans = stage_frontiers.problem.spans(cuts)
+        own = tuple(
+            stage_frontiers.stage_frontier(stage, first, end) for stage, (first, end) in enumerate(spans)
+        )
+        return Partition(
+            stage_frontiers,
+            cuts,
+            own,
+            plain_paths(stage_frontiers.problem.stages, stage_frontiers.problem.microbatches),
+        )
+
+    def lower_bound(self) -> tuple[Values, Values]:
+        """The staircase (seconds, bytes ascending) below which no layout of the partition is: within each
+        limit of bytes the longest of all paths, each stage as soon done as any of its layouts."""
+        for path in self.paths:
+            self._stages_s(path, np.empty(0))  # what is tracked adds steps
+        limits = np.unique(np.concatenate([stage_frontier.nbytes for stage_frontier in self.own]))
+        seconds = self._path_bounds(limits).max(axis=0)
+        some = np.isfinite(seconds)
+        return seconds[some], limits[some]
+
+    def _path_bounds(self, limits: Values) -> Values:
+        """What each path (paths, n) takes at least within limits (n) of bytes."""
+        problem = self.stage_frontiers.problem
+        return np.stack(
+            [path.seconds(problem, self.cuts, self._stages_s(path, limits)) for path in self.paths]
+        )
+
+    def _stages_s(self, path: Path, limits: Values) -> list[Values]:
+        return [
+            stage_frontier.lower_bound_s(weights, limits)
+            for stage_frontier, weights in zip(self.own, path.passes, strict=True)
+        ]
+
+    def evaluate(self) -> list[StagedPipeline]:
+        """Pipelines by the schedule's evaluator: within any limit of bytes the layouts that are soonest
+        done with what a path has of them, for each path."""
+        problem = self.stage_frontiers.problem
+        limits = np.unique(np.concatenate([stage_frontier.prices[:, 3] for stage_frontier in self.own]))
+        rows = [self._picks(path, limits) for path in self.paths]
+        picks = np.unique(np.concatenate(rows), axis=0)
+        picks = picks[(picks >= 0).all(axis=1)]
+        prices = self.prices(picks)
+        time_s = problem.step_s(self.cuts, prices[..., 0], prices[..., 1], prices[..., 2])
+        nbytes = prices[..., 3].max(axis=1)
+        self.evaluated = [
+            StagedPipeline(problem, self.cuts, self.own, tuple(pick), float(time), float(taken))
+            for pick, time, taken in zip(picks.tolist(), time_s, nbytes, strict=True)
+        ]
+        return self.evaluated
+
+    def prices(self, picks: Rows) -> Values:
+        """Seconds and bytes (n, stages, 4) of the layouts (n, stages) of each stage."""
+        return np.stack(
+            [stage_frontier.prices[picks[:, stage]] for stage, stage_frontier in enumerate(self.own)], axis=1
+        )
+
+    def next_path(self, limit: float) -> bool:
+        """Count one path more, for what is open within a limit of bytes (of the floor: what stages take may
+        be more by their epsilon); whether there was any.
+
+        The one that takes longest in the fastest pipeline there. Where it is counted: the one in the pipeline
+        of the layouts that are soonest done with the longest path by floors; or the mean of these two.
+        """
+        if not self.evaluated:
+            return False
+        least = min(each.memory_bytes for each in self.evaluated)
+        within = np.array([max(limit * (1.0 + self.stage_frontiers.epsilon), least) * (1.0 + ROUNDING)])
+        fitting = [each for each in self.evaluated if each.memory_bytes <= within[0]]
+        best = min(fitting, key=lambda each: (each.time_s, each.memory_bytes))
+        longest = self.paths[int(self._path_bounds(within)[:, 0].argmax())]
+        fastest = self._picks(longest, within)[0]
+        for picks in (np.array(best.picks), fastest):
+            prices = self.prices(picks[None])[0, :, :3]
+            path = critical_path(self.stage_frontiers.problem, self.cuts, prices)
+            if path is not None and path not in self.paths:
+                self.paths.append(path)
+                return True
+        if path is None or path == longest or path.averaged_with(longest) in self.paths:
+            return False
+        self.paths.append(path.averaged_with(longest))
+        return True
+
+    def _picks(self, path: Path, limits: Values) -> Rows:
+        """For each limit (n) of bytes the layouts (n, stages) that are soonest done with a path; in stages
+        that are not on it, with all micro-batches."""
+        many = self.stage_frontiers.problem.microbatches
+        requested = (weights if any(weights) else (many, many, 1) for weights in path.passes)
+        return np.column_stack(
+            [
+                stage_frontier.picks(limits, weights)
+                for stage_frontier, weights in zip(self.own, requested, strict=True)
+            ]
+        )
+
+
+MOST_PARTITIONS = 50_000
+"""Ways to cut a graph that are held in order."""
+
+MOST_PATHS = 16
+"""Paths through a schedule that are counted for one partition."""
+
+STAGE_EPSILON_SHARE = 0.5
+"""Of an epsilon, the part for stages; the rest is for what bounds of whole pipelines leave."""
+
+
+@dataclass(slots=True, eq=False)
+class StagedFrontier:
+    """Pipelines of which none is beaten by another, seconds ascending, and up to which factor 1 + `epsilon`
+    each layout of each partition is matched by one. Of all `partitions`, `evaluated` were."""
+
+    points: list[StagedPipeline] = field(default_factory=list)
+    epsilon: float = 0.0
+    partitions: int = 0
+    evaluated: int = 0
+
+    @property
+    def figures(self) -> Values:
+        """Seconds and bytes (n, 2) of the points."""
+        return np.array([[p.time_s, p.memory_bytes] for p in self.points]).reshape(-1, 2)
+
+    def add(self, fresh: Sequence[StagedPipeline]) -> None:
+        """Take over what is beaten by none."""
+        points = [*self.points, *fresh]
+        selected = non_dominated(np.array([[p.time_s, p.memory_bytes] for p in points]))
+        self.points = sorted((points[place] for place in selected.tolist()), key=lambda point: point.time_s)
+
+
+def staged_frontier(
+    problems: Sequence[StagedProblem], *, epsilon: float, most_labels: float
+) -> tuple[StagedFrontier, list[StageFrontiers]]:
+    """The frontier over all partitions of the graph and layouts of the stages, in any of the settings."""
+    found = StagedFrontier(epsilon=epsilon)
+    every = [StageFrontiers(problem, epsilon * STAGE_EPSILON_SHARE, most_labels) for problem in problems]
+    lower_bounds: list[tuple[Values, Values]] = []
+    quick_bounds = [QuickPartitionBounds(stage_frontiers) for stage_frontiers in every]
+    unproven = [(quick, cuts) for quick in quick_bounds for cuts in _in_order(quick)]
+    found.partitions = len(unproven)
+    while unproven:
+        pruned: list[tuple[float, QuickPartitionBounds, Cuts]] = []
+        for quick, cuts in unproven:
+            if _is_matched(found, quick, cuts):
+                pruned.append((found.epsilon, quick, cuts))
+            else:
+                lower_bounds.append(_solved(found, Partition.of(quick.stage_frontiers, cuts), epsilon))
+                found.evaluated += 1
+                found.epsilon = max(
+                    epsilon, *(_epsilon_left(found, *lower_bound) for lower_bound in lower_bounds)
+                )
+        # What was cut while less was known is held against what is known now.
+        unproven = [(quick, cuts) for used, quick, cuts in pruned if used > found.epsilon]
+    return found, every
+
+
+def _solved(found: StagedFrontier, partition: Partition, epsilon: float) -> tuple[Values, Values]:
+    """The floor of a partition whose pipelines are found: path by path, until these match it."""
+    for _ in range(MOST_PATHS):
+        lower_bound = partition.lower_bound()
+        found.add(partition.evaluate())
+        seconds, nbytes = lower_bound
+        gaps = _gaps(found, seconds, nbytes)
+        if not len(gaps) or gaps.max() <= epsilon or not partition.next_path(nbytes[gaps.argmax()]):
+            break
+    return lower_bound
+
+
+def _in_order(quick: QuickPartitionBounds) -> list[Cuts]:
+    """All ways to cut a graph by what they take at least, of equals the first."""
+    problem = quick.problem
+    places, count = problem.places_to_cut, problem.stages - 1
+    if not 1 <= comb(len(places), count) <= MOST_PARTITIONS:
+        raise ConfigError(
+            "is no number of stages that this graph can be cut into", key="--stages",
+            found=f"{problem.stages} of {len(problem.blocks)} blocks, {comb(len(places), count):,} ways",
+            allowed=f"1 to {MOST_PARTITIONS:,} ways to cut",
+        )  # fmt: skip
+    return sorted(combinations(places, count), key=lambda cuts: (quick.of(cuts), cuts))
+
+
+def _is_matched(found: StagedFrontier, quick: QuickPartitionBounds, cuts: Cuts) -> bool:
+    """Whether points match all layouts of a partition, by its crude floor; stages that say too little are
+    tracked amid others, one after the other."""
+    if not found.points:
+        return False
+    figures, factor = found.figures, 1.0 + max(found.epsilon, ROUNDING)
+    # Between two points' bytes the slower one is the fastest that there is.
+    rising = figures[np.argsort(figures[:, 1])]
+    limits = np.append(rising[:, 1] / factor, np.inf)
+    required_s = np.append(np.inf, rising[:, 0] / factor)
+
+    def is_matched() -> bool:
+        return bool((quick.below(cuts, limits) >= required_s).all())
+
+    if is_matched():
+        return True
+    spans = quick.problem.spans(cuts)
+    heaviest = np.argsort(-quick.passes_s(cuts), kind="stable")
+    for stage in heaviest.tolist():
+        quick.stage_frontiers.open_bound(stage, *spans[stage])
+        if is_matched():
+            return True
+    return False
+
+
+def _epsilon_left(found: StagedFrontier, seconds: Values, nbytes: Values) -> float:
+    """The least epsilon with which points match all above a staircase."""
+    return float(_gaps(found, seconds, nbytes).max(initial=0.0))
+
+
+def _gaps(found: StagedFrontier, seconds: Values, nbytes: Values) -> Values:
+    """The same for each step (n) of the staircase."""
+    figures = found.figures
+    ratios = np.maximum(figures[None, :, 0] / seconds[:, None], figures[None, :, 1] / nbytes[:, None])
+    left = ratios.min(axis=1) - 1.0
+    return np.where(left > ROUNDING, left, 0.0)

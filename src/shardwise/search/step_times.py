@@ -1,0 +1,374 @@
+"""Step times by the max-plus evaluator, and the full price of one strategy.
+
+Strategies on nodes that are not alike: a stage takes what it takes on the slowest of its nodes, a hop what
+the slower of its ends needs, and what joins all pipelines as long as the slowest of them needs.
+
+Every kind of node is priced as if all were of it; alike pipelines are evaluated once, by max-plus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.cost import (
+    GridCostTable,
+    Problem,
+    ProblemShapes,
+    StageTimes,
+    costs_of_all_stages,
+    distinct_rows,
+    host_bytes,
+    rank_bytes,
+    stage_times,
+    step_end,
+)
+from shardwise.schedule import stage_ranks
+from shardwise.sim import Durations, makespan_s
+from shardwise.strategy import SCHEDULES, Strategy, StrategyTable, node_slots
+
+Floats = NDArray[np.float64]
+
+STAGES_AT_A_TIME = 1 << 16
+"""Stages times rows priced together: their columns stay within a few dozen MiB."""
+
+
+def microbatches_of(problem: Problem, table: Any) -> Any:
+    """Microbatches per replica and step."""
+    return problem.job.global_batch_size // (table.dp * table.micro_batch_size)
+
+
+def durations_of(times: StageTimes, pp: int, vpp: int, rows: Any) -> Durations:
+    """The durations of the `rows` of one schedule table, for the evaluators."""
+    stages = pp * vpp
+
+    def batch(values: Any) -> Floats:
+        return np.ascontiguousarray(np.asarray(values[:stages, rows], dtype=np.float64).T)
+
+    hops_s = batch(times.hop_s)[:, :-1]
+    return Durations(
+        forward_s=batch(times.forward_s),
+        backward_s=batch(times.backward_s),
+        backward_input_s=batch(times.backward_input_s),
+        backward_weight_s=batch(times.backward_weight_s),
+        gather_s=batch(times.gather_s),
+        reduce_s=batch(times.reduce_s),
+        hop_forward_s=hops_s,
+        hop_backward_s=hops_s,
+    )
+
+
+def step_times_s(problem: Problem, table: StrategyTable, grids: GridCostTable | None = None) -> Floats:
+    """Seconds per step of every row; `grids` are prices that are known already."""
+    return np.concatenate([_step_times_s(problem, *part) for part in _parts(table, grids)])
+
+
+def _parts(
+    table: StrategyTable, grids: GridCostTable | None
+) -> Iterator[tuple[StrategyTable, GridCostTable | None]]:
+    """The table in parts that are priced together."""
+    size = max(STAGES_AT_A_TIME // int((table.pp * table.vpp).max()), 1)
+    for start in range(0, len(table), size):
+        rows = slice(start, start + size)
+        yield table.take(rows), None if grids is None else grids.take(rows)
+
+
+def _step_times_s(problem: Problem, table: StrategyTable, grids: GridCostTable | None) -> Floats:
+    price = costs_of_all_stages(problem, table, grids)
+    timed = _Timed(table, microbatches_of(problem, table), stage_times(problem, table, price))
+    return np.asarray(_makespans_s([timed])[0] + step_end(problem, table, price).total_s)
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """Of every row of a table: seconds per step, and bytes on the rank that holds most; shape (rows,)."""
+
+    step_time_s: Floats
+    allocated_bytes: Floats
+    reserved_bytes: Floats
+    device_bytes: Floats
+
+    def taken(self, rows: Any) -> StepFigures:
+        """The figures of these rows."""
+        return StepFigures(
+            self.step_time_s[rows],
+            self.allocated_bytes[rows],
+            self.reserved_bytes[rows],
+            self.device_bytes[rows],
+        )
+
+
+def step_figures(problem: Problem, table: StrategyTable, grids: GridCostTable | None = None) -> StepFigures:
+    """Step times and peaks of memory of every row, from one price; `grids` are prices that are known
+    already."""
+    return _evaluated([_estimate(problem, table, grids)])[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """Rows with their microbatches and stage times."""
+
+    table: StrategyTable
+    microbatches: Any
+    times: StageTimes
+
+
+@dataclass(frozen=True, slots=True)
+class _Estimate:
+    """All that figures are made of but the time that pipelines take, which is told by `timed`: seconds from
+    their end to that of the step, and the three peaks of memory."""
+
+    timed: _Timed
+    end_s: Floats
+    peaks: tuple[Floats, Floats, Floats]
+
+
+def _estimate(problem: Problem, table: StrategyTable, grids: GridCostTable | None) -> _Estimate:
+    price = costs_of_all_stages(problem, table, grids)
+    memory = rank_bytes(problem, table, price)
+    return _Estimate(
+        timed=_Timed(table, microbatches_of(problem, table), stage_times(problem, table, price)),
+        end_s=step_end(problem, table, price).total_s,
+        peaks=(memory.allocated.max(axis=0), memory.reserved.max(axis=0), memory.device.max(axis=0)),
+    )
+
+
+def _evaluated(several: Sequence[_Estimate]) -> list[StepFigures]:
+    pipeline_makespan_s = _makespans_s([one.timed for one in several])
+    return [
+        StepFigures(pipelines_s + one.end_s, *one.peaks)
+        for one, pipelines_s in zip(several, pipeline_makespan_s, strict=True)
+    ]
+
+
+def step_figures_of(problems: Sequence[Problem], tables: Sequence[StrategyTable]) -> list[StepFigures]:
+    """The figures of each problem's table. Problems of one shape are priced together, and rows with the same
+    schedule are evaluated together, of whatever problem they are."""
+    shapes = ProblemShapes()
+    groups = _grouped_by_shape([shapes.of(problem) for problem in problems], tables)
+    estimates = []
+    for members in groups:
+        together = [tables[member] for member in members]
+        problem = shapes.stacked([problems[member] for member in members], [len(one) for one in together])
+        estimates.append(_estimate(problem, StrategyTable.joined(together), None))
+    found: dict[int, StepFigures] = {}
+    for members, figures in zip(groups, _evaluated(estimates), strict=True):
+        ends = np.cumsum([len(tables[member]) for member in members]).tolist()
+        for member, end in zip(members, ends, strict=True):
+            found[member] = figures.taken(slice(end - len(tables[member]), end))
+    return [found[member] for member in range(len(problems))]
+
+
+def _grouped_by_shape(shapes: Sequence[Hashable], tables: Sequence[StrategyTable]) -> list[list[int]]:
+    """The places of tables whose problems are of one shape, as many as are priced together."""
+    groups: list[list[int]] = []
+    begun: dict[Hashable, tuple[list[int], int, int]] = {}
+    for place, (shape, table) in enumerate(zip(shapes, tables, strict=True)):
+        stages = int((table.pp * table.vpp).max())
+        group, most, rows = begun.get(shape, ([], 0, 0))
+        most, rows = max(most, stages), rows + len(table)
+        if not group or most * rows > STAGES_AT_A_TIME:
+            group, most, rows = [], stages, len(table)
+            groups.append(group)
+        group.append(place)
+        begun[shape] = group, most, rows
+    return groups
+
+
+def pipeline_makespan_s(problem: Problem, table: StrategyTable, grids: GridCostTable | None = None) -> Floats:
+    """Seconds from the first forward of every row to its last backward, with nothing gathered before and
+    reduced after them: no more than any strategy takes that differs in `optim_shard` alone."""
+    return np.concatenate([_bare_makespan_s(problem, *part) for part in _parts(table, grids)])
+
+
+def _bare_makespan_s(problem: Problem, table: StrategyTable, grids: GridCostTable | None) -> Floats:
+    price = costs_of_all_stages(problem, table, grids)
+    times = stage_times(problem, table, price)
+    nothing = 0.0 * times.gather_s
+    alone = replace(times, gather_s=nothing, reduce_s=nothing)
+    return _makespans_s([_Timed(table, microbatches_of(problem, table), alone)])[0]
+
+
+def _makespans_s(several: Sequence[_Timed]) -> list[Floats]:
+    """Seconds of the pipelines of every row; those of one schedule table are evaluated together."""
+    pipeline_makespan_s = [np.empty(len(one.table)) for one in several]
+    waiting: dict[tuple[int, int, int], list[tuple[int, Any]]] = {}
+    for place, one in enumerate(several):
+        columns = [one.table.schedule, one.table.pp, one.table.vpp]
+        firsts, member = distinct_rows(columns)
+        for group, first in enumerate(firsts):
+            schedule, pp, vpp = (int(column[first]) for column in columns)
+            waiting.setdefault((schedule, pp, vpp), []).append((place, np.flatnonzero(member == group)))
+    for (schedule, pp, vpp), parts in waiting.items():
+        evaluated_s = makespan_s(
+            SCHEDULES[schedule],
+            pp=pp,
+            microbatches=np.concatenate([several[place].microbatches[rows] for place, rows in parts]),
+            vpp=vpp,
+            durations=Durations.joined(
+                [durations_of(several[place].times, pp, vpp, rows) for place, rows in parts]
+            ),
+        )
+        ends = np.cumsum([len(rows) for _, rows in parts])[:-1]
+        for (place, rows), part_s in zip(parts, np.split(evaluated_s, ends), strict=True):
+            pipeline_makespan_s[place][rows] = part_s
+    return pipeline_makespan_s
+
+
+def step_durations(problem: Problem, strategy: Strategy) -> Durations:
+    """The durations (batch of one) of one strategy's actions."""
+    table = StrategyTable.of([strategy])
+    price = costs_of_all_stages(problem, table)
+    times = stage_times(problem, table, price)
+    return durations_of(times, strategy.pp, strategy.vpp, np.arange(1))
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineFigures:
+    """Of one strategy: the durations (batch of one) of what one of its pipelines does, the seconds from its
+    end to that of the step, and bytes on the tightest rank and, per device, on the host."""
+
+    durations: Durations
+    end_s: float
+    device_bytes: float
+    host_bytes: float
+
+
+def pipeline_figures(problem: Problem, table: StrategyTable) -> list[PipelineFigures]:
+    """The figures of every row of a table of legal strategies, priced together."""
+    price = costs_of_all_stages(problem, table)
+    times = stage_times(problem, table, price)
+    device_bytes = rank_bytes(problem, table, price).device.max(axis=0)
+    on_host = host_bytes(table, price)
+    end_s = step_end(problem, table, price).total_s
+    return [
+        PipelineFigures(
+            durations=durations_of(
+                times,
+                int(table.pp[row]),
+                int(table.vpp[row]),
+                np.array([row]),
+            ),
+            end_s=float(end_s[row]),
+            device_bytes=float(device_bytes[row]),
+            host_bytes=float(on_host[row]),
+        )
+        for row in range(len(table))
+    ]
+
+
+def spare_microbatches(problem: Problem, strategy: Strategy) -> tuple[int, ...]:
+    """How many more microbatches than its schedule has in flight each stage of a strategy could hold in the
+    memory that is left there; none of a strategy that puts activations off to the host."""
+    table = StrategyTable.of([strategy])
+    price = costs_of_all_stages(problem, table)
+    if strategy.offload in ("activations", "both"):
+        return (0,) * strategy.pp * strategy.vpp
+    left = problem.usable_bytes - rank_bytes(problem, table, price).device[:, 0]
+    each = price.activation_costs.stage_bytes[:, 0] * (1.0 + problem.efficiency.fragmentation_ratio)
+    return tuple(int(number) for number in np.maximum(left // each, 0.0))
+
+
+def stage_activation_bytes(problem: Problem, strategy: Strategy) -> tuple[float, ...]:
+    """Bytes that one microbatch of a strategy keeps on each stage; on the host where activations are
+    offloaded."""
+    price = costs_of_all_stages(problem, StrategyTable.of([strategy]))
+    return tuple(float(nbytes) for nbytes in price.activation_costs.stage_bytes[:, 0])
+
+
+Ints = NDArray[np.int64]
+
+
+def worst_durations(strategy: Strategy, durations: Sequence[Durations], rows: Ints) -> Durations:
+    """Durations of pipelines whose cells lie on nodes of these kinds (places in `durations`), rows of shape
+    (pipelines, pp, slots)."""
+    on_stage = rows[:, list(stage_ranks(strategy.schedule, strategy.pp, strategy.vpp)), :]
+    stages = np.arange(on_stage.shape[1])
+
+    def slowest(name: str) -> Floats:
+        values = np.concatenate([getattr(one, name) for one in durations])
+        picked: Floats = values[on_stage, stages[None, :, None]].max(axis=2)
+        return picked
+
+    def hops(name: str) -> Floats:
+        values = np.concatenate([getattr(one, name) for one in durations])
+        ends = np.concatenate([on_stage[:, :-1], on_stage[:, 1:]], axis=2)
+        picked: Floats = values[ends, stages[None, :-1, None]].max(axis=2)
+        return picked
+
+    def joined(name: str) -> Floats:
+        values = np.concatenate([getattr(one, name) for one in durations]).max(axis=0)
+        return np.broadcast_to(values, (len(rows), len(values)))
+
+    return Durations.of(
+        stages=len(stages),
+        batch=len(rows),
+        forward_s=slowest("forward_s"),
+        backward_s=slowest("backward_s"),
+        backward_input_s=slowest("backward_input_s"),
+        backward_weight_s=slowest("backward_weight_s"),
+        gather_s=joined("gather_s"),
+        reduce_s=joined("reduce_s"),
+        hop_forward_s=hops("hop_forward_s"),
+        hop_backward_s=hops("hop_backward_s"),
+    )
+
+
+def pipelines_s(strategy: Strategy, durations: Durations, kinds: Ints, microbatches: Ints) -> Floats:
+    """Seconds of pipelines of these kinds with so many microbatches."""
+    return makespan_s(
+        strategy.schedule,
+        pp=strategy.pp,
+        microbatches=microbatches,
+        vpp=strategy.vpp,
+        durations=durations.rows(kinds),
+    )
+
+
+def step_figures_over(problems: Sequence[Problem], table: StrategyTable, nodes: Sequence[int]) -> StepFigures:
+    """The figures of every row of a table laid over `nodes` in the order of their ranks, each of the kind of
+    node that it names by its place in `problems`: the same job on as many nodes, all of that kind.
+
+    Bytes are those of the kind with least memory.
+    """
+    pipelines = [pipeline_figures(problem, table) for problem in problems]
+    devices = problems[0].cluster.devices // len(nodes)
+    microbatches = microbatches_of(problems[0], table)
+    placed = [
+        _placed_durations(table[row], [kind[row].durations for kind in pipelines], nodes, devices)
+        for row in range(len(table))
+    ]
+    ends_s = [max(pipelines[kind][row].end_s for kind in set(nodes)) for row in range(len(table))]
+    step_time_s = _slowest_pipelines_s(table, placed, microbatches) + np.array(ends_s)
+    tightest = min(problems, key=lambda problem: problem.usable_bytes)
+    return replace(step_figures(tightest, table), step_time_s=step_time_s)
+
+
+def _placed_durations(
+    strategy: Strategy, durations: Sequence[Durations], nodes: Sequence[int], devices_per_node: int
+) -> Durations:
+    """The durations of those pipelines of a strategy that are not alike."""
+    placed = np.array(nodes, dtype=np.int64)[node_slots(strategy, devices_per_node)]
+    rows = np.unique(placed.reshape(strategy.dp, -1), axis=0).reshape(-1, *placed.shape[1:])
+    return worst_durations(strategy, durations, rows)
+
+
+def _slowest_pipelines_s(table: StrategyTable, placed: Sequence[Durations], microbatches: Ints) -> Floats:
+    """Seconds of the slowest pipeline of every row; rows with the same schedule are evaluated together."""
+    pipeline_makespan_s = np.empty(len(table))
+    firsts, member = distinct_rows([table.schedule, table.pp, table.vpp])
+    for group, first in enumerate(firsts):
+        rows = np.flatnonzero(member == group).tolist()
+        pipelines = [placed[row].batch for row in rows]
+        each_s = pipelines_s(
+            table[int(first)],
+            Durations.joined([placed[row] for row in rows]),
+            np.arange(sum(pipelines)),
+            np.repeat(microbatches[rows], pipelines),
+        )
+        pipeline_makespan_s[rows] = np.maximum.reduceat(each_s, np.cumsum([0, *pipelines[:-1]]))
+    return pipeline_makespan_s

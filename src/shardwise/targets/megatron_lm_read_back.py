@@ -1,0 +1,339 @@
+"""Starts the child process in which Megatron-LM reads flags (`megatron_lm_reader`).
+
+Compares the values that Megatron-LM understood with those of the plan.
+
+The values are rebuilt from Megatron-LM's own arguments and configuration, never from the flags that were
+written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from shardwise.cost import has_fused_attention
+from shardwise.errors import ConfigError, InternalError
+from shardwise.plans import Plan
+from shardwise.strategy import Strategy
+from shardwise.targets.megatron_lm import (
+    CP_COMM_TYPES,
+    MAPPED_ORDER,
+    OPTIMIZERS,
+    OWN_ORDER,
+    effective_order,
+    overlaps,
+    stage_layers,
+)
+from shardwise.targets.megatron_lm_model import MegatronExperts, MegatronModel, megatron_model
+
+READER = "shardwise.targets.megatron_lm_reader"
+
+FIRST_REPLY_S, EACH_REPLY_S = 600, 30
+"""How long the child process may take until it is given up, with its imports and per request; generous, since
+imports take half a minute on a busy machine."""
+
+INSTALL = "pip install megatron-core==0.19.* numpy packaging einops, on Python 3.12 with PyTorch for a GPU"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderRequest:
+    """Flags that Megatron-LM is to read as those of a run on `world_size` devices."""
+
+    flags: tuple[str, ...]
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What Megatron-LM understood: its arguments after validation, the fields of its TransformerConfig, the
+    names of layers by pipeline rank and chunk where a layout was given, the numbers of decoder layers by
+    pipeline rank and chunk, and the vocabulary with its padding. Where it refused the flags `error` is a line
+    and all else is empty."""
+
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    layout: tuple[tuple[tuple[str, ...], ...], ...] | None = None
+    layers: tuple[tuple[int, ...], ...] = ()
+    padded_vocab_size: int | None = None
+    error: str | None = None
+
+
+def read_by_megatron_lm(
+    requests: Sequence[ReaderRequest], *, environment: Mapping[str, str] | None = None
+) -> list[Reading]:
+    """What Megatron-LM understands by each request, read in one child process with this `environment` (None:
+    that of this process). Raises ConfigError where Megatron-LM cannot be imported."""
+    lines = [json.dumps({"flags": request.flags, "world_size": request.world_size}) for request in requests]
+    if not lines:
+        return []
+    done = _run("\n".join(lines) + "\n", environment, FIRST_REPLY_S + EACH_REPLY_S * len(lines))
+    replies = [json.loads(line) for line in done.stdout.splitlines()]
+    missing = next((reply["error"] for reply in replies if reply.get("is_missing")), None)
+    if missing is not None:
+        raise _missing(f"Megatron-LM cannot be imported ({missing})")
+    if done.returncode or len(replies) != len(lines):
+        last = (done.stderr.strip().splitlines() or ["it wrote nothing"])[-1]
+        raise InternalError(
+            f"the reader of Megatron-LM's flags answered {len(replies)} of {len(lines)} requests: {last}"
+        )
+    return [_reading(reply) for reply in replies]
+
+
+def _run(
+    text: str, environment: Mapping[str, str] | None, timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", READER], input=text, capture_output=True, encoding="utf-8",
+            errors="replace", timeout=timeout_s, env=dict(os.environ if environment is None else environment),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"Megatron-LM read no answer from the flags in {timeout_s:g} s", key="--validate"
+        ) from None
+
+
+def _missing(message: str) -> ConfigError:
+    return ConfigError(message, key="--validate", allowed=INSTALL)
+
+
+def _reading(reply: Mapping[str, Any]) -> Reading:
+    if "error" in reply:
+        return Reading(error=reply["error"])
+    layout = reply["layout"]
+    return Reading(
+        arguments=reply["arguments"],
+        config=reply["config"],
+        layout=None if layout is None else tuple(tuple(map(tuple, rank)) for rank in layout),
+        layers=tuple(map(tuple, reply["layers"])),
+        padded_vocab_size=reply["padded_vocab_size"],
+    )
+
+
+_DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBackDifference:
+    """A value of the plan that Megatron-LM understood as another."""
+
+    field: str
+    plan: str
+    read: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBack:
+    """How many values were compared, and those that differ."""
+
+    values: int
+    differences: tuple[ReadBackDifference, ...]
+
+
+def read_back(plan: Plan, reading: Reading) -> ReadBack:
+    """Compare every exported value of `plan` with the value that Megatron-LM understood."""
+    if reading.error is not None:
+        refused = ReadBackDifference(field="flags", plan="accepted", read=reading.error)
+        return ReadBack(values=1, differences=(refused,))
+    planned, understood = _of_plan(plan), _of_reading(plan, reading)
+    return ReadBack(
+        values=len(planned),
+        differences=tuple(
+            ReadBackDifference(field=name, plan=str(value), read=str(understood[name]))
+            for name, value in planned.items()
+            if value != understood[name]
+        ),
+    )
+
+
+def differences(plan: Plan, reading: Reading) -> tuple[ReadBackDifference, ...]:
+    """The values of `plan` that Megatron-LM understood as others."""
+    return read_back(plan, reading).differences
+
+
+def _of_plan(plan: Plan) -> dict[str, object]:
+    job, strategy = plan.job, plan.best.strategy
+    model = megatron_model(plan.model, seq_len=job.seq_len)
+    reduces, gathers = overlaps(strategy, job)
+    return {
+        **_values("model", model),
+        "job.seq_len": job.seq_len,
+        "job.global_batch_size": job.global_batch_size,
+        "job.dtype": job.dtype,
+        "job.optimizer": job.optimizer,
+        "job.profile.reduce_in_fp32": job.dtype == "fp32" or job.profile.reduce_in_fp32,
+        "fused attention": has_fused_attention(plan.cluster, plan.job.profile),
+        "gradients reduced during computation": reduces,
+        "parameters gathered during computation": gathers,
+        "devices": plan.cluster.devices,
+        **{f"strategy.{name}": value for name, value in asdict(strategy).items()},
+        "layers of stages": stage_layers(strategy, plan.model.layers),
+    }
+
+
+def _of_reading(plan: Plan, reading: Reading) -> dict[str, object]:
+    read = reading.arguments
+    # Ranks hold chunks; stages follow the layers, chunk by chunk over the ranks.
+    stages = tuple(rank[chunk] for chunk in range(len(reading.layers[0])) for rank in reading.layers)
+    strategy = _strategy(plan.best.strategy, reading)
+    optimizers = {name: ours for ours, name in OPTIMIZERS.items()}
+    dtype = _DTYPES.get(read["params_dtype"], read["params_dtype"])
+    low_precision = read["fp8"] or read["fp4"]
+    return {
+        **_values("model", _model(reading, plan.job.seq_len)),
+        "job.seq_len": read["seq_length"],
+        "job.global_batch_size": read["global_batch_size"],
+        "job.dtype": f"{dtype} with {low_precision}" if low_precision else dtype,
+        "job.optimizer": optimizers.get(read["optimizer"], read["optimizer"]),
+        "job.profile.reduce_in_fp32": dtype == "fp32" or bool(read["accumulate_allreduce_grads_in_fp32"]),
+        "fused attention": read["attention_backend"] in ("auto", "flash", "fused"),
+        "gradients reduced during computation": read["overlap_grad_reduce"],
+        "parameters gathered during computation": read["overlap_param_gather"],
+        "devices": read["world_size"],
+        **{f"strategy.{name}": value for name, value in strategy.items()},
+        "layers of stages": stages,
+    }
+
+
+def _values(prefix: str, model: MegatronModel) -> dict[str, object]:
+    """The fields of a model, those of its experts too."""
+    own = {f"{prefix}.{field.name}": getattr(model, field.name) for field in fields(MegatronModel)}
+    experts = own.pop(f"{prefix}.experts")
+    for size in fields(MegatronExperts):
+        own[f"{prefix}.{size.name}"] = None if experts is None else getattr(experts, size.name)
+    return own
+
+
+def _strategy(planned: Strategy, reading: Reading) -> dict[str, object]:
+    """The fields of a Strategy. Orders of ranks that place all ranks alike are one, that of the plan."""
+    read = reading.arguments
+    vpp = read["virtual_pipeline_model_parallel_size"] or 1
+    copies = read["data_parallel_size"] * read["context_parallel_size"]
+    shards = _shards(read, copies)
+    granularity = read["recompute_granularity"]
+    has_experts = read["num_experts"] is not None
+    order = MAPPED_ORDER if read["use_tp_pp_dp_mapping"] else OWN_ORDER
+    is_same_order = effective_order(planned, order) == effective_order(planned, planned.axis_order)
+    kinds = {name: kind for kind, name in CP_COMM_TYPES.items()}
+    comm_type = reading.config["cp_comm_type"]
+    return {
+        "tp": read["tensor_model_parallel_size"],
+        "pp": read["pipeline_model_parallel_size"],
+        "vpp": vpp,
+        "cp": read["context_parallel_size"],
+        "cp_kind": kinds.get(str(comm_type), comm_type),
+        "ep": read["expert_model_parallel_size"],
+        "etp": read["expert_tensor_parallel_size"] if has_experts else 1,
+        "dp": read["data_parallel_size"],
+        **shards,
+        "micro_batch_size": read["micro_batch_size"],
+        "schedule": "interleaved_1f1b" if vpp > 1 else "1f1b",
+        "sequence_parallel": read["sequence_parallel"],
+        "recompute": granularity or "none",
+        "recompute_layers": _recomputed(read),
+        "offload": _offload(read),
+        "axis_order": planned.axis_order if is_same_order else order,
+        "first_stage_layers": reading.layers[0][0],
+        "last_stage_layers": reading.layers[-1][-1],
+    }
+
+
+def _shards(read: Mapping[str, Any], copies: int) -> dict[str, object]:
+    """Over how many ranks parameters, gradients and optimizer states are sharded."""
+    if read["use_torch_fsdp2"] or read["use_megatron_fsdp"]:
+        return dict.fromkeys(("param_shard", "grad_shard", "optim_shard"), copies)
+    instances = read["num_distributed_optimizer_instances"]
+    states: object = 1
+    if read["use_distributed_optimizer"]:
+        states = copies // instances if copies % instances == 0 else f"{copies} / {instances}"
+    return {"param_shard": 1, "grad_shard": 1, "optim_shard": states}
+
+
+def _recomputed(read: Mapping[str, Any]) -> object:
+    """Layers of a chunk that are recomputed in full."""
+    if read["recompute_granularity"] != "full":
+        return 0
+    layers = read["recompute_num_layers"]
+    return layers if read["recompute_method"] == "block" else f"{read['recompute_method']} {layers}"
+
+
+def _offload(read: Mapping[str, Any]) -> str:
+    states = read["optimizer_cpu_offload"] and read["optimizer_offload_fraction"] == 1
+    activations = read["cpu_offloading_num_layers"] or read["fine_grained_activation_offloading"]
+    if states and activations:
+        return "both"
+    return "optimizer" if states else "activations" if activations else "none"
+
+
+def _model(reading: Reading, seq_len: int) -> MegatronModel:
+    read, config = reading.arguments, reading.config
+    is_rotary = read["position_embedding_type"] == "rope"
+    layers = read["num_layers"]
+    window, pattern = _window(config, layers, seq_len)
+    return MegatronModel(
+        num_layers=layers,
+        hidden_size=config["hidden_size"],
+        ffn_hidden_size=config["ffn_hidden_size"],
+        num_attention_heads=config["num_attention_heads"],
+        num_query_groups=config["num_query_groups"],
+        kv_channels=config["kv_channels"],
+        padded_vocab_size=reading.padded_vocab_size or 0,
+        untie_embeddings_and_output_weights=read["untie_embeddings_and_output_weights"],
+        max_position_embeddings=read["max_position_embeddings"],
+        position_embedding_type=read["position_embedding_type"],
+        rotary_base=read["rotary_base"] if is_rotary else None,
+        rotary_percent=read["rotary_percent"] if is_rotary else None,
+        rope_scaling_factor=read["rope_scaling_factor"] if is_rotary and read["use_rope_scaling"] else None,
+        normalization=config["normalization"],
+        norm_epsilon=config["layernorm_epsilon"],
+        qk_layernorm=config["qk_layernorm"],
+        swiglu=config["gated_linear_unit"] and config["activation_func"] == "silu",
+        exact_gelu=not config["gated_linear_unit"] and not config["bias_activation_fusion"],
+        add_bias_linear=config["add_bias_linear"],
+        add_qkv_bias=config["add_qkv_bias"],
+        attention_dropout=config["attention_dropout"],
+        hidden_dropout=config["hidden_dropout"],
+        init_method_std=config["init_method_std"],
+        window=window,
+        window_pattern=pattern,
+        experts=_experts(config, layers),
+    )
+
+
+def _window(
+    config: Mapping[str, Any], layers: int, seq_len: int
+) -> tuple[int | None, tuple[int, ...] | None]:
+    """Keys of a query, where they are below the sequence length, and the layers where that is so."""
+    if config["window_size"] is None:
+        return None, None
+    before, after = config["window_size"]
+    if after != 0 or not 0 <= before < seq_len - 1:
+        return None, None
+    freq = config["window_attn_skip_freq"]
+    if freq is None:
+        return before + 1, (1,) * layers
+    if isinstance(freq, int):
+        return before + 1, tuple(int(layer % freq != 0) for layer in range(1, layers + 1))
+    return before + 1, tuple(freq)
+
+
+def _experts(config: Mapping[str, Any], layers: int) -> MegatronExperts | None:
+    if config["num_moe_experts"] is None:
+        return None
+    freq = config["moe_layer_freq"]
+    return MegatronExperts(
+        num_experts=config["num_moe_experts"],
+        moe_router_topk=config["moe_router_topk"],
+        moe_ffn_hidden_size=config["moe_ffn_hidden_size"],
+        pattern=(
+            tuple(int(layer % freq == 0) for layer in range(layers)) if isinstance(freq, int) else tuple(freq)
+        ),
+        moe_shared_expert_intermediate_size=config["moe_shared_expert_intermediate_size"],
+        moe_router_pre_softmax=config["moe_router_pre_softmax"],
+        moe_token_dispatcher_type=config["moe_token_dispatcher_type"],
+    )

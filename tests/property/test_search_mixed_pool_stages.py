@@ -1,0 +1,182 @@
+"""Stages that split the rows of a microbatch over two pools, against a twin that lists all plans."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.property.uneven_bounds import hold_bounds
+from tests.property.uneven_twin import (
+    BY_NODE_SLOT,
+    drawn_with_mixed_stages,
+    every_layout,
+    least_s,
+    with_mixed_stages,
+)
+from tests.sampling import sample_of
+
+from shardwise.cost import StageCosts
+from shardwise.search import UnevenSpace, predict_record, search_uneven
+from shardwise.search.hetero import stage_costs
+from shardwise.search.hetero.result import uneven_result
+from shardwise.search.hetero.space import MixedPoolKind, StageKind, devices_by_pool
+from shardwise.search.hetero.stage_costs import StageCostModel
+
+INSTANCES, FULL_INSTANCES = 6, 1_200
+CHUNK = 6
+WITH_MIXED_STAGES = (46, 71, 88, 92, 126, 127)
+"""Problems the best plan of which has such stages."""
+
+FIGURES = ("forward_s", "backward_s", "gather_s", "reduce_s", "end_s")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "first_seed" in metafunc.fixturenames:
+        last = FULL_INSTANCES if metafunc.config.getoption("--full") else INSTANCES
+        metafunc.parametrize("first_seed", range(0, last, CHUNK))
+
+
+def without_mixed_stages(space: UnevenSpace) -> UnevenSpace:
+    return UnevenSpace(space.model, space.cluster, space.job, replace(space.limits, mixed_stage_rows=1))
+
+
+@cache
+def expected(seed: int) -> float:
+    """The twin's answer."""
+    return least_s(drawn_with_mixed_stages(seed))
+
+
+def is_the_twins(space: UnevenSpace, expected_s: float) -> bool:
+    """Whether the search finds the least time of all plans, proves it, and prices the plan alike again."""
+    outcome = search_uneven(space)
+    if outcome.plan is None:
+        return expected_s == float("inf")
+    found = uneven_result(space, outcome.plan)
+    again = predict_record(space.model, space.cluster, space.job, found)
+    if again.faults:
+        return False
+    times = (outcome.plan.time_s, outcome.lower_bound_s, max(again.pipeline_s))
+    return all(time_s == pytest.approx(expected_s, rel=1e-9) for time_s in times)
+
+
+def test_the_best_plan_is_that_of_the_twin(first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + CHUNK):
+        assert is_the_twins(drawn_with_mixed_stages(seed), expected(seed)), seed
+
+
+@pytest.mark.parametrize("seed", sample_of(WITH_MIXED_STAGES, WITH_MIXED_STAGES[:3]))
+def test_a_plan_with_such_stages_is_the_best_and_is_found(seed: int) -> None:
+    space = drawn_with_mixed_stages(seed)
+    assert is_the_twins(space, expected(seed))
+    best, plain = search_uneven(space).plan, search_uneven(without_mixed_stages(space)).plan
+    assert best is not None and plain is not None and best.time_s < plain.time_s * (1 - 1e-3)
+    result = uneven_result(space, best)
+    parts = [stage.parts for pipeline in result.layout.pipelines for stage in pipeline.stages if stage.parts]
+    assert parts
+    for one, other in parts:
+        assert one.rows + other.rows == result.micro_batch_size
+        assert one.device_class != other.device_class
+
+
+def test_what_such_a_stage_costs_is_what_its_slower_part_does() -> None:
+    """The twin takes every braid by itself, part by part, from the prices of single stages."""
+    for seed in range(0, 40, 8):
+        space = drawn_with_mixed_stages(seed)
+        for subproblem in (subproblem for subproblem in space.subproblems() if space.pairs(subproblem)):
+            one = replace(subproblem, least=subproblem.most)
+            mine = StageCostModel(space).options(one)
+            theirs = with_mixed_stages(space, StageCostModel(without_mixed_stages(space)).options(one), one)
+            assert mine.sites == theirs.sites and len(mine.sites) > len(mine.pools)
+            for site in range(len(mine.pools), len(mine.sites)):
+                stages, twins = mine.stages[site], theirs.stages[site]
+                assert stages.kinds == twins.kinds
+                fits = np.isfinite(twins.backward_s)
+                assert (np.isfinite(stages.backward_s) == fits).all()
+                for name in FIGURES:
+                    both = (getattr(one, name) for one in (stages, twins))
+                    found, expected = (np.squeeze(of, 1) if name in BY_NODE_SLOT else of for of in both)
+                    found, expected = found[fits], expected[fits]
+                    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
+                np.testing.assert_allclose(mine.hops[site].far_s, theirs.hops[site].far_s, rtol=1e-12)
+
+
+def test_no_layout_takes_less_than_its_bounds(full: bool) -> None:
+    held = 0
+    for seed in range(40 if full else 12):
+        space, rng = drawn_with_mixed_stages(seed), random.Random(seed)
+        subproblem = rng.choice(
+            [subproblem for subproblem in space.subproblems() if space.pairs(subproblem)]
+            or space.subproblems()
+        )
+        of = StageCostModel(space).options(replace(subproblem, least=subproblem.most))
+        numbers = range(1, of.microbatches + 1)
+        for every in every_layout(of):
+            mixed = np.flatnonzero((every.pools >= len(of.pools)).any(axis=1)).tolist()
+            some = every.take(np.array(rng.sample(mixed, min(len(mixed), 5)), dtype=int))
+            hold_bounds(of, some, numbers, seed)
+            held += len(some.pools)
+    assert held > 50
+
+
+SOUND = [(StageCostModel, "_part", StageCostModel._part)] + [
+    (stage_costs, name, getattr(stage_costs, name))
+    for name in ("mixed_pool_cost", "devices_by_pool", "mixed_pool_hops")
+]
+"""What twins are put in the place of: the twin of the search is asked with these."""
+
+
+def _of_the_first_part(one: stage_costs.PoolPart, other: stage_costs.PoolPart) -> Any:
+    def idle(values: Any) -> Any:
+        return 0.0 * np.asarray(values)
+
+    price = StageCosts(**{field.name: idle(getattr(other.price, field.name)) for field in fields(StageCosts)})
+    return stage_costs.mixed_pool_cost(one, replace(other, price=price))
+
+
+def _on_the_first_pool(kind: StageKind | MixedPoolKind) -> tuple[int, ...]:
+    return (kind.tp[0], 0) if isinstance(kind, MixedPoolKind) else devices_by_pool(kind)
+
+
+def _at_once(one: stage_costs.PoolPart, other: stage_costs.PoolPart) -> Any:
+    return 0.0 * stage_costs.mixed_pool_hops(one, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("mixed_pool_cost", _of_the_first_part),
+        ("devices_by_pool", _on_the_first_pool),
+        ("mixed_pool_hops", _at_once),
+    ],
+    ids=["the slower part", "devices of both pools", "hops"],
+)
+def test_what_is_left_out_of_such_stages_is_noticed(
+    name: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_costs, name, broken)
+    assert any(_is_too_soon(seed) for seed in WITH_MIXED_STAGES)
+
+
+def _is_too_soon(seed: int) -> bool:
+    found = search_uneven(drawn_with_mixed_stages(seed)).plan
+    with pytest.MonkeyPatch.context() as sound:
+        for owner, name, own in SOUND:
+            sound.setattr(owner, name, own)
+        expected_s = expected(seed)
+    return found is not None and found.time_s < expected_s * (1 - 1e-6)
+
+
+def test_rows_that_no_part_does_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row is priced by nobody: what comes out is sooner done than any plan."""
+    own = StageCostModel._part
+
+    def without_a_row(self: StageCostModel, subproblem: Any, pool: int, rows: int, shape: Any) -> Any:
+        return own(self, subproblem, pool, max(rows - 1, 1), shape)
+
+    monkeypatch.setattr(StageCostModel, "_part", without_a_row)
+    assert any(_is_too_soon(seed) for seed in WITH_MIXED_STAGES)

@@ -1,0 +1,658 @@
+"""Frontier tracking is exact: by dynamic programming, by elimination alone, and by bounds first, it finds
+what enumeration finds; up to an epsilon, nothing that is further from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.property.pareto_instances import (
+    chain_of,
+    chain_with_shared,
+    frontier_by_definition,
+    long_chain,
+    measure_of,
+    plain,
+    starting_with,
+)
+
+from shardwise.pareto import Chain, Factor, FactorGraph, Segment, frontier_of, non_dominated
+from shardwise.search import pareto_search
+from shardwise.search.pareto import (
+    bound_sets,
+    chain_labels,
+    completion_bounds,
+    dominance,
+    elimination,
+    gap_enumeration,
+    labels,
+    presolve,
+    state,
+    supported_points,
+    two_phase,
+    weighted_sums,
+)
+from shardwise.search.pareto.chain_labels import eliminate_small_chain
+from shardwise.search.pareto.elimination_order import EliminationOrder, EliminationStep, order_of
+from shardwise.search.pareto.presolve import cases_of, without_columns
+from shardwise.search.pareto.solution import Solution, measures
+from shardwise.search.pareto.weighted_sums import FactorSums
+
+pytestmark = pytest.mark.usefixtures("by_two_phases")
+
+LONG = (0, 2, 4, 17, 33, 39, 52, 67, 73, 83, 93, 99)
+"""Seeds of long chains that have solutions and repeat a link at least four times."""
+
+SOME_LONG = (2, 33, 83)
+"""Of these what a run without `--full` takes where each is tracked several times: thinned by an epsilon, and
+stopped where joins may look at few pairs; and one that is neither."""
+
+OPERATORS = 9
+"""Of which a chain has one fewer at most, as `chain_of` draws them: eight."""
+
+INSTANCES, CHUNK = 600, 60
+FULL_INSTANCES, FULL_CHUNK = 20_000, 400
+
+Points = list[tuple[float, float]]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "first_seed" in metafunc.fixturenames:
+        is_full = bool(metafunc.config.getoption("--full"))
+        count, chunk = (FULL_INSTANCES, FULL_CHUNK) if is_full else (INSTANCES, CHUNK)
+        metafunc.parametrize(("first_seed", "seeds"), [(first, chunk) for first in range(0, count, chunk)])
+
+
+def orders_of(chain: Chain) -> list[list[EliminationOrder]]:
+    return [[order_of(part) for _, part in segment.modes] for segment in chain]
+
+
+def by_labels(
+    chain: Chain, solve_chain: Callable[..., chain_labels.ChainFrontier]
+) -> tuple[Points, list[Solution]]:
+    """The frontier without any bound."""
+    orders = orders_of(chain)
+    found = solve_chain(
+        chain, [chain_labels.segment_labels(chain, orders, place) for place in range(len(chain))]
+    )
+    return as_points(found.points), found.solutions()
+
+
+def as_points(values: Any) -> Points:
+    return [(float(time_s), float(memory)) for time_s, memory in values]
+
+
+def test_all_ways_find_what_enumeration_finds(first_seed: int, seeds: int) -> None:
+    """Small chains are eliminated at once; of these one in six is tracked by bounds too."""
+    solvable = small = 0
+    for seed in range(first_seed, first_seed + seeds):
+        chain = chain_of(seed, operators=OPERATORS)
+        expected = frontier_by_definition(chain)
+        if not expected:
+            continue
+        solvable += 1
+        ways = {
+            "dynamic programming": by_labels(chain, chain_labels.chain_frontier),
+            "elimination alone": by_labels(chain, chain_labels.merged),
+        }
+        once = eliminate_small_chain(chain)
+        if once is not None:
+            small += 1
+            ways["at once"] = (as_points(once.points), once.solutions())
+        if seed % 6 == 1 or once is None:
+            exact = pareto_search([chain])
+            ways["bounds first"] = (as_points(exact.points), [solution for _, solution in exact.solutions])
+        for way, (points, solutions) in ways.items():
+            assert points == expected, f"seed {seed}, {way}"
+            assert [measure_of(chain, plain(each)) for each in solutions] == points, f"seed {seed}, {way}"
+    # Of 600 chains at least 500 are compared, in each part as many of its own.
+    assert solvable >= -(-seeds * 5 // 6) and small >= seeds * 3 // 4
+
+
+def test_chains_of_up_to_eight_operators_are_compared() -> None:
+    """Of those that have solutions; operators of a link, besides what it takes in and hands on."""
+    largest = 0
+    for seed in range(INSTANCES):
+        for segment in chain_of(seed, operators=OPERATORS):
+            for _, part in segment.modes:
+                own = len(part.sizes) - (part.entry is not None) - (part.exit is not None)
+                largest = max(largest, own)
+    assert largest == 8
+
+
+@pytest.mark.parametrize("many", [0, elimination.TOLERANCE_FROM_PAIRS])
+@pytest.mark.parametrize("epsilon", [0.1, 0.4])
+def test_every_point_is_matched_within_epsilon(
+    monkeypatch: pytest.MonkeyPatch, epsilon: float, many: int, full: bool
+) -> None:
+    monkeypatch.setattr(elimination, "TOLERANCE_FROM_PAIRS", many)
+    dropped = 0
+    for seed in range(150 if full else 30):
+        chain = chain_of(seed)
+        expected = frontier_by_definition(chain)
+        if not expected:
+            continue
+        found = pareto_search([chain], epsilon=epsilon)
+        assert [measure_of(chain, plain(each)) for _, each in found.solutions] == as_points(found.points)
+        limit = (1.0 + epsilon) * (1.0 + 1e-12)
+        for time_s, memory in expected:
+            assert any(a <= limit * time_s and b <= limit * memory for a, b in as_points(found.points)), seed
+        dropped += len(expected) - len(found.points)
+    assert dropped > 0
+
+
+@pytest.mark.parametrize("few", [1, dominance.BINS_FROM_ROWS])
+def test_long_chains_are_searched_by_runs_of_equal_links(
+    monkeypatch: pytest.MonkeyPatch, few: int, full: bool
+) -> None:
+    monkeypatch.setattr(dominance, "BINS_FROM_ROWS", few)
+    thinner, seeds = 0, LONG if full else SOME_LONG
+    for seed in seeds:
+        chain = long_chain(seed)
+        expected = by_labels(chain, chain_labels.merged)[0]
+        found = as_points(pareto_search([chain]).points)
+        assert matches(found, expected, 0.0) and matches(expected, found, 0.0), seed
+        for epsilon in (0.003, 0.05):
+            close = pareto_search([chain], epsilon=epsilon)
+            assert matches(close.points, expected, epsilon), (seed, epsilon)
+            thinner += len(close.points) < len(expected)
+    assert thinner > len(seeds) / 2
+
+
+def matches(points: Any, expected: Points, epsilon: float) -> bool:
+    """Whether each expected point has one that is within a factor 1 + epsilon of it."""
+    limits = np.array(expected)[:, None] * (1.0 + epsilon) * (1.0 + 1e-12)
+    return bool(np.all(np.any(np.all(np.asarray(points)[None] <= limits, axis=2), axis=1)))
+
+
+def test_a_tolerance_that_is_spent_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grids of a hundred times what may be lost leave points out that nothing matches."""
+    for share in ("SEGMENTS_SHARE", "RUNS_SHARE", "EXTENSION_SHARE"):
+        monkeypatch.setattr(completion_bounds, share, 100.0 * getattr(completion_bounds, share))
+    assert not epsilon_holds(0.05)
+
+
+def epsilon_holds(epsilon: float) -> bool:
+    """Whether every point of long chains is matched up to the epsilon."""
+    chains = [long_chain(seed) for seed in LONG]
+    expected = [by_labels(chain, chain_labels.merged)[0] for chain in chains]
+    return all(
+        matches(pareto_search([chain], epsilon=epsilon).points, points, epsilon)
+        for chain, points in zip(chains, expected, strict=True)
+    )
+
+
+def test_bins_keep_what_no_other_row_dominates() -> None:
+    random = np.random.default_rng(0)
+    for columns, steps_each in ((2, 60), (3, 60), (4, 12)):
+        for count in (dominance.BINS_FROM_ROWS, 3 * dominance.BINS_FROM_ROWS):
+            cells = random.integers(0, 7, count)
+            steps = random.integers(0, steps_each, (count, columns)).astype(np.float64)
+            undominated = dominance.undominated_in_bins(cells, list(steps.T))
+            assert len(undominated) < count / 2
+            best = non_dominated(steps[undominated], groups=cells[undominated])
+            expected = non_dominated(steps, groups=cells)
+            assert (steps[undominated][best] == steps[expected]).all() and (
+                cells[undominated][best] == cells[expected]
+            ).all()
+
+
+def test_shared_variables_make_one_choice_along_a_chain(full: bool) -> None:
+    """By elimination alone, and up to an epsilon too; solutions choose what they say, everywhere alike."""
+    seeds = range(80 if full else 20)
+    assert agrees(seeds, chain_with_shared)
+    shared = 0
+    for seed in seeds:
+        chain = chain_with_shared(seed)
+        expected = frontier_by_definition(chain)
+        if not expected:
+            continue
+        assert by_labels(chain, chain_labels.merged)[0] == expected, seed
+        found = pareto_search([chain], epsilon=0.2)
+        assert matches(found.points, expected, 0.2), seed
+        assert [measure_of(chain, plain(each)) for _, each in found.solutions] == as_points(found.points)
+        for _, solution in found.solutions:
+            at = [place for place, segment in enumerate(chain) for _ in range(segment.repeat)]
+            chosen = {
+                (name, choice.choices[variable])
+                for place, choice in zip(at, solution, strict=True)
+                for name, variable in chain[place].modes[choice.mode][1].shared
+            }
+            assert len(chosen) == len({name for name, _ in chosen}), seed
+            shared += len(chosen)
+    assert shared > 2 * len(seeds)
+
+
+def at_the_first(sums: Any, axes: list[int]) -> Any:
+    """What hubs come to at their first choice, instead of at the best one."""
+    for axis in axes:
+        sums = sums.take([0], axis=axis)
+    return sums
+
+
+def test_shared_variables_fixed_too_early_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weighted_sums, "_without", at_the_first)
+    assert not agrees(range(60), chain_with_shared)
+
+
+def stopped(most_pairs: int, epsilon: float, seeds: Iterable[int]) -> tuple[int, bool]:
+    """How many long chains were tracked less closely than asked where joins may look at so few pairs, and
+    whether each solution of all of them is matched as closely as it says."""
+    looser, are_matched = 0, True
+    for seed in seeds:
+        chain = long_chain(seed)
+        expected = by_labels(chain, chain_labels.merged)[0]
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(labels, "MOST_PAIRS_WITH_TOLERANCE", most_pairs)
+            patched.setattr(labels, "MOST_PAIRS_IF_EXACT", most_pairs)
+            found = pareto_search([chain], epsilon=epsilon)
+        are_matched &= matches(found.points, expected, found.epsilon)
+        looser += found.epsilon > epsilon
+    return looser, are_matched
+
+
+@pytest.mark.parametrize(("most_pairs", "epsilon"), [(20, 0.001), (60, 0.001), (40, 0.0)])
+def test_a_search_that_would_take_too_long_tells_what_it_proved(
+    most_pairs: int, epsilon: float, full: bool
+) -> None:
+    """With an epsilon by looks that lose more, as long as that helps."""
+    looser, are_matched = stopped(most_pairs, epsilon, LONG if full else SOME_LONG)
+    assert looser > (2 if full else 1) and are_matched
+
+
+def relaxed_silently(own: state.State, tolerances: gap_enumeration.Tolerances) -> gap_enumeration.Tolerances:
+    """Looks that lose more from now on, as if they did not."""
+    return TIMES(tolerances, 64.0) if 0.0 < own.working_epsilon < 0.1 else tolerances
+
+
+def test_relaxed_tolerances_that_are_not_reported_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(two_phase, "relaxed_tolerances", relaxed_silently)
+    assert not all(stopped(60, 0.001, [seed])[1] for seed in starting_with(33, LONG))
+
+
+TIMES = gap_enumeration.Tolerances.times
+
+
+@pytest.mark.parametrize(
+    ("working_epsilon", "after", "if_wide"),
+    [
+        (0.0, 0.0, 0.0),
+        (0.0005, 0.004, 0.004),
+        (0.0009, 0.0072, 0.0072),
+        (0.0045, 0.015, 0.0075),
+        (0.009, 0.015, 0.009),
+        (0.011, 0.011, 0.011),
+        (0.03, 0.03, 0.03),
+    ],
+)
+def test_tolerances_are_relaxed_no_more_than_helps(
+    working_epsilon: float, after: float, if_wide: float
+) -> None:
+    """8 times as much, but no more than 1.5 %, or 0.75 where no look was tried; nothing more where that is
+    less than 1.5 times as much."""
+    chain = long_chain(0)
+    for enough, expected in (
+        (gap_enumeration.RELAXED_EPSILON, after),
+        (gap_enumeration.RELAXED_EPSILON_IF_WIDE, if_wide),
+    ):
+        own = state.State.of(
+            0, chain, presolve.PresolvedChain.of(chain), bound_sets.IncumbentSet(), working_epsilon
+        )
+        tolerances = gap_enumeration.relaxed_tolerances(
+            own, gap_enumeration.Tolerances.of(working_epsilon, 0.0, 2.0, 3.0), enough
+        )
+        assert own.is_hard and own.working_epsilon == pytest.approx(expected)
+        assert tolerances.relative == pytest.approx(expected)
+        assert tolerances.labels[0] == pytest.approx(2.0 * expected)
+
+
+def test_cases_of_one_question_have_one_frontier(full: bool) -> None:
+    used = set()
+    for seed in range(0, 60 if full else 18, 3):
+        cases = [chain_of(seed + case) for case in range(3)]
+        points = [point for case in cases for point in frontier_by_definition(case)]
+        best = frontier_of(np.array(points).reshape(-1, 2)).points
+        found = pareto_search(cases)
+        assert as_points(found.points) == as_points(best)
+        measured = [measure_of(cases[case], plain(each)) for case, each in found.solutions]
+        assert measured == as_points(best)
+        used |= {case for case, _ in found.solutions}
+    assert used == {0, 1, 2}
+
+
+def fitting(seed: int, epsilon: float) -> bool:
+    """Whether what is found below some limit of memory matches all of the frontier that fits, and is the
+    smallest where nothing does."""
+    chain = chain_of(seed)
+    expected = frontier_by_definition(chain)
+    for _, most in {*expected[:1], *expected[len(expected) // 2 :][:1], *expected[-1:]}:
+        for limit in (most, most - 0.5):
+            points = as_points(pareto_search([chain], epsilon=epsilon, most_bytes=limit).points)
+            left = [point for point in expected if point[1] <= limit]
+            sure = [point for point in left if point[1] * (1.0 + epsilon) <= limit]
+            if sure and not (matches(points, sure, epsilon) and all(point[1] <= limit for point in points)):
+                return False
+            if not left and not (len(points) == 1 and points[0][1] <= most * (1.0 + epsilon)):
+                return False
+            if left and epsilon == 0.0 and points != left:
+                return False
+    return True
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.2])
+def test_only_what_fits_is_found(epsilon: float, full: bool) -> None:
+    assert all(fitting(seed, epsilon) for seed in range(30 if full else 3))
+
+
+NADIR_POINTS = bound_sets.IncumbentSet.nadir_points
+
+
+def lower(own: bound_sets.IncumbentSet, epsilon: float) -> Any:
+    """Corners of what fits that are taken for lower than they are."""
+    return NADIR_POINTS(own, epsilon) * np.where(np.isfinite(own.most_bytes), 0.8, 1.0)
+
+
+def test_a_limit_that_is_taken_for_less_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bound_sets.IncumbentSet, "nadir_points", lower)
+    assert not all(fitting(seed, 0.0) for seed in range(60))
+
+
+def test_modes_of_what_is_most_of_a_chain_are_cases() -> None:
+    """Each has one mode of one link, and all choices besides; chains without such a link are one case."""
+    counts = []
+    for seed in range(60):
+        chain = chain_of(seed)
+        found = cases_of(chain)
+        many = [segment.repeat * max(len(part.sizes) for _, part in segment.modes) for segment in chain]
+        modes = [len(segment.modes) for segment in chain]
+        largest = int(np.argmax(many))
+        is_most = 2 * many[largest] > sum(many) and chain[largest].repeat == 1
+        assert len(found) == (modes[largest] if is_most else 1)
+        for number, case in enumerate(found):
+            left = [len(segment.modes) for segment in case.chain]
+            assert left == [1 if is_most and place == largest else own for place, own in enumerate(modes)]
+            assert not is_most or case.modes[largest] == (number,)
+        counts.append(len(found))
+    assert 10 < counts.count(2) < 50
+
+
+def agrees(seeds: Iterable[int], make_chain: Callable[[int], Chain] = chain_of) -> bool:
+    """Whether tracking with bounds and without agrees with enumeration on all seeds."""
+    for seed in seeds:
+        chain = make_chain(seed)
+        expected = frontier_by_definition(chain)
+        if not expected:
+            continue
+        if (
+            as_points(pareto_search([chain]).points) != expected
+            or by_labels(chain, chain_labels.chain_frontier)[0] != expected
+        ):
+            return False
+    return True
+
+
+def broken_edge(joint: labels._Joint, rows_a: Any, rows_b: Any) -> Any:
+    """Parallel tables whose peaks add instead of the larger counting."""
+    return joint.a.points[rows_a] + joint.b.points[rows_b]
+
+
+def broken_reduce(points: Any, groups: Any = None, epsilon: float = 0.0) -> Any:
+    """A reduction that forgets the last column."""
+    from shardwise.pareto import non_dominated
+
+    return non_dominated(points[:, :-1], groups=groups, epsilon=epsilon)
+
+
+MAY_MATTER = presolve.may_matter
+
+
+def cut_too_much(bounds: Any, nadir_sums: Any) -> Any:
+    """Bounds that are taken for a tenth more than they are."""
+    return MAY_MATTER(bounds * 1.1, nadir_sums)
+
+
+def without_exposed(chain: Chain) -> Chain:
+    """A simplification that leaves out the exposed time whether it decides or not."""
+    return without_columns(chain, 1)
+
+
+WEIGHTED = bound_sets.weighted
+
+MEASURES = measures
+
+
+def without_peak(points: Any) -> Any:
+    """Measures that forget the largest temporary."""
+    return MEASURES(points * [1.0, 1.0, 1.0, 0.0])
+
+
+LEAST, WITHIN, OUTSIDE = (
+    elimination.EqualTables.least,
+    completion_bounds.CompletionBounds._pruning,
+    completion_bounds.LeastPeaks.outside,
+)
+
+
+def nearer(
+    own: completion_bounds.CompletionBounds, spans: tuple[range, range], outside: Any, least: Any
+) -> labels.LabelPruning:
+    """What is still to come taken for a tenth more than it is."""
+    return WITHIN(own, spans, 1.1 * outside, least)
+
+
+WITH_OTHERS, OF = gap_enumeration.MultiplierSet.with_others, labels.LabelPruning.of
+
+BELOW = gap_enumeration.MultiplierSet.below
+
+
+def in_smaller_boxes(
+    own: gap_enumeration.MultiplierSet, weights: Any, share: float, parts: Any, cutoff: float
+) -> gap_enumeration.MultiplierSet:
+    """Boxes, and all other forms, that are taken for a tenth smaller than they are."""
+    return BELOW(own, weights, share, parts, 0.9 * cutoff)
+
+
+def with_more_peak(
+    own: gap_enumeration.MultiplierSet, near: Any, offsets: Any
+) -> gap_enumeration.MultiplierSet:
+    """Forms that weigh a peak that is in one link alone more than the largest peak weighs."""
+    found = WITH_OTHERS(own, near, offsets)
+    more = np.where(np.arange(len(found.shares)) > 0, 1.5, 1.0)[:, None]
+    return replace(found, peaks=more * found.peaks)
+
+
+def with_both_times(
+    own: gap_enumeration.MultiplierSet, near: Any, offsets: Any
+) -> gap_enumeration.MultiplierSet:
+    """Forms that count half of the exposed time besides all of the hidden time."""
+    found = WITH_OTHERS(own, near, offsets)
+    more = np.where(np.arange(len(found.shares)) > 0, 1.5, 1.0)
+    return replace(found, shares=more * found.shares)
+
+
+def by_one_form_too_much(pruning: labels.LabelPruning, cells: Any, points: Any) -> Any:
+    """All forms but the first with what is still to come taken for a tenth more than it is."""
+    outside = pruning.outside * np.where(np.arange(pruning.outside.shape[-1]) > 0, 1.1, 1.0)
+    return OF(replace(pruning, outside=outside), cells, points)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "broken", "seed"),
+    [
+        (gap_enumeration.MultiplierSet, "with_others", with_more_peak, 0),
+        (gap_enumeration.MultiplierSet, "with_others", with_both_times, 137),
+        (gap_enumeration.MultiplierSet, "below", in_smaller_boxes, 0),
+        (labels.LabelPruning, "of", by_one_form_too_much, 4),
+        (labels._Joint, "points", broken_edge, 0),
+        (labels, "measures", without_peak, 0),
+        (dominance, "non_dominated", broken_reduce, 0),
+        (presolve, "may_matter", cut_too_much, 0),
+        (elimination.EqualTables, "least", lambda likes, sums, table: 1.1 * LEAST(likes, sums, table), 0),
+        (completion_bounds.CompletionBounds, "_pruning", nearer, 4),
+        (completion_bounds.LeastPeaks, "outside", lambda least, spans: 1.1 * OUTSIDE(least, spans), 0),
+        (state, "without_idle_columns", without_exposed, 0),
+        (two_phase, "cases_of", lambda chain: cases_of(chain)[:1], 21),
+    ],
+)
+def test_a_broken_rule_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, broken: Callable[..., Any], seed: int
+) -> None:
+    monkeypatch.setattr(module, name, broken)
+    assert not agrees(starting_with(seed, range(150)))
+
+
+def test_every_multiplier_gives_a_lower_bound() -> None:
+    """Of long chains, in which links repeat; the largest of all forms is often another than the first."""
+    others = 0
+    for seed in LONG:
+        chain = long_chain(seed)
+        own = state.State.of(0, chain, presolve.PresolvedChain.of(chain), bound_sets.IncumbentSet(), 0.0)
+        weights, parts = (
+            np.array([1.0, 0.7]),
+            np.full(len(chain), 1.0 / sum(segment.repeat for segment in chain)),
+        )
+        every = gap_enumeration.MultiplierSet.of_bound(weights, 0.4, parts, 1.0).with_others(own.presolved)
+        sums = every.of(own, own.presolved).chain_weights
+        assert len(every.shares) > 1
+        for solution in by_labels(chain, chain_labels.merged)[1]:
+            peaks, costs = own.peaks_of(solution), own.costs(solution)
+            repeats = np.array([segment.repeat for segment in chain])
+            sums_by_multiplier = costs[:3] @ sums.weights[:, :3].T + sums.weights[:, 4] * (
+                (repeats * peaks) @ sums.peaks
+            )
+            assert (sums_by_multiplier <= weights @ measures(costs) * (1.0 + 1e-12)).all(), seed
+            others += int(sums_by_multiplier.argmax() > 0)
+    assert others > 50
+
+
+def test_an_explored_box_closes_no_nadir_point_outside() -> None:
+    """By t + m, of a line at 4 that was looked at up to 10 where t is below 4: (3, 6) weighs 9; (3, 8) weighs
+    11, and at (6, 3), of weight 9, only what is below 4 was seen."""
+    own = bound_sets.LagrangianBounds()
+    own.add(np.array([[1.0, 1.0]]), np.ones(1), np.zeros((1, 1)), np.array([4.0]))
+    nadir_points = np.array([[3.0, 6.0], [3.0, 8.0], [6.0, 3.0], [2.0, 1.0]])
+    assert bound_sets.is_open(own, nadir_points).tolist() == [True, True, True, False]
+    own.mark_explored(0, 10.0, np.array([4.0, 9.0]))
+    assert bound_sets.is_open(own, nadir_points).tolist() == [False, True, True, False]
+    own.mark_explored(0, 10.0, np.array([np.inf, np.inf]))
+    assert bound_sets.is_open(own, nadir_points).tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize("lowered", [1.0, 0.8])
+def test_reduced_cost_fixing_drops_only_choices_below_no_nadir_point(
+    monkeypatch: pytest.MonkeyPatch, lowered: float, full: bool
+) -> None:
+    """From the first lines on; corners that are taken for a fifth lower leave out too many."""
+    monkeypatch.setattr(supported_points, "FIRST_SCALARISATION_ROUNDS", 0)
+    monkeypatch.setattr(
+        state, "weighted", lambda weights, nadir_points: lowered * WEIGHTED(weights, nadir_points)
+    )
+    assert agrees(range(60 if full or lowered < 1.0 else 15)) == (lowered == 1.0)
+
+
+def test_the_hull_is_what_weighted_sums_find() -> None:
+    random = np.random.default_rng(3)
+    for count in (1, 2, 3, 40):
+        points = frontier_of(random.uniform(1.0, 2.0, (count, 2))).points
+        hull = supported_points._hull(points)
+        least = {int((points @ [1.0, slope]).argmin()) for slope in np.geomspace(1e-4, 1e4, 20_000)}
+        assert least <= set(hull)
+        chosen = points[hull]
+        rise = np.diff(chosen[:, 0]) / -np.diff(chosen[:, 1])
+        assert (np.diff(rise) > 0.0).all()
+
+
+def test_large_tables_are_joined_in_batches(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
+    monkeypatch.setattr(labels, "_PAIRS_AT_ONCE", 3)
+    assert agrees(range(20 if full else 8))
+
+
+def test_large_sums_are_taken_choice_by_choice(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
+    monkeypatch.setattr(weighted_sums, "MOST_SUMS_AT_ONCE", 1)
+    assert agrees(range(20 if full else 8))
+
+
+def test_the_order_of_elimination_takes_leaves_before_nodes_and_nodes_before_branches() -> None:
+    rules = {step.rule for seed in range(100) for segment in chain_of(seed) for _, part in segment.modes
+             for step in order_of(part).steps}  # fmt: skip
+    assert rules == {"edge", "leaf", "node", "branch"}
+
+
+def test_a_variable_with_many_neighbours_is_eliminated_last_where_nothing_is_chosen() -> None:
+    """On one device all tables are one number: a tensor with more readers than an array may have axes."""
+    costs = np.ones((1, 1, 5))
+    spokes = tuple(Factor((0, spoke), spoke * costs) for spoke in range(1, 81))
+    part = FactorGraph(tuple(map(str, range(81))), (1,) * 81, spokes)
+    assert max(len(step.variables) for step in order_of(part).steps) == 1
+    [point] = pareto_search([(Segment("hub", (("kept", part),)),)]).points
+    assert point.tolist() == [81 * 40, 81 * 40 + 81 * 40 + 80]
+
+
+def test_tables_that_are_alike_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that all read one tensor: of each thing that they have in common there is one table; layers that
+    differ in one number share what lies before it."""
+    random = np.random.default_rng(3)
+    pair, other = random.random((2, 3, 3, 5))
+    sums: list[int] = []
+    least = FactorSums._least
+
+    def counted(own: FactorSums, step: EliminationStep) -> Any:
+        sums.append(step.output)
+        return least(own, step)
+
+    monkeypatch.setattr(FactorSums, "_least", counted)
+
+    def many(changed: int) -> tuple[FactorSums, int]:
+        factors = []
+        for layer in range(6):
+            own = other if layer < changed else pair
+            factors += [Factor((0, 2 * layer + 1), own), Factor((2 * layer + 1, 2 * layer + 2), pair)]
+        part = FactorGraph(tuple(map(str, range(13))), (3,) * 13, tuple(factors), exit=0)
+        sums.clear()
+        return FactorSums.of(part, order_of(part), np.ones((2, 5))), len(sums)
+
+    (alike, few), (unlike, more) = many(0), many(3)
+    # Of 17 steps: the last of a layer, its first, and the sums of two to six layers.
+    assert (few, more) == (7, 8)
+    summed, others = pair[..., :4].sum(-1), other[..., :4].sum(-1)  # peaks count at one factor alone
+    layers = [(each + summed.min(1)).min(1) for each in (summed, others)]
+    assert alike.last[:, 0] == pytest.approx(6 * layers[0])
+    assert unlike.last[:, 0] == pytest.approx(3 * layers[0] + 3 * layers[1])
+
+
+def test_repetitions_are_solved_once_and_counted_each() -> None:
+    # Two like links of one operator each between a first and a last; the second costs (2, 0, 3, 0, 1) or
+    # (1, 0, 5, 0, 1) wherever: 2 links reach (4, 6), (3, 8), (2, 10), plus the larger peak 1.
+    from shardwise.pareto import FactorGraph, Segment
+
+    nothing = np.zeros((1, 5))
+    costs = np.array([[2.0, 0.0, 3.0, 0.0, 1.0], [1.0, 0.0, 5.0, 0.0, 1.0]])
+    first = FactorGraph(("x",), (1,), (Factor((0,), nothing),), None, 0)
+    middle = FactorGraph(("in", "op", "out"), (1, 2, 1), (Factor((1,), costs), Factor((2,), nothing)), 0, 2)
+    last = FactorGraph(("x", "loss"), (1, 1), (Factor((1,), nothing),), 0, None)
+    chain = (
+        Segment("first", (("keep", first),)),
+        Segment("blocks", (("keep", middle),), repeat=2),
+        Segment("last", (("keep", last),)),
+    )
+    assert as_points(pareto_search([chain]).points) == [(2.0, 11.0), (3.0, 9.0), (4.0, 7.0)]
+
+
+def test_choices_that_are_taken_for_those_of_the_whole_chain_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By another frontier, or by a choice that the whole chain does not have."""
+    monkeypatch.setattr(presolve.PresolvedChain, "_original", lambda self, place, choice: choice)
+    try:
+        is_noticed = not agrees(starting_with(2, range(60)))
+    except IndexError:
+        is_noticed = True
+    assert is_noticed
+
+
+def test_peaks_of_links_that_add_up_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "joined_all", lambda summands: summands.sum(axis=0))
+    assert not agrees(range(150))

@@ -1,0 +1,560 @@
+"""What machine code finds is what numpy finds; with a loss, nothing that costs more than it may."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+from tests.property.pareto_instances import (
+    chain_of,
+    chain_with_shared,
+    equal_layers,
+    knot,
+    long_chain,
+    starting_with,
+)
+from tests.property.test_search_pareto import LONG, SOME_LONG, agrees, by_labels, matches
+
+from shardwise.pareto import non_dominated
+from shardwise.search.pareto import (
+    chain_labels,
+    completion_bounds,
+    dominance,
+    elimination,
+    elimination_numba,
+    joins_numba,
+    labels,
+    labels_numba,
+    numba_dispatch,
+    pareto_search,
+    weighted_sums_numba,
+)
+from shardwise.search.pareto.elimination_order import order_of
+from shardwise.search.pareto.labels import LabelPruning, Labels, TerminalJoin, joined
+from shardwise.search.pareto.solution import measures
+from shardwise.search.pareto.weighted_sums import FactorSums
+
+pytestmark = pytest.mark.usefixtures("by_two_phases")
+
+NEVER = 1 << 60
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machine code for every join and every part."""
+    assert numba_dispatch.is_installed(), "pip install 'shardwise[fast]'"
+    monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_PAIRS", 0)
+    monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_COSTS", 0)
+
+
+def table(
+    random: np.random.Generator, variables: tuple[int, ...], sizes: tuple[int, ...], columns: int
+) -> Labels:
+    """Labels with small whole numbers, so that many are equal, in some of the cells."""
+    count = int(random.integers(1, 60))
+    cells = np.sort(random.integers(0, int(np.prod(sizes)), count))
+    return Labels(variables, sizes, cells, random.integers(0, 6, (count, columns)).astype(float))
+
+
+def random_join(seed: int) -> tuple[Labels, Labels, int | None, LabelPruning | None]:
+    """Two tables with some variables in common, one of which may be taken out; half of them within a reach in
+    one to three forms."""
+    random = np.random.default_rng(seed)
+    size_of = dict(enumerate(random.integers(1, 4, 4).tolist()))
+    columns = int(random.integers(4, 6))
+    both = []
+    for _ in range(2):
+        variables = tuple(sorted(random.choice(4, int(random.integers(1, 4)), replace=False).tolist()))
+        both.append(table(random, variables, tuple(size_of[v] for v in variables), columns))
+    a, b = both
+    shared = sorted({*a.variables} & {*b.variables})
+    without = int(random.choice(shared)) if shared and random.random() < 0.8 else None
+    if random.random() < 0.5:
+        return a, b, without, None
+    left = tuple(size_of[v] for v in sorted({*a.variables, *b.variables} - {without}))
+    multipliers = int(random.integers(1, 4))
+    weights = random.integers(0, 3, (columns, multipliers)).astype(float)
+    own, other = weights.copy(), weights.copy()
+    other[-1] = 0.0
+    outside = random.integers(0, 9, (*left, multipliers)).astype(float)
+    outside[random.random(left) < 0.1] = np.inf
+    peaks = random.integers(0, 6, left).astype(float) if random.random() < 0.5 else None
+    return a, b, without, LabelPruning(own, other, weights, outside, float(random.integers(8, 40)), peaks)
+
+
+def contents(found: Labels) -> list[tuple[int, ...]]:
+    assert (np.diff(found.cells) >= 0).all()
+    (a, rows_a), (b, rows_b) = found.origins
+    points = a.points[rows_a] + b.points[rows_b]
+    assert (points[:, :-1] == found.points[:, :-1]).all()
+    return sorted(zip(found.cells.tolist(), *found.points.T.tolist(), strict=True))
+
+
+def test_joins_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    for seed in range(400):
+        a, b, without, pruning = random_join(seed)
+        found = contents(joined(a, b, without=without, pruning=pruning))
+        monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_PAIRS", NEVER)
+        expected = contents(joined(a, b, without=without, pruning=pruning))
+        monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_PAIRS", 0)
+        assert found == expected, seed
+        sizes.append(len(found))
+    assert max(sizes) > 100 and sizes.count(0) < 200
+
+
+def miscounted(seed: int) -> bool:
+    """Whether the pairs are not as many as agree in all common variables and weigh less than the limit."""
+    a, b, without, _ = random_join(seed)
+    sizes = labels._left(a, b, without)[1]
+    weights = np.zeros((a.points.shape[1], 1))
+    weights[0] = 1.0
+    pruning = LabelPruning(weights, weights, weights, np.zeros((*sizes, 1)), 6.0)
+    meets = np.ones((len(a), len(b)), dtype=bool)
+    at, other = a.coordinates(), b.coordinates()
+    for variable in at.keys() & other.keys():
+        meets &= at[variable][:, None] == other[variable][None]
+    meets &= a.points[:, None, 0] + b.points[None, :, 0] <= 6.0
+    return labels.pairs_of(a, b, without=without, pruning=pruning) != int(meets.sum())
+
+
+def test_pairs_are_counted() -> None:
+    assert not any(miscounted(seed) for seed in range(200))
+
+
+def test_terminal_joins_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By seconds and bytes alone: what is best of all cells."""
+    many = fewer = 0
+    for seed in range(400):
+        a, b, without, pruning = random_join(seed)
+        if a.points.shape[1] != 4:
+            continue
+        terminal = joined(a, b, without=without, pruning=pruning, terminal=TerminalJoin())
+        monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_PAIRS", NEVER)
+        every = joined(a, b, without=without, pruning=pruning, terminal=TerminalJoin())
+        monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_PAIRS", 0)
+        expected = measures(every.points)
+        best = expected[non_dominated(expected)]
+        own = measures(terminal.points)
+        assert own[np.argsort(own[:, 0])].tolist() == best.tolist(), seed
+        close = measures(
+            joined(a, b, without=without, pruning=pruning, terminal=TerminalJoin(np.array([2.0, 1.0]))).points
+        )
+        assert all(((close <= one + np.array([2.0, 1.0])).all(axis=1)).any() for one in own), seed
+        fewer += len(close) < len(own)
+        many += len(best) > 2
+    assert many > 10 and fewer > 10
+
+
+def with_alike(found: Labels, columns: int, peak_values: int = 0) -> Labels:
+    """The labels with nothing in the first of so many columns, and in others from the third on; with so many
+    levels of peaks, if any."""
+    points = found.points.copy()
+    points[:, [0, 2, 1, 3][:columns]] = 0.0
+    if peak_values:
+        points[:, 3] = np.floor(points[:, 3] * peak_values / (points[:, 3].max() + 1.0))
+    return replace(found, points=points)
+
+
+@pytest.mark.parametrize(
+    ("alike", "peak_values"),
+    [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (0, 3), (1, 2), (1, 5), (1, 20), (2, 4)],
+)
+def test_joins_where_some_columns_are_alike_are_those_of_numpy(
+    monkeypatch: pytest.MonkeyPatch, alike: int, peak_values: int
+) -> None:
+    """Also of more pairs than are held against the labels that stay at a time."""
+    most = 0
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        a, b = (
+            with_alike(
+                Labels(
+                    (0, variable), (3, 2), np.sort(random.integers(0, 6, 150)), random.uniform(0, 9, (150, 4))
+                ),
+                alike,
+                peak_values,
+            )
+            for variable in (1, 2)
+        )
+        weights = random.uniform(0.0, 1.0, (4, 2))
+        limit = float(random.uniform(0.0, 2.0)) * float(weights.sum()) * 4.0
+        other = weights * np.array([[1.0], [1.0], [1.0], [0.0]])  # of two peaks one counts
+        pruning = LabelPruning(weights, other, weights, random.uniform(0.0, 9.0, (2, 2, 2)), limit)
+        found = joined(a, b, without=0, pruning=pruning)
+        monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_PAIRS", NEVER)
+        expected = joined(a, b, without=0, pruning=pruning)
+        monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_PAIRS", 0)
+        most = max(most, labels.pairs_of(a, b, without=0, pruning=pruning))
+        assert found.cells.tolist() == expected.cells.tolist(), seed
+        order = np.lexsort((*expected.points.T[::-1], expected.cells))
+        assert np.allclose(found.points, expected.points[order], rtol=1e-12, atol=0.0), seed
+    assert most > 4 * 1024
+
+
+def exceeds_tolerance(seed: int, alike: int = 0, peak_values: int = 0) -> bool:
+    """Whether a pair that is left out costs more than it may less than every pair that stays; so many columns
+    alike, and so many levels of peaks."""
+    random = np.random.default_rng(seed)
+    a, b = (
+        with_alike(
+            Labels((v,), (3,), np.sort(random.integers(0, 3, 40)), random.uniform(0.0, 20.0, (40, 4))),
+            alike,
+            peak_values,
+        )
+        for v in (0, 0)
+    )
+    own = dominance.EpsilonDominance(
+        np.array([0.5, 0.5, 2.0, 1.0]), np.array([0.2, 0.2, 0.8, 0.4]), np.array([0.5, 0.5, 0.25, 0.1]),
+        np.array([0.0]),
+    )  # fmt: skip
+    undominated = joined(a, b, without=0, dominance=own)
+    every = a.cells[:, None] == b.cells[None]
+    points = (a.points[:, None] + b.points[None])[every]
+    points[:, -1] = np.maximum(a.points[:, None, -1], b.points[None, :, -1])[every]
+    assert 0 < len(undominated) < len(points)
+    may_cost = points + own.base + own.rate * (points @ own.weights)[:, None]
+    return not (undominated.points[:, None] <= may_cost[None]).all(axis=2).any(axis=0).all()
+
+
+@pytest.mark.parametrize(("alike", "peak_values"), [(0, 0), (1, 0), (2, 0), (3, 0), (1, 2), (1, 6), (1, 40)])
+def test_no_pair_is_dropped_beyond_its_tolerance(alike: int, peak_values: int) -> None:
+    assert not any(exceeds_tolerance(seed, alike, peak_values) for seed in range(40))
+
+
+@pytest.mark.parametrize(("alike", "peak_values"), [(0, 0), (1, 0), (2, 0), (1, 6)])
+def test_a_tolerance_that_grows_too_fast_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, alike: int, peak_values: int
+) -> None:
+    monkeypatch.setattr(dominance.EpsilonDominance, "growth", 8.0)
+    assert any(exceeds_tolerance(seed, alike, peak_values) for seed in range(40))
+
+
+def test_labels_of_one_table_stay_as_by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for those that are alike one of a finer range of the grid, and of less rank: numpy keeps both."""
+    fewer = 0
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        cells, points = np.sort(random.integers(0, 3, 300)), random.uniform(0.0, 40.0, (300, 4))
+        own = dominance.EpsilonDominance(
+            np.array([4.0, 4.0, 8.0, 4.0]), np.array([0.5, 0.5, 2.0, 1.0]), np.array([1.0, 0.0, 0.25, 0.0]),
+            np.array([0.0, -5.0, 3.0]),
+        )  # fmt: skip
+        ranks = points.sum(axis=1)
+        found = dominance.reduced(cells, points, ranks, own)
+        monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_PAIRS", NEVER)
+        expected = dominance.reduced(cells, points, ranks, own)
+        monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_PAIRS", 0)
+        assert (np.diff(cells[found]) >= 0).all()
+        steps = own.base * 2.0 ** own.ranges(cells, points)[:, None]
+        floors = np.floor(points[found][:, None] / steps[None])
+        is_matched = (floors <= np.floor(points / steps)[None]).all(axis=2)
+        is_matched &= cells[found][:, None] == cells[None]
+        assert is_matched.any(axis=0).all(), seed
+        assert len(found) <= len(expected) <= len(found) + 1, seed
+        fewer += len(found) < len(expected)
+    assert fewer < 6
+
+
+def factor_sums_agree(seed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Tables, what is outside of them and through their variables, of chains' parts, of layers alike, and of
+    a part with many choices."""
+    random = np.random.default_rng(seed)
+    parts = [
+        equal_layers(seed),
+        knot(seed),
+        *(part for segment in chain_of(seed) for _, part in segment.modes),
+    ]
+    for part in parts:
+        weights = random.integers(0, 4, (3, 5)).astype(float)
+        some = random.choice(len(part.factors), min(2, len(part.factors)), replace=False)
+        peak_shares = tuple((int(factor), 0.5) for factor in some)
+        own = FactorSums.of(part, order_of(part), weights, peak_shares)
+        monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_COSTS", NEVER)
+        other = FactorSums.of(part, order_of(part), weights, peak_shares)
+        monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_COSTS", 0)
+        assert own.flat is not None and other.flat is None
+        outside = random.integers(0, 9, other.last.shape).astype(float)
+        for factor_sums in (own, other):
+            factor_sums.distribute(outside)
+        fixed = {variable: random.integers(0, part.sizes[variable], 3) for variable in part.separator}
+        chosen = [factor_sums.choices(fixed) for factor_sums in (own, other)]
+        for table in other.made:
+            if not np.array_equal(own.tables[table], other.tables[table]):
+                return False
+            finite = np.isfinite(other.outside[table])
+            if not np.array_equal(np.isfinite(own.outside[table]), finite):
+                return False
+            if not np.allclose(own.outside[table][finite], other.outside[table][finite]):
+                return False
+        alike = own.potentials(outside[..., :1]), other.potentials(outside[..., :1])
+        for table in other.made:
+            one, two = alike[0][table][..., 0], alike[1][table][..., 0]
+            finite = np.isfinite(two)
+            if not np.array_equal(np.isfinite(one), finite) or not np.allclose(one[finite], two[finite]):
+                return False
+        for one, two in zip(own.min_marginals(), other.min_marginals(), strict=True):
+            if not np.array_equal(one, two):
+                return False
+        for variable, values in chosen[1].items():
+            if not (chosen[0][variable] == values).all():
+                return False
+    return True
+
+
+def test_weighted_sums_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(factor_sums_agree(seed, monkeypatch) for seed in range(60))
+
+
+def weighted_alike(costs: Any, weights: Any, sums: Any) -> None:
+    """The peak weighed wherever there is one."""
+    SUMS["weighted_costs"](costs, weights, sums)
+    sums[:, : costs.shape[1]] += weights[:, 4:] * costs[4]
+
+
+def with_less(name: str) -> Callable[..., Any]:
+    """All that a function fills in, its last argument, a tenth less."""
+
+    def broken(*arguments: Any) -> None:
+        SUMS[name](*arguments)
+        arguments[-1][:] = arguments[-1] * 0.9
+
+    return broken
+
+
+def too_low(*arguments: Any) -> Any:
+    """What leads through a choice told a tenth too low."""
+    start, found = SUMS["min_marginal_sums"](*arguments)
+    return start, 0.9 * found
+
+
+def another_choice(program: Any, sizes: Any, offsets: Any, sums: Any, chosen: Any) -> None:
+    """The first choice of all that is taken out."""
+    others = set(range(len(sizes))) - set(program.taken.tolist())
+    chosen[[variable for variable in range(len(sizes)) if variable not in others]] = 0
+
+
+SUMS = {name: getattr(weighted_sums_numba, name) for name in (
+    "weighted_costs", "least_sums", "sums_outside", "potential_sums", "min_marginal_sums", "least_choices",
+)}  # fmt: skip
+
+BROKEN_SUMS = {
+    "weighted_costs": weighted_alike,
+    "min_marginal_sums": too_low,
+    "least_choices": another_choice,
+    **{name: with_less(name) for name in ("least_sums", "sums_outside", "potential_sums")},
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_broken_sums_are_noticed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(weighted_sums_numba, name, BROKEN_SUMS[name])
+    assert not all(factor_sums_agree(seed, monkeypatch) for seed in range(20))
+
+
+LOWER = weighted_sums_numba._lower
+
+
+def without_the_rest(target: Any, constants: Any, *rest: Any) -> None:
+    """Rows beyond the last four are left out."""
+    LOWER(target, constants[: len(constants) // 4 * 4], *rest)
+
+
+def adds_nothing(row: Any, packed: Any, start: int) -> None:
+    """A table that is the same for all that is summed over is not added."""
+
+
+@pytest.mark.parametrize(("name", "broken"), [("_lower", without_the_rest), ("_add", adds_nothing)])
+def test_rows_that_are_left_out_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, name: str, broken: Callable[..., None]
+) -> None:
+    """The loops in Python, which call what is put in their module."""
+    for outer in ("least_sums", "sums_outside", "_fill"):
+        monkeypatch.setattr(weighted_sums_numba, outer, getattr(weighted_sums_numba, outer).py_func)
+    assert factor_sums_agree(0, monkeypatch)
+    monkeypatch.setattr(weighted_sums_numba, name, broken)
+    assert not all(factor_sums_agree(seed, monkeypatch) for seed in range(6))
+
+
+def test_the_pareto_search_finds_what_enumeration_finds(full: bool) -> None:
+    assert agrees(range(150 if full else 25))
+    assert agrees(range(60 if full else 10), chain_with_shared)
+
+
+def test_every_point_is_matched_within_epsilon(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
+    monkeypatch.setattr(elimination, "TOLERANCE_FROM_PAIRS", 0)
+    thinner, seeds = 0, LONG if full else SOME_LONG
+    for seed in seeds:
+        chain = long_chain(seed)
+        expected = by_labels(chain, chain_labels.merged)[0]
+        for epsilon in (0.003, 0.05):
+            close = pareto_search([chain], epsilon=epsilon)
+            assert matches(close.points, expected, epsilon), (seed, epsilon)
+            thinner += len(close.points) < len(expected)
+    assert thinner > len(seeds) / 2
+
+
+IN_EXTENSION, IN_FINAL_JOIN = (
+    completion_bounds.CompletionBounds.in_extension,
+    completion_bounds.CompletionBounds.in_final_join,
+)
+
+
+def from_the_end_too_near(own: completion_bounds.CompletionBounds, border: int, after: int, end: int) -> Any:
+    """What is still to come of walks from the end taken for a tenth more than it is."""
+    pruning, tolerance = IN_EXTENSION(own, border, after, end)
+    return (replace(pruning, outside=(1.1 if end else 1.0) * pruning.outside), tolerance)
+
+
+def test_suffix_extensions_that_prune_too_much_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completion_bounds.CompletionBounds, "in_extension", from_the_end_too_near)
+    assert not agrees(starting_with(26, range(150)))
+
+
+def with_slack(own: completion_bounds.CompletionBounds, border: int) -> Any:
+    """A hundred times what may be lost where walks meet."""
+    pruning, slack = IN_FINAL_JOIN(own, border)
+    return pruning, None if slack is None else 100.0 * slack
+
+
+def test_a_final_join_beyond_its_tolerance_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completion_bounds.CompletionBounds, "in_final_join", with_slack)
+    chains = (long_chain(seed) for seed in LONG)
+    assert not all(
+        matches(pareto_search([chain], epsilon=0.05).points, by_labels(chain, chain_labels.merged)[0], 0.05)
+        for chain in chains
+    )
+
+
+def test_compiled_functions_older_than_a_module_are_discarded(tmp_path: Path) -> None:
+    """Also where the module of the function itself did not change; what is newer than all modules stays."""
+    cache = tmp_path / "__pycache__"
+    cache.mkdir()
+    for name, time_s in (("a.py", 100), ("b.py", 300)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time_s, time_s))
+    for name, time_s in (("a.f-1.nbi", 200), ("a.f-1.1.nbc", 200), ("b.g-1.nbi", 400), ("a.pyc", 200)):
+        (cache / name).touch()
+        os.utime(cache / name, (time_s, time_s))
+    joins_numba.discard_stale_caches(tmp_path)
+    assert sorted(path.name for path in cache.iterdir()) == ["a.pyc", "b.g-1.nbi"]
+    joins_numba.discard_stale_caches(tmp_path / "nowhere")  # a folder without modules has no caches
+
+
+def test_without_a_cache_folder_functions_are_compiled_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiling = numba.njit
+
+    def without_a_folder(*, cache: bool = False, **options: Any) -> Any:
+        if cache:
+            raise RuntimeError("no locator available")
+        return compiling(**options)
+
+    monkeypatch.setattr(numba, "njit", without_a_folder)
+
+    def twice(number: float) -> float:
+        return 2.0 * number
+
+    assert joins_numba.numba_compiled(twice)(3.0) == 6.0
+
+
+@pytest.mark.parametrize("limit", ["MOST_PAIRS_WITH_TOLERANCE", "MOST_LABELS_WITH_TOLERANCE"])
+def test_a_search_that_would_take_too_long_tells_what_it_proved(
+    monkeypatch: pytest.MonkeyPatch, limit: str, full: bool
+) -> None:
+    stopped = 0
+    for seed in LONG if full else SOME_LONG:
+        chain = long_chain(seed)
+        expected = by_labels(chain, chain_labels.merged)[0]
+        with monkeypatch.context() as patched:
+            patched.setattr(labels, limit, 15)
+            patched.setattr(labels, "LABELS_PER_CELL", 0)
+            found = pareto_search([chain], epsilon=0.001)
+        assert matches(found.points, expected, found.epsilon), seed
+        stopped += found.epsilon > 0.001
+    assert stopped > (2 if full else 0)
+
+
+PAIRS, TERMINAL, SIDE = labels_numba.labels_of_pairs, joins_numba.terminal_pairs, joins_numba.side_of
+
+
+def nearer(a: Any, b: Any, choices: int, pruning_arrays: Any, *rest: Any) -> Any:
+    """Limits that are taken for a fifth less than they are."""
+    return PAIRS(a, b, choices, pruning_arrays._replace(limit=0.8 * pruning_arrays.limit), *rest)
+
+
+def without_last(a: Any, b: Any, choices: int, *rest: Any) -> Any:
+    """The last choice of what is taken out is forgotten."""
+    return PAIRS(a, b, max(choices - 1, 1), *rest)
+
+
+def fewer_columns(
+    a: Any, b: Any, choices: int, pruning_arrays: Any, dominance_arrays: Any, columns: Any, *rest: Any
+) -> Any:
+    """The last column that differs is not compared."""
+    return PAIRS(a, b, choices, pruning_arrays, dominance_arrays, columns[:-1], *rest)
+
+
+def terminal_nearer(a: Any, b: Any, choices: int, pruning_arrays: Any, slack: Any, most: int) -> Any:
+    return TERMINAL(a, b, choices, pruning_arrays._replace(limit=0.8 * pruning_arrays.limit), slack, most)
+
+
+def unsorted(*arguments: Any) -> Any:
+    """Rows by descending sums, of which the first that is too much ends a cell."""
+    points, cells, weights, *rest = arguments
+    side, *others = SIDE(points, cells, -weights, *rest)
+    return side._replace(sums=-side.sums), *others
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "broken"),
+    [
+        (labels_numba, "labels_of_pairs", nearer),
+        (labels_numba, "labels_of_pairs", without_last),
+        (labels_numba, "labels_of_pairs", fewer_columns),
+        (joins_numba, "terminal_pairs", terminal_nearer),
+        (joins_numba, "side_of", unsorted),
+    ],
+)
+def test_a_broken_loop_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, broken: Callable[..., Any]
+) -> None:
+    # In Python, which calls what is put in its module.
+    joining: Any = labels_numba.joined_sides
+    for caller in (labels_numba, elimination_numba):
+        monkeypatch.setattr(caller, "joined_sides", joining.py_func)
+    for function in ("eliminated_labels", "_sides", "_side"):
+        monkeypatch.setattr(elimination_numba, function, getattr(elimination_numba, function).py_func)
+    assert agrees(range(3))
+    monkeypatch.setattr(module, name, broken)
+    for caller in (labels_numba, elimination_numba):
+        if hasattr(caller, name):
+            monkeypatch.setattr(caller, name, broken)
+    assert not agrees(range(60))
+
+
+def test_without_numba_numpy_does_it(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
+    monkeypatch.setattr(numba_dispatch, "is_installed", lambda: False)
+    for module, function in (
+        (labels_numba, "labels_of_pairs"), (labels_numba, "joined_sides"), (joins_numba, "terminal_pairs"),
+        (joins_numba, "number_of_pairs"), (elimination_numba, "eliminated_labels"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, function, None)
+    assert agrees(range(20 if full else 8))
+
+
+def test_what_is_like_an_earlier_table_is_not_made_again() -> None:
+    part = equal_layers(3, layers=4)
+    own = FactorSums.of(part, order_of(part), np.ones((2, 5)))
+    other = FactorSums.of(replace(part), order_of(part), np.ones((2, 5)))
+    assert own.flat is not None and other.flat is not None
+    assert len(set(own.made.values())) < len(own.made)
+    assert own.flat.sums.shape == other.flat.sums.shape
+    assert own.flat.sums.shape[1] < int(own.flat.places[-1])

@@ -1,0 +1,240 @@
+"""What is put together of pieces of solutions: all that is made of them, at what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests.property.pareto_instances import frontier_by_definition, long_chain, measure_of, plain
+from tests.property.test_search_pareto_recombination import frontier_of, segments_of, short
+from tests.sampling import sample_of
+
+from shardwise.pareto import Chain, FactorGraph, shared_sizes
+from shardwise.search.pareto import pareto_search, two_phase
+from shardwise.search.pareto import recombination as pooling
+from shardwise.search.pareto.labels import TooManyLabels
+from shardwise.search.pareto.presolve import cases_of, choices_of
+from shardwise.search.pareto.recombination import solution_pool
+from shardwise.search.pareto.solution import SegmentChoice, Solution, occurrences
+from shardwise.search.pareto.state import State
+
+MANY = 3_000_000
+"""Choices of all links together, of a chain that is gone through."""
+
+
+def seen_at_borders(chain: Chain, solutions: list[Solution]) -> list[set[int]]:
+    """What lies at the borders of links in any of some solutions; links that are there twice have one and the
+    same at both of their ends."""
+    seen: list[set[int]] = [set() for _ in range(len(chain) + 1)]
+    for solution in solutions:
+        for place, choice in zip(occurrences(chain), solution, strict=True):
+            part = chain[place].modes[choice.mode][1]
+            for border, end in ((place, part.entry), (place + 1, part.exit)):
+                if end is not None:
+                    seen[border].add(choice.choices[end])
+    for _ in chain:
+        for place, segment in enumerate(chain):
+            if segment.repeat > 1:
+                seen[place] = seen[place + 1] = seen[place] | seen[place + 1]
+    return seen
+
+
+def inner_of(part: FactorGraph, choices: tuple[int, ...]) -> tuple[int, ...]:
+    """What the variables chose that no others see."""
+    return tuple(choice for variable, choice in enumerate(choices) if variable not in part.separator)
+
+
+def made_of(chain: Chain, solutions: list[Solution]) -> Iterator[Solution]:
+    """All solutions of a chain whose links do what they did somewhere, by its definition: each choice of all
+    variables is gone through."""
+    seen = seen_at_borders(chain, solutions)
+    shared: dict[str, set[int]] = {}
+    inner_choices: list[set[tuple[int, tuple[int, ...]]]] = [set() for _ in chain]
+    for solution in solutions:
+        for place, choice in zip(occurrences(chain), solution, strict=True):
+            part = chain[place].modes[choice.mode][1]
+            inner_choices[place].add((choice.mode, inner_of(part, choice.choices)))
+            for name, variable in part.shared:
+                shared.setdefault(name, set()).add(choice.choices[variable])
+    for chosen in product(*(sorted(values) for values in shared.values())):
+        shared_choices = dict(zip(shared, chosen, strict=True))
+        partial: list[tuple[int | None, Solution]] = [(None, ())]
+        for place in occurrences(chain):
+            onward = []
+            for mode, (_, part) in enumerate(chain[place].modes):
+                for choices in product(*(range(size) for size in part.sizes)):
+                    if (mode, inner_of(part, choices)) not in inner_choices[place]:
+                        continue
+                    if any(choices[variable] != shared_choices[name] for name, variable in part.shared):
+                        continue
+                    entry = None if part.entry is None else choices[part.entry]
+                    leaving = None if part.exit is None else choices[part.exit]
+                    if entry is not None and entry not in seen[place]:
+                        continue
+                    if leaving is not None and leaving not in seen[place + 1]:
+                        continue
+                    onward += [
+                        (leaving, (*before, SegmentChoice(mode, choices)))
+                        for border, before in partial
+                        if entry is None or border == entry
+                    ]
+            partial = onward
+        yield from (solution for _, solution in partial)
+
+
+def instances(seeds: Iterable[int]) -> list[tuple[Chain, list[Solution]]]:
+    """Chains that have solutions and are not too large, with the fastest, the smallest and one between."""
+    found = []
+    for seed in seeds:
+        chain = short(seed)
+        count = prod(sum(prod(part.sizes) for _, part in segment.modes) for segment in segments_of(chain))
+        own = [solution for _, solution in pareto_search([chain]).solutions]
+        if own and count * prod(shared_sizes(chain).values()) <= MANY:
+            found.append((chain, [own[0], own[len(own) // 2], own[-1]]))
+    return found
+
+
+def is_all_that_is_made(chain: Chain, solutions: list[Solution]) -> bool:
+    """Whether the pooled chain has the frontier of all that is made of solutions, and its solutions are those
+    of the whole that cost so much."""
+    pool = solution_pool(chain, solutions)
+    points = [measure_of(chain, plain(solution)) for solution in made_of(chain, solutions)]
+    expected = frontier_of([point for point in points if np.isfinite(point).all()])
+    if frontier_by_definition(pool.chain) != expected:
+        return False
+    for point, (_, solution) in zip(expected, pareto_search([pool.chain]).solutions, strict=True):
+        if measure_of(chain, plain(pool.original(solution))) != point:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("first", sample_of(range(0, 80, 10), (0, 10)))
+def test_all_solutions_of_the_pool_are_found(first: int) -> None:
+    """Small whole numbers, so that costs are equal whatever is added up first."""
+    own = instances(range(first, first + 10))
+    assert len(own) >= 3
+    assert all(is_all_that_is_made(chain, solutions) for chain, solutions in own)
+
+
+def test_there_are_fewer_choices_and_more_than_the_solutions() -> None:
+    """Of a long chain the pieces of its ends make others too, all of which are its own."""
+    more = 0
+    for seed in range(10):
+        chain = long_chain(seed)
+        exact = pareto_search([chain])
+        if len(exact.points) < 2:
+            continue
+        pool = solution_pool(chain, [exact.solutions[0][1], exact.solutions[-1][1]])
+        found = pareto_search([pool.chain])
+        for point, (_, solution) in zip(found.points, found.solutions, strict=True):
+            own = measure_of(chain, plain(pool.original(solution)))
+            assert own == pytest.approx(tuple(point), rel=1e-12)
+            matching = exact.points[exact.points[:, 0] <= own[0] * (1.0 + 1e-9)]
+            assert len(matching) and matching[:, 1].min() <= own[1] * (1.0 + 1e-9)
+        more += len(found.points) > 2
+    assert more >= 3
+
+
+Values = npt.NDArray[np.float64]
+
+
+def added(one: Values, other: Values) -> Values:
+    """Temporaries too, of which the largest counts."""
+    return one + other
+
+
+def first_alone(one: Values, _: Values) -> Values:
+    return one
+
+
+BORDERS = pooling._borders
+
+
+def apart(chain: Chain, among: Any) -> list[Any]:
+    """As if nothing but the first had been seen at borders."""
+    return [seen[:1] for seen in BORDERS(chain, among)]
+
+
+@pytest.mark.parametrize(("name", "broken"), [("_both", added), ("_both", first_alone), ("_borders", apart)])
+def test_broken_pools_are_noticed(name: str, broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = instances(range(20))
+    monkeypatch.setattr(pooling, name, broken)
+    assert not all(is_all_that_is_made(chain, solutions) for chain, solutions in own)
+
+
+def too_much(*_: object) -> None:
+    raise TooManyLabels
+
+
+@pytest.mark.parametrize("few_choices", [0.9, 0.0])
+def test_where_enumeration_fails_the_pool_is_searched(
+    few_choices: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is proven then holds, and is more than without; where pieces have nearly as many choices as the
+    chain, by what lies between two solutions."""
+    chains = [long_chain(seed) for seed in range(12)]
+    exact = [pareto_search([chain]).points for chain in chains]
+    monkeypatch.setattr(two_phase, "enumerate_gap", too_much)
+    monkeypatch.setattr(two_phase, "eliminate_small_chain", lambda chain: None)
+    monkeypatch.setattr(two_phase, "POOL_CHOICES_SHARE", few_choices)
+    found = [pareto_search([chain], epsilon=0.01) for chain in chains]
+    with monkeypatch.context() as without:
+        without.setattr(two_phase, "_recombine", lambda state: None)
+        without.setattr(two_phase, "recombine_neighbours", lambda state: None)
+        before = [pareto_search([chain], epsilon=0.01).epsilon for chain in chains]
+    for points, own in zip(exact, found, strict=True):
+        for time_s, memory_bytes in points:
+            ratios = np.maximum(own.points[:, 0] / time_s, own.points[:, 1] / memory_bytes)
+            assert ratios.min() <= (1.0 + own.epsilon) * (1.0 + 1e-9)
+    after = [own.epsilon for own in found]
+    assert all(own <= whole * (1.0 + 1e-9) for own, whole in zip(after, before, strict=True))
+    assert sum(after) < sum(before)
+
+
+@pytest.mark.parametrize("is_relaxed", [True, False])
+def test_an_extreme_whose_enumeration_fails_is_not_tried_again(
+    is_relaxed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each end once at most, whether or not labels may lose more from then on."""
+    extremes: list[int] = []
+
+    def counted(own: State, lower_bound: int, *_: object) -> None:
+        if not own.lower_bounds.weights[lower_bound].all():
+            extremes.append(int(own.lower_bounds.weights[lower_bound, 0] == 0.0))
+        raise TooManyLabels
+
+    monkeypatch.setattr(two_phase, "enumerate_gap", counted)
+    monkeypatch.setattr(two_phase, "eliminate_small_chain", lambda chain: None)
+    monkeypatch.setattr(two_phase, "_recombine", lambda state: None)
+    seen = 0
+    for seed in range(12):
+        extremes.clear()
+        pareto_search([long_chain(seed)], epsilon=0.001 if is_relaxed else 0.02)
+        cases = len(cases_of(long_chain(seed)))
+        assert extremes.count(0) <= cases and extremes.count(1) <= cases
+        seen += len(extremes)
+    assert seen > 3
+
+
+def test_pools_of_pools_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has fewer choices than what it was made of."""
+    counts: list[tuple[int, int]] = []
+    assert two_phase.POOL_CHOICES_SHARE < 1.0
+
+    def counted(chain: Chain, solutions: Iterable[Solution]) -> pooling.SolutionPool:
+        pool = solution_pool(chain, solutions)
+        counts.append((choices_of(chain), choices_of(pool.chain)))
+        return pool
+
+    monkeypatch.setattr(two_phase, "enumerate_gap", too_much)
+    monkeypatch.setattr(two_phase, "eliminate_small_chain", lambda chain: None)
+    monkeypatch.setattr(two_phase, "solution_pool", counted)
+    for seed in range(12):
+        pareto_search([long_chain(seed)], epsilon=0.01)
+    assert counts and all(after <= before for before, after in counts)
+    assert any(after <= two_phase.POOL_CHOICES_SHARE * before for before, after in counts)

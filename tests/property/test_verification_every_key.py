@@ -1,0 +1,190 @@
+"""`check` judges every key of a plan file, or says that it does not; and no value there makes it fail."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.property.plan_kinds import KINDS, Place, document_of, other, places, verdict_of, with_change
+from tests.property.plan_mutants import with_hash
+
+from shardwise import search
+from shardwise.app.cli import checking
+from shardwise.app.cli.checking import verdict_on
+from shardwise.cluster import cluster_from_record
+from shardwise.errors import ConfigError
+from shardwise.inputs import Fields
+from shardwise.model import model_from_config
+from shardwise.plans.plan_file import read_job
+from shardwise.strategy import Strategy
+from shardwise.verification import Verdict
+
+pytestmark = pytest.mark.xdist_group("plans of every kind")  # by one worker, which plans once
+
+REMOVED = object()
+
+BAD: tuple[Any, ...] = (
+    0, -1, 10**18, 1e300, 1e-300, 0.5, 1_000_001, "9999999", "0-9999999", 1e9, "x", "", [], {}, None, True,
+    [0], float("nan"), float("inf"), REMOVED,
+)  # fmt: skip
+"""Values that some key does not have: of another size, sign or type; or none at all."""
+
+ONE_IN = 60
+"""Of all changes with bad values those that are tried, but for `--full`."""
+
+SPEED: Place = ("cluster", "classes", "A100-40G", "memory_bytes_per_s")
+
+MATTERS: dict[str, tuple[Place, ...]] = {
+    "uniform": (("job", "seq_len"), ("model", "config", "ffn"), SPEED),
+    "uneven": (("job", "seq_len"), ("cluster", "tiers", 1, "bytes_per_s"), ("model", "config", "ffn_dim")),
+    "graph": (("job", "dtype"), ("cluster", "tiers", 0, "bytes_per_s")),
+}  # fmt: skip
+"""Of the question some keys by which the answer is another one."""
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """A plan of every kind, by name."""
+    return {name: document_of(name, tmp_path_factory.mktemp("plan")) for name in KINDS}
+
+
+def is_below(place: Place, keys: list[str]) -> bool:
+    """Whether the place is one of these keys or lies below one."""
+    names = ".".join(map(str, place))
+    return any(names == key or names.startswith(f"{key}.") for key in keys)
+
+
+def unnoticed(document: dict[str, Any], folder: Path) -> Iterator[Place]:
+    """Keys that may be changed without a check that fails, and that the answer does not name."""
+    whole = verdict_of(document, folder)
+    assert whole is not None and whole.ok
+    named = [one.key for one in whole.unchecked]
+    for place in places(document):
+        if place == ("hash",) or is_below(place, named):
+            continue
+        changed = with_change(document, place, other(place))
+        verdict = verdict_of(changed, folder)
+        if verdict is None or not verdict.ok or is_below(place, [one.key for one in verdict.unchecked]):
+            continue
+        if "strategy" not in place or not is_as_true(changed, place[: place.index("strategy")]):
+            yield place
+
+
+def is_as_true(document: dict[str, Any], at: Place) -> bool:
+    """Whether the planner prices the strategy of a result as the file does: another one may take as long and
+    as many bytes."""
+    result: Any = document
+    for step in at:
+        result = result[step]
+    model = model_from_config(document["model"]["config"], name="model")
+    job, cluster = read_job(Fields(document["job"])), cluster_from_record(document["cluster"])
+    estimate = search.evaluate(model, cluster, job, Strategy(**result["strategy"]))
+    nbytes = result.get("device_bytes") or result["peak_memory_bytes"]["device"]
+    found = estimate.step_time_s, estimate.peak_memory.device
+    return found == pytest.approx((result["step_time_s"], nbytes), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_key_is_checked_or_listed_as_unchecked(
+    name: str, documents: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    assert list(unnoticed(documents[name], tmp_path)) == []
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_named_is_in_the_file(
+    name: str, documents: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Or may be: of reasons to reject those are there that some candidate met."""
+    verdict = verdict_of(documents[name], tmp_path, 0.0)
+    assert verdict is not None
+    for one in verdict.unchecked:
+        found: Any = documents[name]
+        for step in one.key.split("."):
+            assert step in found or "rejected" in one.key, one
+            found = found.get(step)
+
+
+@pytest.mark.parametrize("name", MATTERS)
+def test_a_plan_is_none_of_another_question(
+    name: str, documents: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    for place in MATTERS[name]:
+        verdict = verdict_of(with_change(documents[name], place, twice), tmp_path)
+        assert verdict is None or not verdict.ok, place
+
+
+def twice(value: Any) -> Any:
+    """Of a number twice as much, of a dtype another one."""
+    return "fp32" if isinstance(value, str) else 2 * value
+
+
+def test_a_checker_that_skips_figures_is_noticed(
+    documents: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "_figure_checks", lambda plan: ())
+    found = set(unnoticed(documents["uneven"], tmp_path))
+    assert {("best", "band_s", 0), ("best", "tightest_rank"), ("best", "mfu")} <= found
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({("certificate", "unexplored"): 5, ("certificate", "gap"): 0.0}, "candidates"),
+        ({("compared", "uniform_step_time_s"): 1e-3}, "compared"),
+        ({("compared", "fastest_class_step_time_s"): 0.5}, "compared"),
+        ({("compared", "fastest_class"): "T4"}, "compared"),
+        ({("certificate", "lower_bound_s"): 1.8, ("certificate", "gap"): -0.49}, "lower bound"),
+    ],
+)  # fmt: skip
+def test_claims_of_an_uneven_plan_that_fit_together_are_found_out(
+    changes: dict[Place, Any], wrong: str, documents: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    document = documents["uneven"]
+    for place, value in changes.items():
+        document = json.loads(with_value(document, place, value))
+    verdict = verdict_of(document, tmp_path)
+    assert verdict is not None
+    assert wrong in [check.name for check in verdict.checks if not check.ok and not check.is_open]
+
+
+def outcome(text: str, folder: Path) -> Verdict | ConfigError:
+    """What `check` makes of a file: anything else is an error of the checker."""
+    path = folder / "bad.json"
+    path.write_text(text)
+    try:
+        return verdict_on(str(path), 0.0)
+    except ConfigError as error:
+        return error
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_no_value_makes_the_checker_fail(
+    name: str, documents: dict[str, dict[str, Any]], tmp_path: Path, full: bool
+) -> None:
+    rng = random.Random(7)
+    for place in places(documents[name]):
+        for bad in BAD:
+            if full or rng.randrange(ONE_IN) == 0:
+                assert str(outcome(with_value(documents[name], place, bad), tmp_path)), (place, bad)
+
+
+def with_value(document: dict[str, Any], place: Place, value: Any) -> str:
+    """The text of the document with a value there or without one; with its hash where it has one."""
+    changed = copy.deepcopy(document)
+    parent: Any = changed
+    for step in place[:-1]:
+        parent = parent[step]
+    if value is REMOVED:
+        del parent[place[-1]]
+    else:
+        parent[place[-1]] = value
+    with suppress(ValueError):  # what is not finite has no hash
+        with_hash(changed)
+    return json.dumps(changed)

@@ -1,0 +1,41 @@
+"""Every plan of the planner holds, whatever was asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.property.search_instances import instance
+
+from shardwise import search
+from shardwise.errors import Infeasible
+from shardwise.plans import plan_of, write_plan
+from shardwise.schedule import generate
+from shardwise.verification import check_file
+
+INSTANCES, ALL_INSTANCES = 10, 1_000
+
+FITS_BY_ROUNDING = 401
+"""A question with a strategy that takes all of its host: one evaluator has it a digit above that, the other a
+digit below."""
+
+
+def test_plans_of_random_questions_hold(tmp_path: Path, full: bool) -> None:
+    path = str(tmp_path / "plan.yaml")
+    checked = 0
+    for seed in (*range(ALL_INSTANCES if full else INSTANCES), FITS_BY_ROUNDING):
+        question = instance(seed).question
+        try:
+            answer = search.plan(question)
+        except Infeasible:
+            continue
+        best, batch = answer.best.strategy, question.job.global_batch_size
+        table = generate(
+            best.schedule, pp=best.pp, microbatches=batch // (best.dp * best.micro_batch_size), vpp=best.vpp
+        )
+        used = answer.cluster or question.cluster
+        plan = plan_of(answer, model=question.model, cluster=used, job=question.job, schedule=table)
+        write_plan(path, plan)
+        wrong = [check for check in check_file(path).checks if not check.ok]
+        assert wrong == [], seed
+        checked += 1
+    assert checked >= INSTANCES * 2 // 3

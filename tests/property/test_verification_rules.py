@@ -1,0 +1,124 @@
+"""Legality twice: the checker's rules and counts against the planner's rules and plain enumeration."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import pytest
+from tests.property.search_space_twin import SpaceTwin, keeps
+
+from shardwise.cluster import load_cluster
+from shardwise.cost import bind
+from shardwise.model import model_from_config
+from shardwise.strategy import RULES, Job, Strategy, StrategyTable
+from shardwise.strategy import first_broken as planned_first_broken
+from shardwise.verification.problem import Figures, figures_of
+from shardwise.verification.rules import first_broken, is_candidate, rejected_counts
+from shardwise.verification.strategy_rows import rows_of
+
+DENSE = {"layers": 5, "hidden": 384, "ffn": 1032, "heads": 6, "kv_heads": 3, "vocab": 999, "seq_len": 96}
+ROUTED = {
+    **DENSE, "layers": 4, "ffn": 1030, "experts": 6, "top_k": 2, "expert_ffn": 100, "dense_layers": 1,
+    "gated": True,
+}  # fmt: skip
+QUESTIONS: tuple[tuple[dict[str, Any], str, int, int], ...] = (
+    (DENSE, "8xH100-SXM", 12, 96),
+    (DENSE, "2x6xA100-80G", 20, 88),
+    (ROUTED, "6xH100-SXM", 9, 96),
+    (ROUTED, "2x4xH100-SXM", 6, 40),
+)
+"""Degrees that break every rule that needs no price."""
+
+FIXED: tuple[dict[str, object], ...] = (
+    {},
+    {"tp": 2, "sequence_parallel": True},
+    {"pp": 2, "micro_batch_size": 1},
+    {"cp_kind": "all_to_all", "offload": "none"},
+    {"zero_stage": 2, "dp_replicate": 2},
+    {"schedule": "interleaved_1f1b", "recompute": "full"},
+    {"ep": 2, "first_stage_layers": 1},
+)
+
+
+def figures_for(question: tuple[dict[str, Any], str, int, int]) -> Figures:
+    config, cluster, batch, seq_len = question
+    job = Job(seq_len=seq_len, global_batch_size=batch, dtype="bf16")
+    return figures_of(model_from_config(config, name="tiny"), load_cluster(cluster), job)
+
+
+def twin_of(figures: Figures, *, core: bool) -> SpaceTwin:
+    return SpaceTwin(
+        core=core,
+        devices=figures.cluster.devices,
+        layers=figures.limits.layers,
+        moe=figures.model.experts is not None,
+        batch=figures.job.global_batch_size,
+    )
+
+
+def planned_reasons(figures: Figures, strategies: list[Strategy]) -> list[str]:
+    limits = bind(figures.model, figures.cluster, figures.job).limits
+    codes = planned_first_broken(StrategyTable.of(strategies), limits, RULES)
+    return ["" if code < 0 else RULES[code].code for code in codes.tolist()]
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=str)
+def test_the_first_broken_rule(question: tuple[dict[str, Any], str, int, int], full: bool) -> None:
+    figures = figures_for(question)
+    twin, rng = twin_of(figures, core=False), random.Random(7)
+    strategies = [twin.drawn(rng) for _ in range(20_000 if full else 1_500)]
+    own = first_broken(rows_of(strategies), figures).tolist()
+    assert own == planned_reasons(figures, strategies)
+    assert len(set(own)) >= 6
+    for strategy in strategies[:40]:
+        assert is_candidate(figures, strategy, "default", {})
+
+
+def test_every_rule_is_met() -> None:
+    seen: set[str] = set()
+    for question in QUESTIONS:
+        figures, rng = figures_for(question), random.Random(8)
+        twin = twin_of(figures, core=False)
+        seen |= set(first_broken(rows_of([twin.drawn(rng) for _ in range(3_000)]), figures).tolist())
+    assert seen == {"", *(rule.code for rule in RULES)}
+
+
+@pytest.mark.xdist_group("enumerated")  # by one worker, which lists candidates once
+@pytest.mark.parametrize("fixed", FIXED, ids=str)
+@pytest.mark.parametrize("question", QUESTIONS[::3], ids=str)
+@pytest.mark.parametrize("space", ["core", "default"])
+def test_counts_per_rule_are_those_of_enumeration(
+    question: tuple[dict[str, Any], str, int, int], space: str, fixed: dict[str, object]
+) -> None:
+    """Small devices, so that all candidates can be listed: the default space of 4 devices, core of all."""
+    figures, candidates = enumerated(QUESTIONS.index(question), space)
+    found = Counter(reason for strategy, reason in candidates if keeps(strategy, fixed))
+    found.pop("", None)
+    assert rejected_counts(figures, space, fixed) == dict(found)
+
+
+@cache
+def enumerated(question: int, space: str) -> tuple[Figures, list[tuple[Strategy, str]]]:
+    """Every candidate of the space, with the reason why the planner rejects it."""
+    config, cluster, batch, seq_len = QUESTIONS[question]
+    figures = figures_for((config, "4xH100-SXM" if space == "default" else cluster, batch, seq_len))
+    strategies = list(twin_of(figures, core=space == "core").candidates())
+    return figures, list(zip(strategies, planned_reasons(figures, strategies), strict=True))
+
+
+def test_what_is_no_candidate() -> None:
+    figures = figures_for(QUESTIONS[0])
+    strategy = next(twin_of(figures, core=True).candidates())
+    values = {name: getattr(strategy, name) for name in Strategy.__dataclass_fields__}
+    assert is_candidate(figures, strategy, "core", {})
+    assert is_candidate(figures, strategy, "core", {"tp": strategy.tp})
+    assert not is_candidate(figures, strategy, "core", {"tp": strategy.tp + 1})
+    assert not is_candidate(figures, strategy, "no such space", {})
+    for name, value in (
+        ("tp", 7), ("dp", -1), ("axis_order", "pp-dp-cp-tp"), ("vpp", 3), ("recompute_layers", 1),
+        ("param_shard", 2), ("micro_batch_size", 5), ("etp", 2), ("first_stage_layers", 0),
+    ):  # fmt: skip
+        assert not is_candidate(figures, Strategy(**{**values, name: value}), "core", {}), name

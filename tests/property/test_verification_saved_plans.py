@@ -1,0 +1,78 @@
+"""`check` accepts every plan that `plan` and `frontier` save.
+
+PLANS=1000 in the environment asks for so many, in one process (docs/contributing/testing.md).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections import Counter
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from tests.property.saved_plans import KINDS
+
+from shardwise.app.cli.checking import verdict_on
+from shardwise.app.cli.main import main
+from shardwise.plans import is_graph_plan, is_uneven_plan
+from shardwise.search.hetero import result
+
+PLANS = int(os.environ.get("PLANS", "30"))
+"""Plans that are asked for, at least."""
+
+SCHEMAS = ("strategy", "uneven", "graph")
+"""What plan files are of: of each a fifteenth of the plans or more."""
+
+POINTS = 2
+"""Of a frontier its first points, which are judged alike."""
+
+ANSWERED, INFEASIBLE = 0, 3
+
+
+def test_every_saved_plan_is_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved: Counter[str] = Counter()
+    seed = 0
+    while sum(saved.values()) < PLANS or min(saved[kind] for kind in SCHEMAS) < PLANS // 15:
+        kind = list(KINDS)[seed % len(KINDS)]
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        command = KINDS[kind](random.Random(seed), folder)
+        target = folder / ("points" if command[0] == "frontier" else "plan.yaml")
+        stderr = StringIO()
+        with redirect_stdout(StringIO()), redirect_stderr(stderr):
+            code = main([*command, "--save", str(target)])
+        assert code in (ANSWERED, INFEASIBLE), (command, stderr.getvalue())
+        for path in sorted(target.glob("*.yaml"))[:POINTS] if target.is_dir() else [target]:
+            if path.exists():
+                verdict = verdict_on(str(path), 60.0)
+                wrong = [check for check in verdict.checks if not check.ok and not check.is_open]
+                assert wrong == [], command
+                saved[schema_of(str(path))] += 1
+        seed += 1
+    with capsys.disabled():
+        if "PLANS" in os.environ:
+            sys.stdout.write(f"\n{sum(saved.values())} plans of {seed} questions accepted: {dict(saved)}\n")
+
+
+def test_the_twin_that_names_another_rank_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planner that names the last of all ranks."""
+    monkeypatch.setattr(result, "tightest_of", lambda peaks: max(peaks, key=lambda one: one[0]))
+    config = {"layers": 14, "hidden": 512, "ffn": 2048, "heads": 8, "vocab": 50257, "seq_len": 2048}
+    (tmp_path / "model.json").write_text(json.dumps({**config, "tied": True}))
+    command = ["plan", str(tmp_path / "model.json"), "--cluster", "4x1xV100-32G+1x2xV100-32G"]
+    command += ["--inter-node", "400Gb/s", "--seq-len", "1024"]
+    saved = str(tmp_path / "plan.yaml")
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        assert main([*command, "--global-batch-size", "32", "--save", saved]) == ANSWERED
+    wrong = [check for check in verdict_on(saved, 60.0).checks if not check.ok and not check.is_open]
+    assert [(check.name, check.found, check.expected) for check in wrong] == [("tightest rank", "5", "0")]
+
+
+def schema_of(path: str) -> str:
+    """What a plan file is of."""
+    return "graph" if is_graph_plan(path) else "uneven" if is_uneven_plan(path) else "strategy"

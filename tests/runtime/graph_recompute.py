@@ -1,0 +1,172 @@
+"""Runs under graph plans that are saved on the way and go on, and broken twins of what saves and loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
+from typing import Any
+
+from tests.runtime.graph_equality import MAX_NORM, batches
+from tests.runtime.graph_plans import alone
+from tests.runtime.twin import with_mutant
+from torch import Tensor
+
+from shardwise.graph import OpGraph
+from shardwise.plans import GraphPlan
+from shardwise.runtime import (
+    AsyncCheckpoint,
+    GraphTrainingJob,
+    Report,
+    graph_module,
+    load,
+    parallelize,
+    resumable,
+)
+from shardwise.runtime.graphs import graph_training_job
+from shardwise.runtime.graphs.parameters import ShardedParameter
+from shardwise.runtime.state_dict import StateDict, graph_load_targets
+
+BEFORE, AFTER = 2, 3
+"""Steps before and behind the checkpoint."""
+
+LR = 0.02
+"""With which a few steps show whether moments are there."""
+
+
+@dataclass(frozen=True)
+class CheckpointedRun:
+    """Losses of some steps; and of every parameter and optimizer state, whole, as it was saved or loaded, its
+    dtype and a hash of its bits."""
+
+    losses: tuple[float, ...]
+    tensors: Mapping[str, tuple[str, str]]
+
+
+def stepped(job: GraphTrainingJob, graph: OpGraph, first: int, last: int) -> tuple[float, ...]:
+    return tuple(job.step(batches(graph, step)).loss for step in range(first, last))
+
+
+def whole_losses(plan: GraphPlan) -> tuple[float, ...]:
+    """Losses of a run on one process that nothing happens to."""
+    job = graph_training_job(
+        graph_module(plan.graph, seed=1),
+        alone(plan.graph, optimizer=plan.job.optimizer),
+        None,
+        device_type="cpu",
+        lr=LR,
+        max_norm=MAX_NORM,
+    )
+    return stepped(job, plan.graph, 0, BEFORE + AFTER)
+
+
+def tensors_of(job: GraphTrainingJob) -> dict[str, tuple[str, str]]:
+    """Every parameter as it is updated, and each of its states, as every rank puts them together; without
+    numbers of steps."""
+
+    def whole(kind: str, param: ShardedParameter) -> Tensor:
+        own = param.owned.detach() if kind == "model" else job.optimizer.state[param.owned][kind]
+        return param._whole(param._joined(own)).clone()
+
+    states = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}[job.plan.job.optimizer]
+    return {
+        f"{kind} of {name}": (str(tensor.dtype), sha256(tensor.contiguous().numpy().tobytes()).hexdigest())
+        for kind in ("model", *states)
+        for name, tensor in job._of_all_stages(partial(whole, kind)).items()
+    }
+
+
+def saves(
+    report: Report, cases: Sequence[tuple[GraphPlan, str]], broken: str | None = None
+) -> list[CheckpointedRun]:
+    """Runs under each of these plans that go on while they are saved on the way, each in its folder."""
+    found = []
+    for plan, root in cases:
+        job = parallelize(graph_module(plan.graph, seed=1), plan, lr=LR, max_norm=MAX_NORM)
+        losses = stepped(job, plan.graph, 0, BEFORE)
+        tensors = tensors_of(job)
+        with with_mutant(SAVING_MUTANTS, broken):
+            saving = AsyncCheckpoint(job, root, step=BEFORE, data="random")
+            losses += stepped(job, plan.graph, BEFORE, BEFORE + AFTER)
+            saving.wait()
+        found.append(CheckpointedRun(losses, tensors))
+    return found
+
+
+def loads(
+    report: Report, cases: Sequence[tuple[GraphPlan, str]], broken: str | None = None
+) -> list[CheckpointedRun]:
+    """Runs that start from other parameters, then from the checkpoint in each folder."""
+    found = []
+    for plan, root in cases:
+        job = parallelize(graph_module(plan.graph, seed=5), plan, lr=LR, max_norm=MAX_NORM)
+        with with_mutant(LOADING_MUTANTS, broken):
+            load(job, resumable(plan, root)[0])
+        tensors = tensors_of(job)
+        found.append(CheckpointedRun(stepped(job, plan.graph, BEFORE, BEFORE + AFTER), tensors))
+    return found
+
+
+def narrow(plan: GraphPlan) -> GraphPlan:
+    return replace(plan, job=replace(plan.job, dtype="bf16"))
+
+
+def _without(ending: str) -> Callable[[GraphTrainingJob], StateDict]:
+    """Of what names end so nothing is read."""
+    return lambda job: {
+        name: own for name, own in graph_load_targets(job).items() if not name.endswith(ending)
+    }
+
+
+def _parameters_alone(job: GraphTrainingJob) -> StateDict:
+    return {name: own for name, own in graph_load_targets(job).items() if name.startswith("model.")}
+
+
+def _first_copies(job: GraphTrainingJob) -> StateDict:
+    """A rank that has a copy of a parameter that another has keeps its own."""
+    stale = {f"model.{param.name}" for param in job.store.values() if not param.is_first_copy}
+    return {name: own for name, own in graph_load_targets(job).items() if name not in stale}
+
+
+def _upside_down(param: ShardedParameter, own: Tensor) -> dict[Any, Tensor]:
+    return {at: box.flip(tuple(range(box.dim()))) for at, box in CHUNKS(param, own).items()}
+
+
+def _at_anothers_place(param: ShardedParameter, own: Tensor) -> dict[Any, Tensor]:
+    """A rank's part lies where that of the rank opposite should."""
+    grid, here = param.grid, param.grid.here
+    grid.here = tuple(count - 1 - at for count, at in zip(grid.counts, here, strict=True))
+    try:
+        return CHUNKS(param, own)
+    finally:
+        grid.here = here
+
+
+CHUNKS = ShardedParameter.chunks
+
+_LOAD_TARGETS = "shardwise.runtime.state_dict.graph_load_targets"
+
+LOADING_MUTANTS: Mapping[str, tuple[str, Any]] = {
+    "the optimizer begins anew": (_LOAD_TARGETS, _parameters_alone),
+    "numbers of steps are forgotten": (_LOAD_TARGETS, _without(".step")),
+    "second moments are forgotten": (_LOAD_TARGETS, _without(".exp_avg_sq")),
+    "copies but the first stay as they are": (_LOAD_TARGETS, _first_copies),
+    "what is updated is not put where it is computed with": (
+        "shardwise.runtime.graphs.job.GraphTrainingJob.sync_weights",
+        lambda job: None,
+    ),
+}
+"""What is replaced while a checkpoint is loaded, and by what."""
+
+SAVING_MUTANTS: Mapping[str, tuple[str, Any]] = {
+    "boxes are written upside down": (
+        "shardwise.runtime.graphs.parameters.ShardedParameter.chunks",
+        _upside_down,
+    ),
+    "a rank writes where another should": (
+        "shardwise.runtime.graphs.parameters.ShardedParameter.chunks",
+        _at_anothers_place,
+    ),
+}
+"""The same while it is saved."""

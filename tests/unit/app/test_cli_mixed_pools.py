@@ -1,0 +1,166 @@
+"""`plan --braid`: stages on two pools, from the question to the file, its check, and who refuses it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from shardwise.cluster import load_cluster
+from shardwise.inputs import read_mapping
+from shardwise.model import load_model
+from shardwise.plans import (
+    Layout,
+    Pipeline,
+    StagePart,
+    UnevenAnswer,
+    UnevenFile,
+    UnevenResult,
+    read_uneven_plan,
+    write_uneven_plan,
+)
+from shardwise.search import Question, plan_mixed_cluster
+from shardwise.search.question import default_job
+
+SCHEMAS = Path(__file__).parents[3] / "docs" / "reference" / "schemas"
+CLUSTER = "1x2xRTX4090+2x1xA100-40G"
+ABOUT = (
+    "gpt2-xl", "--cluster", CLUSTER, "--inter-node", "200Gb/s", "--seq-len", "4096",
+    "--global-batch-size", "8",
+)  # fmt: skip
+QUESTION = ("plan", *ABOUT, "--braid", "4")
+ON_CPU = (
+    "plan", "examples/tiny.yaml", "--cluster", "examples/clusters/unequal.yaml", "--seq-len", "64",
+    "--global-batch-size", "16", "--dtype", "fp32",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of a plan with stages on two pools."""
+    model, cluster = load_model("gpt2-xl"), load_cluster(CLUSTER, inter_node="200Gb/s")
+    job = default_job(model, cluster, seq_len=4096, global_batch_size=8)
+    found = plan_mixed_cluster(Question(model=model, cluster=cluster, job=job, mixed_stage_rows=4))
+    assert isinstance(found, UnevenAnswer)
+    plan = UnevenFile(
+        model=model, cluster=cluster, job=job, best=found.best, certificate=found.certificate,
+        mixed=replace(found.mixed, idle=()),
+    )  # fmt: skip
+    path = str(tmp_path_factory.mktemp("plans") / "plan.yaml")
+    write_uneven_plan(path, plan)
+    return path
+
+
+def test_such_a_plan_is_faster_shown_and_complete(run: Any) -> None:
+    document = json.loads(run(*QUESTION, "--json").out)
+    schema = json.loads((SCHEMAS / "plan-answer.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(document)
+    best = document["best"]
+    plain = json.loads(run(*QUESTION[:-2], "--json").out)["best"]
+    assert best["step_time_s"] < 0.99 * plain["step_time_s"] and document["is_proven"]
+    stages = [stage for pipeline in best["layout"]["pipelines"] for stage in pipeline["stages"]]
+    for stage in stages:
+        assert [part["rows"] for part in stage["parts"]] == [1, 3]
+        assert sum(part["tp"] for part in stage["parts"]) == stage["devices"]
+        assert stage["ranks"] == ",".join(part["ranks"] for part in stage["parts"])
+    assert document["devices_used"] == 4
+    card = run(*QUESTION).out
+    assert "[1 RTX4090, 1 row | 1 A100-40G, 3 rows, 48 layers, recompute selective]" in card
+    assert "--braid 4 --save plan.yaml" in card
+
+
+def test_a_saved_plan_is_read_back_and_predicted_equally(run: Any, saved: str) -> None:
+    plan = read_uneven_plan(saved)
+    write_uneven_plan(saved, plan)
+    assert read_uneven_plan(saved) == plan
+    schema = json.loads((SCHEMAS / "uneven-plan.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(read_mapping(saved))
+    verdict = json.loads(run("check", saved, "--json").out)
+    assert [check["name"] for check in verdict["checks"] if not check["ok"]] == ["optimal"]
+
+
+def test_its_timeline_has_both_parts_as_one(run: Any, saved: str) -> None:
+    timeline = json.loads(run("simulate", saved, "--json").out)
+    assert [rank["rank"] for rank in timeline["ranks"]] == [0, 1]  # first ranks of 0,2 and of 1,3
+    assert timeline["timeline_s"] < timeline["step_time_s"]
+
+
+def with_parts(
+    best: UnevenResult, change: Callable[[StagePart, StagePart], Any], **more: Any
+) -> UnevenResult:
+    """The plan with other parts of its first stage."""
+    first, *others = best.layout.pipelines
+    stage = replace(first.stages[0], parts=change(*first.stages[0].parts), **more)
+    return replace(best, layout=Layout(pipelines=(Pipeline(stages=(stage, *first.stages[1:])), *others)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda best: with_parts(best, lambda a, b: (a, replace(b, rows=2))),
+            "1 + 2 rows of a microbatch of 4",
+        ),
+        (lambda best: with_parts(best, lambda a, b: (a, replace(b, ranks="3"))), "taken twice"),
+        (lambda best: with_parts(best, lambda a, b: (a, replace(b, ranks="2-3"))), "ranks 2-3 are not 1"),
+        (lambda best: with_parts(best, lambda a, b: (replace(a, tp=2), b)), "no stage has tp 2 on RTX4090"),
+        (
+            lambda best: with_parts(best, lambda a, b: (a, replace(b, device_class="RTX4090"))),
+            "are not of two pools",
+        ),
+        (lambda best: with_parts(best, lambda a, b: (a, replace(b, device_class="T4"))), "a stage on T4"),
+        (lambda best: with_parts(best, lambda a, b: (b, a), ranks="2,0"), "not those of their parts"),
+        (lambda best: with_parts(best, lambda a, b: (a, b), dp=1), "not those of their parts"),
+        (lambda best: replace(best, is_alike=True), "alike pipelines have stages on one pool only"),
+    ],
+)
+def test_wrong_parts_are_detected(
+    run: Any, saved: str, tmp_path: Path, change: Callable[[UnevenResult], UnevenResult], message: str
+) -> None:
+    plan, path = read_uneven_plan(saved), str(tmp_path / "plan.yaml")
+    write_uneven_plan(path, replace(plan, best=change(plan.best)))
+    checked = run("check", path, "--json")
+    layout = next(one for one in json.loads(checked.out)["checks"] if one["name"] == "layout")
+    assert checked.code == 4 and not layout["ok"] and message in layout["found"]
+
+
+def test_rows_that_are_split_otherwise_take_another_time(run: Any, saved: str, tmp_path: Path) -> None:
+    """Both parts do their rows: with one row more the slower one tells."""
+    plan, path = read_uneven_plan(saved), str(tmp_path / "plan.yaml")
+    other = with_parts(plan.best, lambda a, b: (replace(a, rows=2), replace(b, rows=2)))
+    write_uneven_plan(path, replace(plan, best=other))
+    checks = {one["name"]: one for one in json.loads(run("check", path, "--json").out)["checks"]}
+    assert checks["layout"]["ok"] and not checks["pipeline 0"]["ok"] and not checks["step time"]["ok"]
+
+
+def test_it_is_not_replanned(run: Any, saved: str) -> None:
+    ran = run("replan", saved, "--cluster", CLUSTER, "--events", "lost n1")
+    assert ran.code == 2 and ran.err.count("\n") == 1
+    assert ran.err.startswith("shardwise: error: best.layout: is not replanned; found a stage on two pools")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ((*QUESTION[:-1], "9"), "1 to 8"),
+        (("plan", "gpt2-xl", "--cluster", "1x4xA10G", *QUESTION[4:]), "is of uneven plans"),
+        ((*ON_CPU, "--braid", "4"), "shardwise train runs no stage on two pools"),
+    ],
+)
+def test_it_is_refused_where_it_has_no_effect(run: Any, argv: tuple[str, ...], message: str) -> None:
+    ran = run(*argv)
+    assert ran.code == 2 and "--braid" in ran.err and message in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_space_counts_them(run: Any) -> None:
+    counts = [
+        json.loads(run("space", *ABOUT, *more, "--json").out)["uneven"] for more in ((), ("--braid", "4"))
+    ]
+    assert counts[1]["pipelines"] > counts[0]["pipelines"]
+    assert counts[1]["axes"]["rows split over two"] == ["1+1", "1+3", "2+2", "3+1"]

@@ -1,0 +1,52 @@
+"""The knee of a frontier: by hand, and free of units."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shardwise.pareto import frontier_of, knee
+
+
+def test_the_point_farthest_below_the_chord() -> None:
+    # As logarithms (0, 4) (1, 1) (2, 0.5) (4, 0); scaled by 4 their sums are 1, 0.5, 0.625, 1, and that of
+    # the chord is 1: they lie 0, 0.5, 0.375 and 0 below it.
+    points = np.exp2([[0.0, 4.0], [1.0, 1.0], [2.0, 0.5], [4.0, 0.0]])
+    assert knee(points) == 1
+
+
+def test_of_equals_the_first() -> None:
+    # (0, 4) (1, 2) (2, 1) (4, 0): sums 1, 0.75, 0.75, 1.
+    assert knee(np.exp2([[0.0, 4.0], [1.0, 2.0], [2.0, 1.0], [4.0, 0.0]])) == 1
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        np.zeros((0, 2)),
+        [[1.0, 1.0]],
+        [[1.0, 2.0], [2.0, 1.0]],
+        np.exp2([[0.0, 2.0], [1.0, 1.0], [2.0, 0.0]]),  # on the chord
+        np.exp2([[0.0, 2.0], [1.0, 1.9], [2.0, 0.0]]),  # above it
+        [[3.0**k, 7.0 ** (5 - k)] for k in range(6)],  # on the chord, but for rounding
+    ],
+)
+def test_without_a_bend_there_is_none(points: object) -> None:
+    assert knee(np.asarray(points)) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_unit_changes_it_and_no_point_lies_lower(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    points = frontier_of(np.exp(rng.normal(size=(60, 2)))).points
+    place = knee(points)
+    # Powers of two scale exactly: from seconds and bytes to anything else.
+    assert knee(points * np.array([1024.0, 2.0**-30])) == place
+    logs = np.log(points)
+    first, last = logs[0], logs[-1]
+    # Twice the area of the triangle with the chord, by the cross product, is the distance times its length.
+    areas = (last[0] - first[0]) * (first[1] - logs[:, 1]) - (first[0] - logs[:, 0]) * (last[1] - first[1])
+    if place is not None:
+        scale = abs(last[0] - first[0]) * abs(last[1] - first[1])
+        assert areas[place] / scale == pytest.approx(areas.max() / scale, abs=1e-12)
+        assert areas[place] > 0

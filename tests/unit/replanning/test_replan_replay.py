@@ -1,0 +1,136 @@
+"""Replays: epochs and totals by hand, and on random traces no policy that makes more than the oracle."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tests.unit.replanning.conftest import Job, job, trace_at_random
+
+from shardwise.cluster import ClusterEvent, EventTrace, NodeJoined, NodeLost, Notice, Slowdown
+from shardwise.replanning import (
+    Costs,
+    PlansBySize,
+    Prices,
+    Replay,
+    best_interval_s,
+    mixed_planner_of,
+    planner_of,
+    replay,
+)
+from shardwise.replanning.situation import epochs_of
+from shardwise.replanning.trace_replay import EpochChoice, fixed, run_of
+from shardwise.replanning.transition import Transitions
+
+SMALL = ("opt-350m", "4x2xT4", 32)
+HOUR_S = 3600.0
+
+
+def replayed(given: Job, trace: EventTrace, **costs: float) -> Replay:
+    given.planner.transitions = Transitions(given.planner.steps.prices, Costs(**costs))
+    try:
+        return replay(given.mixed, trace, end_s=trace.end_s + 600.0)
+    finally:
+        given.planner.transitions = Transitions(given.planner.steps.prices, Costs())
+
+
+def test_no_policy_makes_more_than_the_oracle(pytestconfig: pytest.Config) -> None:
+    given = job(*SMALL)
+    rng = random.Random(11)
+    changed = 0
+    for _ in range(300 if pytestconfig.getoption("--full") else 12):
+        trace = trace_at_random(given.cluster, rng, 6.0)
+        found = replayed(
+            given, trace, regroup_s=rng.choice([0.0, 10.0, 60.0]), restart_s=rng.choice([60.0, 300.0]),
+            checkpoint_interval_s=rng.choice([0.0, 60.0, 1200.0]),
+        )  # fmt: skip
+        oracle = found.run("oracle").total_steps
+        for run in found.runs:
+            assert run.total_steps <= oracle * (1.0 + 1e-9), run.name
+        adaptive = found.run("adaptive")
+        changed += adaptive.changes
+        assert found.run("expected").total_steps >= found.run("static").total_steps * (1.0 - 1e-12)
+    assert changed > 50
+
+
+def test_adapting_may_make_less_than_staying() -> None:
+    """A node is slow for 15 s after a quiet hour. Expecting another hour of it, the adaptive policy takes
+    10 s to give it less, and 10 s more to give it back."""
+    given = job(*SMALL)
+    events = (Slowdown(time_s=3600.0, where="n1", speed=0.5), Slowdown(time_s=3615.0, where="n1", speed=1.0))
+    found = replayed(given, EventTrace(nodes=4, events=events))
+    static, adaptive = found.run("static"), found.run("adaptive")
+    assert adaptive.changes == 2
+    assert adaptive.total_steps < static.total_steps
+
+
+def test_the_same_trace_gives_the_same_replay() -> None:
+    given = job(*SMALL)
+    trace = trace_at_random(given.cluster, random.Random(3), 4.0)
+    first = replayed(given, trace)
+    fresh = planner_of(Prices(given.model, given.cluster, given.job), Costs())
+    again = replay(mixed_planner_of(fresh, PlansBySize), trace, end_s=trace.end_s + 600.0)
+    assert [run.choices for run in first.runs] == [run.choices for run in again.runs]
+    assert [run.steps for run in first.runs] == [run.steps for run in again.runs]
+
+
+def test_epochs_end_where_something_changes() -> None:
+    given = job(*SMALL)
+    events: tuple[ClusterEvent, ...] = (
+        NodeLost(time_s=0.0, node="n3"),
+        Slowdown(time_s=10.0, where="n1", speed=1.0),  # it was at its speed before
+        Notice(time_s=20.0, node="n2", lost_at_s=140.0),
+        NodeLost(time_s=140.0, node="n2"),
+        NodeJoined(time_s=140.0, node="n3"),
+        NodeLost(time_s=500.0, node="n0"),
+    )
+    epochs = epochs_of(EventTrace(nodes=4, events=events), given.view, 400.0)
+    assert [(one.start_s, one.end_s) for one in epochs] == [(0.0, 20.0), (20.0, 140.0), (140.0, 400.0)]
+    assert [list(one.situation.states) for one in epochs] == [
+        ["n0", "n1", "n2"], ["n0", "n1", "n2"], ["n0", "n1", "n3"],
+    ]  # fmt: skip
+    assert epochs[2].lost == epochs[2].saved == frozenset({"n2"})
+
+
+def test_totals_are_what_the_choices_say() -> None:
+    given = job(*SMALL)
+    running, _ = given.best()
+    events = (NodeLost(time_s=100.0, node="n3"), NodeJoined(time_s=300.0, node="n3"))
+    epochs = epochs_of(EventTrace(nodes=4, events=events), given.view, 1000.0)
+    laid = [(4.0, 0.0), (None, 0.0), (2.0, 50.0)]
+    choices = [
+        EpochChoice(
+            decision="keep", arrangement=None if step is None else running, step_s=step, change_s=change
+        )
+        for step, change in laid
+    ]
+    run = run_of("by hand", epochs, choices)
+    # 100 s at 4 s; nothing for 200 s; 700 s less 50 s at 2 s: 25 + 0 + 325. Of 1000 s, 100 + 650 were useful.
+    assert run.steps == (25.0, 0.0, 325.0)
+    assert run.goodput == pytest.approx(0.75)
+
+
+def test_a_fixed_plan_waits_for_its_nodes_and_reads_its_checkpoint() -> None:
+    given = job(*SMALL)
+    running, step_s = given.best()
+    events = (NodeLost(time_s=100.0, node="n3"), NodeJoined(time_s=300.0, node="n3"))
+    epochs = epochs_of(EventTrace(nodes=4, events=events), given.view, 1000.0)
+    choices = fixed(given.mixed, epochs, running)
+    assert [one.decision for one in choices] == ["keep", "wait", "keep"]
+    reading = given.planner.transitions.between(None, running, epochs[2].situation)
+    assert choices[2].change_s == pytest.approx(reading.seconds + 300.0)
+    assert choices[0].step_s == pytest.approx(step_s)
+
+
+def test_checkpoints_are_as_far_apart_as_losses_suggest() -> None:
+    # Two instants of loss in 3600 s (one node of the second had notice, so it is one of the two): sqrt(2 *
+    # 6.3 s * 1800 s) = 150.6 s.
+    events: tuple[ClusterEvent, ...] = (
+        NodeLost(time_s=10.0, node="n0"),
+        Notice(time_s=20.0, node="n1", lost_at_s=30.0),
+        NodeLost(time_s=30.0, node="n1"),
+        NodeLost(time_s=40.0, node="n2"),
+    )
+    trace = EventTrace(nodes=4, events=events)
+    assert best_interval_s(trace, 3600.0) == pytest.approx(150.6, abs=0.05)
+    assert best_interval_s(EventTrace(nodes=4, events=()), 3600.0) is None

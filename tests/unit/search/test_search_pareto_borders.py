@@ -1,0 +1,42 @@
+"""The least memory of a chain is found where the line of memory alone does not weigh all temporaries."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shardwise.pareto import Chain, Factor, FactorGraph, Segment
+from shardwise.search.pareto import supported_points
+from shardwise.search.pareto.bound_sets import IncumbentSet
+from shardwise.search.pareto.presolve import PresolvedChain
+from shardwise.search.pareto.state import State
+
+
+def cost(held_bytes: float, peak_bytes: float) -> list[float]:
+    return [1.0, 0.0, held_bytes, 0.0, peak_bytes]
+
+
+def chain() -> Chain:
+    """Two operators. The first needs 5 bytes for a moment, whatever it chooses: the line weighs the peak
+    there. The second needs 9, or 4, or 2 for which it holds one more."""
+    first = Factor((0,), np.array([cost(1.0, 5.0), cost(2.0, 5.0)]))
+    second = Factor((1,), np.array([cost(0.0, 9.0), cost(0.0, 4.0), cost(1.0, 2.0)]))
+    return (Segment("one", (("kept", FactorGraph(("a", "b"), (2, 3), (first, second))),)),)
+
+
+def smallest_bytes() -> float:
+    state = State.of(0, chain(), PresolvedChain.of(chain()), IncumbentSet(), 0.0)
+    supported_points.scalarise_extremes(state)
+    assert state.lower_bounds.explored_sums[state.lower_bounds.weights[:, 0] == 0.0].max() == 6.0
+    return float(state.incumbents.points[-1, 1])
+
+
+def test_the_least_memory_is_found_without_enumeration() -> None:
+    """1 byte held and a peak of 5 on the line, 6 together, which the second operator reaches by 4: of its
+    choices the line alone knows that the first two hold nothing, and takes the first, 1 + 9."""
+    assert smallest_bytes() == 6.0
+
+
+def test_without_steps_within_links_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supported_points, "MEMORY_ASCENT_STEPS", 0)
+    assert smallest_bytes() == 10.0
