@@ -74,7 +74,7 @@ def test_threads_are_those_of_training(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 LAUNCHED = """
 from shardwise.app.cli import calibrating
-from shardwise.app.cli.calibrating_ranks import cluster_here, ranks_of
+from shardwise.app.cli.measuring import cluster_here, ranks_of
 from shardwise.cluster import load_cluster
 from tests.runtime.test_calibrating_ranks import seen
 if __name__ == "__main__":
