@@ -19,7 +19,7 @@ ONE_VALUE = {"shardwise.cost.places:_stages"}
 """Functions in cost/ whose table has one value throughout in a column that they read as a number."""
 
 
-def test_no_module_does_what_is_banned() -> None:
+def test_no_module_has_a_banned_statement() -> None:
     assert [problem for module in MODULES for problem in ban_violations(module)] == []
 
 
@@ -89,7 +89,7 @@ def test_a_banned_statement_is_caught(mutant: str) -> None:
         "np.maximum(a, b)",
     ],
 )
-def test_what_is_allowed_is_not_caught(source: str) -> None:
+def test_allowed_statements_are_not_caught(source: str) -> None:
     assert ban_violations(module_of("shardwise.cost.twin", source)) == []
 
 

@@ -164,7 +164,7 @@ def test_work_shared_evenly_is_a_lower_bound_under_any_schedule(monkeypatch: pyt
 
 
 @pytest.mark.xdist_group("few floors")
-def test_what_may_be_offloaded_takes_no_device_memory() -> None:
+def test_the_bound_counts_no_tensor_that_may_be_offloaded() -> None:
     """Where offload is open nothing that some choice of it moves counts: counted as if it stayed, the floor
     would be above what those take that move it."""
     worst = 0.0

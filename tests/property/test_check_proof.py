@@ -104,7 +104,7 @@ def spaces(full: bool) -> list[Enumerated]:
     return [enumerated(one) for one in instances(full)]
 
 
-def test_the_proof_takes_the_optimum_and_nothing_above_it(spaces: list[Enumerated]) -> None:
+def test_the_proof_accepts_the_optimum_and_no_higher_bound(spaces: list[Enumerated]) -> None:
     checked = second_best = 0
     for whole in spaces:
         if not len(whole.times_s):

@@ -147,7 +147,7 @@ def test_no_subproblem_needs_less_memory_than_its_bound(drawn: Drawn) -> None:
     assert exceeding(least_hosts_bytes(drawn.levels), drawn.peaks.host_bytes) == {}
 
 
-def test_what_fits_in_time_has_capacity(drawn: Drawn) -> None:
+def test_candidates_within_the_time_have_capacity(drawn: Drawn) -> None:
     assert lacking_capacity(drawn) == set()
 
 
@@ -172,7 +172,7 @@ def test_memory_falls_with_every_recomputed_layer(drawn: Drawn) -> None:
             last = now
 
 
-def test_nodes_with_options_are_bounded_as_each_alone(drawn: Drawn) -> None:
+def test_nodes_with_options_have_the_bounds_of_each_option(drawn: Drawn) -> None:
     """The search bounds rows (down) with splits (across) at once."""
     levels = drawn.levels
     for rows in list(levels.groups("pp", "vpp", "schedule"))[:12]:

@@ -117,7 +117,7 @@ def test_a_comparison_across_cells_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     assert any(differs_in_large_cells(seed) for seed in range(2))
 
 
-def test_more_values_than_short_numbers_count_are_told_apart() -> None:
+def test_more_values_than_16_bits_count_are_distinguished() -> None:
     """40,000 points on a line above one that matches them all, and in front of that four that are best in
     one objective and settle none: ranks of 32,768 and more are compared."""
     line = np.repeat(np.arange(20_000.0, 60_001.0)[:, None], 4, axis=1)

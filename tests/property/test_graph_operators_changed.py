@@ -132,7 +132,7 @@ def test_a_changed_operator_is_refused_by_name_or_accepted(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_accepted_has_a_price(kind: str) -> None:
+def test_every_accepted_operator_has_a_cost(kind: str) -> None:
     """Of one operator of each kind."""
     op = next(each for each in EVEN_INSTANCES.values() if each.kind == kind)
     assert outcome(op, price=True) == "accepted"

@@ -120,7 +120,7 @@ def test_a_changed_cluster_file_is_a_cluster_or_a_config_error(path: Path, data:
 
 
 @pytest.mark.parametrize("name", ["\n", "", "x" * 300])
-def test_a_class_by_a_name_that_is_no_text_is_refused_in_one_line(name: str) -> None:
+def test_a_class_name_that_is_no_text_is_refused_in_one_line(name: str) -> None:
     """It was named among what is allowed where a node has no device."""
     tree = read_mapping(str(next(path for path in EXAMPLES if path.name == "mixed.yaml")))
     classes = tree["classes"]

@@ -127,7 +127,7 @@ def test_the_chain_and_the_walk_agree(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", sample_of(range(40), range(20)))
-def test_they_agree_on_skip_tensors(seed: int) -> None:
+def test_chain_and_walk_agree_on_skip_tensors(seed: int) -> None:
     found = all_both(skip_graph(seed), "8x8xH100-SXM", (2, 4), SOFTWARE[seed % len(SOFTWARE)], range(3))
     for (time_s, memory_bytes), price in found:
         assert price.time_s == pytest.approx(time_s, rel=1e-9)
@@ -214,7 +214,7 @@ def by_definition(ledger: StepLedger) -> float:
     return always + max(sum(each.nbytes for each in saved), *moments)
 
 
-def test_what_is_there_at_once_is_the_most_of_all_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_memory_is_the_maximum_over_all_instants(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of random graphs; most of them have less at any moment than is counted in all."""
     fewer = []
 
@@ -232,7 +232,7 @@ def test_what_is_there_at_once_is_the_most_of_all_moments(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("software", range(5))
 @pytest.mark.parametrize("graph", [llama(layers=3, batch=16, seq_len=64), mlp(512, 64, 256, 40)])
-def test_they_agree_on_transformers(graph: OpGraph, software: int) -> None:
+def test_chain_and_walk_agree_on_transformers(graph: OpGraph, software: int) -> None:
     seeds = range(software, 20, 5)
     found = all_both(graph, "8x8xH100-SXM", (4, 8), SOFTWARE[software], seeds)
     for seed, ((time_s, memory_bytes), price) in zip(seeds, found, strict=True):
@@ -254,7 +254,7 @@ def test_random_graphs_share_parameters_within_blocks_and_across() -> None:
 
 
 @pytest.mark.parametrize("name", graph_names())
-def test_they_agree_on_shipped_graphs(name: str) -> None:
+def test_chain_and_walk_agree_on_shipped_graphs(name: str) -> None:
     graph = load_graph(f"graph:{name}")
     (time_s, memory_bytes), price = both(graph, "2x8xV100-32G", (2, 8), SOFTWARE[2], 7)
     assert price.time_s == pytest.approx(time_s, rel=1e-9)
@@ -306,7 +306,7 @@ def test_the_walk_shares_no_code_with_the_chain() -> None:
 
 @pytest.mark.parametrize("ranks", [(8,), (2, 4), (3,), (2, 2, 2)])
 @pytest.mark.parametrize("shape", [(16, 24), (1, 24), (8, 6, 4), (7,), ()])
-def test_both_count_the_same_while_a_tensor_is_redistributed(
+def test_chain_and_walk_count_the_same_during_a_redistribution(
     ranks: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
     machines = load_cluster("8x8xH100-SXM")

@@ -70,7 +70,7 @@ def test_the_best_plan_is_that_of_the_twin(first_seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", sample_of(WITH_MIXED_STAGES, WITH_MIXED_STAGES[:3]))
-def test_a_plan_with_such_stages_is_the_best_and_is_found(seed: int) -> None:
+def test_the_best_plan_has_such_stages_and_is_found(seed: int) -> None:
     space = drawn_with_mixed_stages(seed)
     assert is_the_twins(space, expected(seed))
     best, plain = search_uneven(space).plan, search_uneven(without_mixed_stages(space)).plan
@@ -83,7 +83,7 @@ def test_a_plan_with_such_stages_is_the_best_and_is_found(seed: int) -> None:
         assert one.device_class != other.device_class
 
 
-def test_what_such_a_stage_costs_is_what_its_slower_part_does() -> None:
+def test_a_mixed_pool_stage_costs_as_its_slower_part() -> None:
     """The twin takes every braid by itself, part by part, from the prices of single stages."""
     for seed in range(0, 40, 8):
         space = drawn_with_mixed_stages(seed)
@@ -155,7 +155,7 @@ def _at_once(one: braids.PoolPart, other: braids.PoolPart) -> Any:
     ],
     ids=["the slower part", "devices of both pools", "hops"],
 )
-def test_what_is_left_out_of_such_stages_is_noticed(
+def test_omissions_in_mixed_pool_stages_are_noticed(
     name: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(options, name, broken)
@@ -171,7 +171,7 @@ def _is_too_soon(seed: int) -> bool:
     return found is not None and found.time_s < expected_s * (1 - 1e-6)
 
 
-def test_rows_that_no_part_does_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_no_part_computes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One row is priced by nobody: what comes out is sooner done than any plan."""
     own = StageCostModel._part
 

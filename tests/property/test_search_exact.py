@@ -124,7 +124,7 @@ def test_pruned_search_is_exact(seeds: range) -> None:
 
 
 @pytest.mark.parametrize("seed", ONCE_WRONG)
-def test_what_was_wrong_once_is_exact(seed: int) -> None:
+def test_the_seeds_of_former_failures_are_exact(seed: int) -> None:
     check_exact(instance(seed), Coverage())
 
 
@@ -328,7 +328,7 @@ def check_all(cases: Iterable[Instance]) -> None:
 
 
 @pytest.mark.parametrize("broken", ["more", "textbook"])
-def test_a_bound_that_is_none_is_caught(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_bound_is_caught(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same check, which passes on these instances, fails where leaves are cut by what is not a bound: in
     small spaces, and in those that count as large."""
     cases = [
@@ -371,7 +371,7 @@ def test_a_bound_of_nodes_that_is_too_high_is_caught(
         check_all(instance(seed) for seed in range(40))
 
 
-def test_frontiers_that_are_none_are_caught() -> None:
+def test_invalid_frontiers_are_caught() -> None:
     """One point less; and one more that is beaten in one and equal in the other."""
     case = next(found for found in map(instance, range(100)) if found.seed % 3 == 0)
     problem = case.question.problem()

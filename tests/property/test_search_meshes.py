@@ -62,7 +62,7 @@ def found_on(graph: OpGraph, cluster_text: str, choice: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", sample_of(range(20), range(8)))
-def test_all_meshes_find_what_enumeration_finds(seed: int) -> None:
+def test_all_meshes_find_the_enumerated_frontier(seed: int) -> None:
     # Two operators on 2x2x2 have more layouts than can be gone through here.
     text = CLUSTERS[seed // 2 % 2] if seed % 2 else CLUSTERS[seed // 2 % 4]
     graph = small_graph(seed)

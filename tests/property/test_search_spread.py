@@ -65,7 +65,7 @@ def test_the_best_plan_is_that_of_the_twin(first_seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", sample_of(BEST, BEST[:2]))
-def test_a_plan_with_such_stages_is_the_best_and_is_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_plan_has_such_stages_and_is_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     space = drawn_to_spread(seed)
     assert is_the_twins(seed)
     best = search_uneven(space).plan

@@ -90,7 +90,7 @@ def as_points(values: Any) -> Points:
     return [(float(time_s), float(memory)) for time_s, memory in values]
 
 
-def test_all_ways_find_what_enumeration_finds(first_seed: int, seeds: int) -> None:
+def test_all_search_methods_find_the_enumerated_frontier(first_seed: int, seeds: int) -> None:
     """Small chains are eliminated at once; of these one in six is tracked by bounds too."""
     solvable = small = 0
     for seed in range(first_seed, first_seed + seeds):
@@ -190,7 +190,7 @@ def epsilon_holds(epsilon: float) -> bool:
     )
 
 
-def test_bins_keep_what_no_other_row_dominates() -> None:
+def test_bins_keep_non_dominated_rows() -> None:
     random = np.random.default_rng(0)
     for columns, steps_each in ((2, 60), (3, 60), (4, 12)):
         for count in (bins.BINS_FROM_ROWS, 3 * bins.BINS_FROM_ROWS):
@@ -260,7 +260,7 @@ def stopped(most_pairs: int, epsilon: float, seeds: Iterable[int]) -> tuple[int,
 
 
 @pytest.mark.parametrize(("most_pairs", "epsilon"), [(20, 0.001), (60, 0.001), (40, 0.0)])
-def test_a_search_that_would_take_too_long_tells_what_it_proved(
+def test_a_search_over_its_limit_reports_its_proven_epsilon(
     most_pairs: int, epsilon: float, full: bool
 ) -> None:
     """With an epsilon by looks that lose more, as long as that helps."""
@@ -343,7 +343,7 @@ def fitting(seed: int, epsilon: float) -> bool:
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.2])
-def test_only_what_fits_is_found(epsilon: float, full: bool) -> None:
+def test_only_points_within_the_limit_are_found(epsilon: float, full: bool) -> None:
     assert all(fitting(seed, epsilon) for seed in range(30 if full else 3))
 
 
@@ -360,7 +360,7 @@ def test_a_limit_that_is_taken_for_less_is_noticed(monkeypatch: pytest.MonkeyPat
     assert not all(fitting(seed, 0.0) for seed in range(60))
 
 
-def test_modes_of_what_is_most_of_a_chain_are_cases() -> None:
+def test_modes_of_the_largest_part_of_a_chain_are_cases() -> None:
     """Each has one mode of one link, and all choices besides; chains without such a link are one case."""
     counts = []
     for seed in range(60):
@@ -583,7 +583,7 @@ def test_a_variable_with_many_neighbours_is_eliminated_last_where_nothing_is_cho
     assert point.tolist() == [81 * 40, 81 * 40 + 81 * 40 + 80]
 
 
-def test_tables_that_are_alike_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_tables_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that all read one tensor: of each thing that they have in common there is one table; layers that
     differ in one number share what lies before it."""
     random = np.random.default_rng(3)
@@ -633,7 +633,7 @@ def test_repetitions_are_solved_once_and_counted_each() -> None:
     assert as_points(pareto_search([chain]).points) == [(2.0, 11.0), (3.0, 9.0), (4.0, 7.0)]
 
 
-def test_choices_that_are_taken_for_those_of_the_whole_chain_are_noticed(
+def test_choices_of_a_part_used_for_the_whole_chain_are_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By another frontier, or by a choice that the whole chain does not have."""

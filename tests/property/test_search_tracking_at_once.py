@@ -89,7 +89,7 @@ def test_only_points_that_fit_are_returned() -> None:
 @pytest.mark.parametrize(
     ("name", "few"), [("SMALL_CHAIN_COSTS", 65), ("SMALL_CHAIN_PAIRS", 100), ("SMALL_CHAIN_LABELS", 47)]
 )
-def test_it_is_given_up_where_there_is_much(name: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joint_search_stops_at_its_limits(name: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of costs, of pairs of labels, or of labels in a table; the answer is the same then."""
     chain = long_chain(39)
     found = at_once.eliminate_small_chain(chain)

@@ -100,7 +100,7 @@ def _end_sizes(tables: list[Values], span: range) -> tuple[int, int]:
 
 
 @by_both
-def test_sums_are_the_least_of_all_ways_through(numba_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_are_the_minimum_over_all_paths(numba_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small whole numbers, so that sums are exact."""
     monkeypatch.setattr(machine, "NUMBA_FROM_COSTS", numba_from)
     assert all(is_as_defined(seed) for seed in range(60))

@@ -171,7 +171,7 @@ def test_bounds_tightened_by_peak_prove_more(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("holds_from", "reported"), [(0.0, 0.001), (0.0005, 0.001), (0.005, 0.0051005), (0.015, 0.0151015)]
 )
-def test_the_reported_epsilon_covers_all_that_was_left_out(holds_from: float, reported: float) -> None:
+def test_the_reported_epsilon_covers_all_omitted_choices(holds_from: float, reported: float) -> None:
     """Of a chain of one solution nothing is open, whatever is matched: what is told is what was asked for, or
     what was lost by then and a tenth of the epsilon for points, 1.005 x 1.0001 - 1; not the 1.5 % that might
     have been lost."""
@@ -182,7 +182,7 @@ def test_the_reported_epsilon_covers_all_that_was_left_out(holds_from: float, re
     assert track._proven([own], 0.001, 1.001 / 1.0001 - 1.0) == pytest.approx(reported)
 
 
-def test_what_is_left_out_holds_from_what_is_matched_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_omitted_choices_hold_from_the_epsilon_at_that_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choices that are left out, and labels that looks went through: from the most that was lost at one."""
     own = with_bounds(long_chain(0), 0.02)
     assert own.holds_from == 0.0 and len(own.open_nadir_points())
@@ -236,7 +236,7 @@ def test_neighbours_are_recombined_before_tolerances_are_relaxed(
     assert seen and seen[0] is is_broken
 
 
-def test_of_what_others_see_all_choices_together_are_counted() -> None:
+def test_the_choices_of_all_separator_variables_are_multiplied() -> None:
     """Of a link with an entry of 3, an exit of 4 and a hub of 5, 60; of one with an entry of 4 alone, 4."""
     one = FactorGraph(("a", "b", "c", "d"), (3, 4, 5, 7), (), entry=0, exit=1, shared=(("h", 2),))
     other = FactorGraph(("a",), (4,), (), entry=0)

@@ -122,7 +122,7 @@ def test_all_solutions_of_the_pool_are_found(first: int) -> None:
     assert all(is_all_that_is_made(chain, solutions) for chain, solutions in own)
 
 
-def test_there_are_fewer_choices_and_more_than_the_solutions() -> None:
+def test_the_pool_has_fewer_choices_than_the_space_and_more_than_the_solutions() -> None:
     """Of a long chain the pieces of its ends make others too, all of which are its own."""
     more = 0
     for seed in range(10):

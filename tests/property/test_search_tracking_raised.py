@@ -91,7 +91,7 @@ def test_every_point_is_matched_within_epsilon(epsilon: float, full: bool) -> No
 
 
 @pytest.mark.parametrize("first", sample_of(CHUNKS, OFTEN))
-def test_tightened_bounds_find_what_enumeration_finds(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+def test_tightened_bounds_find_the_enumerated_frontier(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     """Labels are left out and lines rise in the chains of every run: what they show is about these."""
     left_out = bounds_that_rose = 0
 

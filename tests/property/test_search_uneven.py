@@ -95,7 +95,7 @@ def test_a_bound_that_is_too_high_loses_plans(module: ModuleType, monkeypatch: p
         (shares.KnapsackDual, "critical", 4, lambda found: (found[0][:0], found[1][:0])),
     ],
 )
-def test_what_forbids_too_much_loses_plans(
+def test_rules_that_are_too_strict_lose_plans(
     owner: type, name: str, seed: int, broken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of the seed 6 the best plan is on two pools: no first look has it.
@@ -108,7 +108,7 @@ def test_what_forbids_too_much_loses_plans(
     assert found is None or found.time_s > best.time_s * (1 + 1e-9)
 
 
-def test_a_gap_is_kept_and_a_budget_tells_its_own() -> None:
+def test_the_requested_gap_holds_and_a_budget_reports_its_own() -> None:
     space = drawn_space(3, 4)
     best = search_uneven(space)
     assert best.plan is not None
@@ -192,7 +192,7 @@ def widest_round(monkeypatch: pytest.MonkeyPatch) -> float:
     return max(ratios)
 
 
-def test_a_round_has_no_subproblem_that_the_first_may_make_needless(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_has_no_subproblem_that_its_first_may_prune(monkeypatch: pytest.MonkeyPatch) -> None:
     """With all sizes that come next, blocks far above the first one's bound would be bounded for nothing."""
     assert 1.0 < widest_round(monkeypatch) <= drive.ROUND_BOUND_RATIO
     monkeypatch.setattr(drive, "ROUND_BOUND_RATIO", float("inf"))

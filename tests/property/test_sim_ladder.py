@@ -133,7 +133,7 @@ def test_a_step_is_no_shorter_than_its_busiest_rank_and_its_longest_way() -> Non
         assert whole_s >= sum(sum(values[name]) for name in ways) * (1 - 1e-12)
 
 
-def test_what_takes_less_makes_no_step_longer() -> None:
+def test_shorter_actions_make_no_step_longer() -> None:
     """The table fixes the order of actions; where a scheduler chose it anew this would not hold (Graham)."""
     rng = random.Random(53)
     for _ in range(200):

@@ -192,7 +192,7 @@ def _ran(source: Path, *words: str) -> int:
     return subprocess.run(command, check=False, capture_output=True, env=environment).returncode
 
 
-def test_nothing_is_frozen_that_nobody_asks_with() -> None:
+def test_every_frozen_input_is_used_by_a_question() -> None:
     asked = [*QUESTIONS.values()]
     asked += [case for kind in CANDIDATES for case in read_lines(file_of("cases", kind)).values()]
     kinds = {"clusters": "cluster", "models": "model", "graphs": "graph", "software": "software"}

@@ -25,7 +25,7 @@ def test_candidates_cost_what_was_recorded(kind: str, name: str) -> None:
     assert list(differences(found, recorded)) == []
 
 
-def test_there_are_as_many_candidates_as_were_drawn() -> None:
+def test_all_drawn_candidates_are_recorded() -> None:
     assert {kind: len(PRICED[kind]) for kind in CANDIDATES} == COUNTS
     for kind in CANDIDATES:
         assert {one["case"] for one in PRICED[kind]} == set(CASES[kind])

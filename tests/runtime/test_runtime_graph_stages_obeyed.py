@@ -65,7 +65,7 @@ def is_obeyed(team: WorkerPool, plans: list[GraphPlan], *, early: bool = False) 
 
 
 @pytest.mark.parametrize(("ranks", "cuts"), [((1,), (1, 2, 3)), ((2,), (2,)), ((2,), (1, 3)), ((4,), (4,))])
-def test_any_layouts_of_stages_have_what_is_predicted(
+def test_any_layouts_of_stages_communicate_as_predicted(
     team: WorkerPool, ranks: tuple[int, ...], cuts: tuple[int, ...], full: bool
 ) -> None:
     """Any rule, any place of tensors, also across cuts, any storage of parameters; all kept."""
@@ -76,7 +76,7 @@ def test_any_layouts_of_stages_have_what_is_predicted(
     assert all(is_obeyed(team, plans))
 
 
-def test_stages_on_two_axes_have_what_is_predicted(team: WorkerPool) -> None:
+def test_stages_on_two_axes_communicate_as_predicted(team: WorkerPool) -> None:
     assert all(
         is_obeyed(team, [staged_by_rules(CHAIN, (2, 2), (2,), MICROBATCHES, *required)])
         for required in ((data, columns), (columns, data))
@@ -96,7 +96,7 @@ def stored_anyhow(plan: GraphPlan, seed: int) -> GraphPlan:
     return replace(plan, layout=replace(plan.layout, blocks=tuple(blocks)))
 
 
-def test_gradients_along_two_axes_are_summed_as_often_as_is_predicted(team: WorkerPool) -> None:
+def test_gradients_along_two_axes_are_reduced_as_often_as_predicted(team: WorkerPool) -> None:
     """Any storage of parameters on 2 x 2 ranks with a divided batch, in four micro-batches: where one axis
     splits a parameter its gradient is scattered along that behind each pass, and summed along the other
     once."""
@@ -108,7 +108,7 @@ def test_gradients_along_two_axes_are_summed_as_often_as_is_predicted(team: Work
     assert not all(is_obeyed(team, plans[:2], early=True))
 
 
-def test_stages_in_bf16_have_what_is_predicted(team: WorkerPool) -> None:
+def test_stages_in_bf16_communicate_as_predicted(team: WorkerPool) -> None:
     """What crosses cuts has 2 bytes a number, gradients of weights 4."""
     plans = [
         replace(plan, job=replace(plan.job, dtype="bf16"))
@@ -137,7 +137,7 @@ def test_messages_by_hand(team: WorkerPool) -> None:
         assert all(estimated["send", nbytes] == 4 for estimated in predicted_in_stages(plan))
 
 
-def test_nothing_goes_back_where_nothing_before_is_trained(team: WorkerPool) -> None:
+def test_no_gradient_is_sent_to_stages_without_trained_parameters(team: WorkerPool) -> None:
     """Four messages there and none back, which the planner charges (docs/concepts/pareto-search.md)."""
     graph = without_first_weights(CHAIN)
     plan = staged_by_rules(graph, (1,), (1,), MICROBATCHES, whole)

@@ -168,7 +168,7 @@ def test_in_bf16_weights_and_sums_are_stored_in_fp32(team: WorkerPool, text: str
         ("weights compute in fp32", (False, True, True)),
     ],
 )
-def test_a_mutant_of_other_precision_is_seen(
+def test_a_mutant_with_another_precision_is_caught(
     team: WorkerPool, mutant: str, found: tuple[bool, bool, bool]
 ) -> None:
     """On one rank no weight has two owners, whose sum would hide what is rounded."""
@@ -323,7 +323,7 @@ PLAN = make_uneven("5 l4 + 3 l4")
         (PLAN, ["--data", "none.bin"], "none.bin"),
     ],
 )  # fmt: skip
-def test_what_is_not_run_is_one_line(
+def test_an_unsupported_uneven_plan_is_a_one_line_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], plan: UnevenFile, options: list[str], named: str
 ) -> None:
     assert main(["train", saved(tmp_path, plan), *options]) == 2
@@ -338,7 +338,7 @@ def test_what_is_not_run_is_one_line(
         ("version: 1\n", "version: 2\n", "newer"),
     ],
 )
-def test_a_changed_and_a_newer_plan_are_refused(
+def test_changed_and_newer_plans_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, named: str
 ) -> None:
     path = Path(saved(tmp_path, PLAN))

@@ -54,7 +54,7 @@ def test_examples_are_the_same_in_every_process() -> None:
 
 
 @pytest.mark.parametrize("is_in_ci", [False, True])
-def test_a_random_search_draws_others(is_in_ci: bool) -> None:
+def test_a_random_search_draws_other_examples(is_in_ci: bool) -> None:
     assert drawn_by(FIXED, RANDOM, is_in_ci=is_in_ci) != drawn_by(FIXED, RANDOM, is_in_ci=is_in_ci)
 
 

@@ -55,7 +55,7 @@ def test_a_quantity_is_the_nearest_float_of_what_is_written(text: str, unit: str
         ("1MS", "s"), ("1\ns", "s"),
     ],
 )  # fmt: skip
-def test_what_has_to_be_guessed_is_refused_with_an_example(text: str, unit: str) -> None:
+def test_an_ambiguous_quantity_is_refused_with_an_example(text: str, unit: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_quantity(text, unit)
     assert caught.value.allowed is not None and "such as" in caught.value.allowed

@@ -19,7 +19,7 @@ def mean_off(found: list[Compared]) -> float:
 @pytest.mark.parametrize(
     ("record", "near", "mean", "worst"), [(H200, 25, 0.022, 0.05), (H100, 21, 0.024, 0.075)]
 )
-def test_steps_take_what_is_planned(record: Record, near: int, mean: float, worst: float) -> None:
+def test_steps_take_the_planned_time(record: Record, near: int, mean: float, worst: float) -> None:
     found = steps(record)
     assert len(found) == 26
     assert sum(abs(one.error) <= STEP_WITHIN for one in found) >= near >= SHAPES_WITHIN
@@ -27,7 +27,7 @@ def test_steps_take_what_is_planned(record: Record, near: int, mean: float, wors
 
 
 @pytest.mark.parametrize(("record", "shapes"), [(H200, 26 + 16), (H100, 26)])
-def test_peaks_are_what_is_planned(record: Record, shapes: int) -> None:
+def test_peaks_have_the_planned_size(record: Record, shapes: int) -> None:
     found = peaks(record)
     assert len(found) == shapes
     assert max(abs(one.error) for one in found) <= PEAK_WITHIN

@@ -100,7 +100,7 @@ def test_groups_have_their_rows_and_the_skipped_ones(tmp_path: Path) -> None:
     assert [group.name for group in validate(path, by="row").groups] == ["a-1", "b-1", "a-2", "a-3", "c-1"]
 
 
-def test_levels_part_the_rows(tmp_path: Path) -> None:
+def test_a_level_selects_its_rows(tmp_path: Path) -> None:
     path = file_of(tmp_path, text_of({"level": "near"}, {}, {"level": "", "recompute": ""}))
     lines = {
         level: [one.row.line for one in validate(path, level=level).judged]

@@ -109,7 +109,7 @@ def test_noise_moves_the_curves_little() -> None:
     assert found.k_half == pytest.approx(TRUE.k_half, rel=0.2)
 
 
-def test_measurements_that_settle_nothing_are_refused() -> None:
+def test_measurements_that_determine_no_curve_are_refused() -> None:
     with pytest.raises(ConfigError, match="too few"):
         kernel_curves(matmuls(TRUE)[:2], passes(TRUE))
     slow = [replace(sample, seconds=sample.seconds * 1e4) for sample in passes(TRUE)]
@@ -264,7 +264,7 @@ def test_a_collective_takes_the_predicted_time(ranks: int, nbytes: float, exchan
         assert collective_s(link, sample) == pytest.approx(float(expected_s[kind]), rel=1e-12), kind
 
 
-def test_links_that_settle_nothing_are_refused() -> None:
+def test_measurements_of_links_that_determine_no_curve_are_refused() -> None:
     with pytest.raises(ConfigError, match="too few"):
         link_curve(link_samples(LINK)[:2])
     constant = [replace(sample, seconds=1e-3) for sample in link_samples(LINK, ("message",))]

@@ -152,7 +152,7 @@ def written(tmp_path: Path, **changes: Any) -> str:
     return str(path)
 
 
-def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_calibration_is_read_back_as_written(tmp_path: Path) -> None:
     calibration = read_calibration(written(tmp_path))
     read, true = calibration.devices["cpu"], device()
     assert read.peak_flop_per_s == {"fp32": 7.5e10, "bf16": 1.5e11}
@@ -171,7 +171,7 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert replace(found, provenance={}) == replace(profile(), provenance={})
 
 
-def test_shared_states_overlap_as_data_where_a_file_says_nothing_else(tmp_path: Path) -> None:
+def test_sharded_states_overlap_as_data_by_default(tmp_path: Path) -> None:
     def read(**software: object) -> Profile:
         found = read_calibration(written(tmp_path, software={"like": "fsdp2", **software})).profile
         assert found is not None
@@ -284,7 +284,7 @@ def test_our_measured_software_is_planned_for_on_an_accelerator_on_request(run: 
         ({"speed": 1}, "speed"),
     ],
 )  # fmt: skip
-def test_what_is_no_calibration_is_refused_by_its_key(
+def test_an_invalid_calibration_is_refused_by_its_key(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -324,7 +324,7 @@ def test_a_cluster_of_other_ranks_than_were_started_is_refused(
         (("--out", "base.yaml", "--from", "base.yaml"), "--out"),
     ],
 )
-def test_what_cannot_be_calibrated_is_refused_in_one_line(
+def test_an_impossible_calibration_is_refused_in_one_line(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], named: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

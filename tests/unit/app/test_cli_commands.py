@@ -54,14 +54,14 @@ def test_plan_passes_the_options_to_the_planner(run: Run, planner: Planner) -> N
 
 
 @pytest.mark.parametrize("cluster", ["2x8xA100-80G", "64x8xA100-80G"])
-def test_the_space_left_out_is_the_default_one_at_any_size(run: Run, planner: Planner, cluster: str) -> None:
+def test_the_default_space_is_used_at_any_size(run: Run, planner: Planner, cluster: str) -> None:
     planner.error = Infeasible("enough", reasons={})
     run("plan", "gpt2", "--cluster", cluster, "--seq-len", "1024", "--global-batch-size", "64")
     (question,) = planner.questions
     assert (question.space, question.axes, question.workers, question.budget_s) == ("default", {}, 1, None)
 
 
-def test_plan_passes_on_how_to_search(run: Run, planner: Planner) -> None:
+def test_plan_passes_the_search_options_on(run: Run, planner: Planner) -> None:
     options = ("--workers", "1", "--budget", "1.5min", "--frontier", "--use-all", "--objective", "memory")
     assert run("plan", *QUESTION, *options).code == 0
     (question,) = planner.questions
@@ -75,7 +75,7 @@ def test_plan_prints_the_card_on_stdout_and_nothing_else(run: Run, planner: Plan
     assert "12.500 s" in ran.out and "optimal among 1,234 candidates" in ran.out
 
 
-def test_plan_json_is_the_contract(run: Run, planner: Planner) -> None:
+def test_plan_json_has_the_documented_schema(run: Run, planner: Planner) -> None:
     ran = run("plan", *QUESTION, "--json")
     assert (ran.code, ran.err) == (0, "")
     document = validated(ran.out, "plan-answer")
@@ -210,7 +210,7 @@ def test_an_infeasible_question_exits_3_with_reasons_and_what_would_fit(run: Run
         (MemoryError(), "MemoryError"),
     ],
 )
-def test_what_nobody_foresaw_is_one_line_and_exit_1(
+def test_an_unexpected_error_is_one_line_with_exit_code_1(
     run: Run, planner: Planner, error: Exception, words: str
 ) -> None:
     planner.error = error
@@ -261,7 +261,7 @@ class ClosedPipe(io.StringIO):
 
 
 @pytest.mark.parametrize("argv", [("models",), ("models", "--json"), ("--help",)])
-def test_a_reader_that_left_is_no_error(
+def test_a_closed_pipe_is_no_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(sys, "stdout", ClosedPipe())
@@ -426,7 +426,7 @@ class Terminal(io.StringIO):
     ("variables", "is_styled"),
     [({"TERM": "xterm-256color"}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
 )
-def test_colour_only_on_a_terminal_that_wants_it(
+def test_colour_is_used_only_on_a_terminal_that_allows_it(
     planner: Planner, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], is_styled: bool
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -476,7 +476,7 @@ def test_plan_for_processes_of_this_machine_recommends_what_train_runs(run: Run)
     assert "shardwise train plan.yaml" in card
 
 
-def test_what_train_does_not_run_is_planned_on_request_and_marked(run: Run) -> None:
+def test_plans_that_train_does_not_run_are_planned_on_request_and_marked(run: Run) -> None:
     command_line = (
         *TINY[:-1],
         "tp=2,pp=2,schedule=zb_h1,offload=both",

@@ -78,7 +78,7 @@ def test_why_not_shows_the_difference_term_by_term(run: Run, saved: str) -> None
     assert f"tp {best} → {other}" in ran.out
 
 
-def test_why_not_what_is_illegal_exits_3_with_its_reasons(run: Run, saved: str) -> None:
+def test_why_not_of_an_illegal_change_exits_3_with_its_reasons(run: Run, saved: str) -> None:
     """A pipeline of 4 ranks with 12 / 6 = 2 microbatches has no interleaving."""
     ran = run("explain", saved, "--why-not", "pp=4,schedule=interleaved_1f1b,micro_batch_size=6")
     assert ran.code == 3
@@ -149,7 +149,7 @@ def test_the_frontier_is_listed_and_shown_in_part(run: Run) -> None:
     assert f"{len(points)} points" in lines[0]
 
 
-def test_places_of_a_long_frontier() -> None:
+def test_a_long_frontier_is_shown_at_selected_points() -> None:
     assert spaced_indices(5, 12) == [0, 1, 2, 3, 4]
     # 0 to 100 in eleven steps of 9.09.
     assert spaced_indices(101, 12) == [0, 9, 18, 27, 36, 45, 55, 64, 73, 82, 91, 100]
@@ -171,7 +171,7 @@ def test_objectives_are_saved_with_the_cluster_used(run: Run, tmp_path: Path, ob
     assert checked.code == 0, checked.out
 
 
-def test_a_search_without_the_time_says_how_far_it_came(run: Run) -> None:
+def test_a_search_out_of_time_reports_its_gap(run: Run) -> None:
     question = (
         "llama-3.1-70b",
         "--cluster",
@@ -186,7 +186,7 @@ def test_a_search_without_the_time_says_how_far_it_came(run: Run) -> None:
     assert "not proven: gap " in ran.out and " unexplored" in ran.out
 
 
-def test_a_search_that_finds_nothing_in_time_says_so_in_a_line(run: Run) -> None:
+def test_a_search_that_finds_nothing_in_time_is_a_one_line_error(run: Run) -> None:
     question = (
         "llama-3.1-405b",
         "--cluster",

@@ -68,7 +68,7 @@ def test_the_pick_is_the_best_of_the_points_within_the_limit(run: Run) -> None:
         assert document["memory_limit_bytes"] == (None if limit is None else limit_bytes)
 
 
-def test_reference_strategies_are_estimated_as_evaluate_does_and_beaten(run: Run) -> None:
+def test_reference_strategies_are_estimated_as_by_evaluate_and_beaten(run: Run) -> None:
     document = answer(run, *CORE, "--devices", "4")
     parallel, megatron = document["references"]
     assert (parallel["name"], megatron["name"]) == ("data parallel", "Megatron")
@@ -371,7 +371,9 @@ def test_plots_that_cannot_be_written(run: Run, tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == []
 
 
-def test_half_a_frontier_is_none(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_frontier_is_not_answered(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An interrupted search has found some points; they are not answered with as if they were all."""
     offer = Tradeoff.offer
 

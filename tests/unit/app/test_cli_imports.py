@@ -24,7 +24,7 @@ def test_planning_imports_nothing_heavy() -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == ["numpy"]
 
 
-def test_an_interrupt_while_modules_load_meets_the_command() -> None:
+def test_an_interrupt_while_modules_load_ends_the_command() -> None:
     """Before `main` runs, next to nothing is imported: an interrupt there would leave a traceback."""
     program = "import sys, shardwise.app.cli.main; print('\\n'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -82,7 +82,7 @@ def test_our_runtime_runs_uneven_plans(run: Any, dtype: str) -> None:
     assert answer(run, *ON_PROCESSORS, dtype, "--target", "shardwise")["best"] == trained["best"]
 
 
-def test_what_our_runtime_does_not_run_is_planned_for_target_any(run: Any) -> None:
+def test_plans_that_our_runtime_does_not_run_are_planned_for_target_any(run: Any) -> None:
     ran = run(*ON_PROCESSORS, "bf16", "--optimizer", "muon", "--target", "any")
     assert "--target any --save plan.yaml" in ran.out and "does not run this plan" in ran.err
     refused = run(*ON_PROCESSORS, "bf16", "--optimizer", "muon")
@@ -100,7 +100,7 @@ def test_a_runtime_with_fewer_dtypes_under_uneven_plans_gets_the_best_uniform_on
 
 
 @pytest.mark.parametrize("question", [QUESTION, PIPED])
-def test_an_uneven_answer_is_whole(run: Any, question: tuple[str, ...]) -> None:
+def test_an_uneven_answer_is_complete(run: Any, question: tuple[str, ...]) -> None:
     document = answer(run, *question)
     best = document["best"]
     assert best["strategy"] is None and document["is_proven"]
@@ -154,7 +154,7 @@ def test_devices_that_make_nothing_faster_are_left_idle_and_named(run: Any) -> N
         (("--exhaustive", "--space", "core"), "a space or fields were chosen"),
     ],
 )
-def test_a_uniform_answer_says_why(run: Any, more: tuple[str, ...], why: str) -> None:
+def test_a_uniform_answer_has_its_reason(run: Any, more: tuple[str, ...], why: str) -> None:
     document = answer(run, *QUESTION, *more)
     assert document["best"]["strategy"] is not None
     assert why in document["best"]["why"]
@@ -213,7 +213,7 @@ def test_a_saved_file_matches_its_schema(run: Any, tmp_path: Path, question: tup
     assert not SCHEMA_OF_FILE.is_valid(document | {"runners_up": []})
 
 
-def test_a_timeline_of_what_is_no_plan_is_refused(run: Any, saved: str) -> None:
+def test_the_timeline_of_an_invalid_plan_is_refused(run: Any, saved: str) -> None:
     plan = read_uneven_plan(saved)
     write_uneven_plan(saved, replace(plan, best=replace(plan.best, idle_devices=1)))
     refused = run("simulate", saved)
@@ -304,7 +304,7 @@ def test_stage_dp_is_refused_where_it_has_no_effect(
     assert ran.err.count("\n") == 1
 
 
-def test_requested_options_are_answered_for_an_uneven_plan(run: Any, tmp_path: Path) -> None:
+def test_an_uneven_plan_is_answered_with_the_requested_options(run: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.yaml")
     found = answer(run, *QUESTION, "--mtbf", "1000h")
     assert 0.0 < found["goodput"]["fraction"] < 1.0 and found["parts"]
@@ -313,7 +313,7 @@ def test_requested_options_are_answered_for_an_uneven_plan(run: Any, tmp_path: P
     assert json.loads(saved.out)["plan_hash"] == found["plan_hash"] == verdict["plan_hash"]
 
 
-def test_uniform_strategies_that_were_not_searched_to_the_end_leave_nothing_proven(
+def test_an_unfinished_uniform_search_leaves_nothing_proven(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert answer(run, *QUESTION)["is_proven"]
@@ -336,7 +336,7 @@ def test_ranks_that_no_cluster_has_are_detected(run: Any, saved: str, ranks: str
             _ = stage.rank_numbers
 
 
-def test_a_space_file_of_what_one_pool_alone_has_is_taken(run: Any, tmp_path: Path) -> None:
+def test_a_space_file_with_values_of_one_pool_is_accepted(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text("axes: {tp: [8]}\n")
     argv = ("plan", "opt-350m", "--cluster", "1x8xA100-80G+1x4xT4", "--seq-len", "1024")
@@ -344,7 +344,7 @@ def test_a_space_file_of_what_one_pool_alone_has_is_taken(run: Any, tmp_path: Pa
     assert found["best"]["strategy"]["tp"] == 8 and found["devices_used"] == 8
 
 
-def test_an_altered_file_is_refused_and_other_commands_say_what_it_is(run: Any, saved: str) -> None:
+def test_an_altered_file_is_refused_and_other_commands_name_its_kind(run: Any, saved: str) -> None:
     path = Path(saved)
     other = run("explain", str(path))
     assert other.code == 2 and "shardwise.uneven-plan" in other.err
@@ -481,7 +481,7 @@ def test_space_counts_the_pipelines_of_uneven_plans(run: Any) -> None:
     assert shared["axes"]["dp of a stage"] == ["1", "2"] and shared["pipelines"] > uneven["pipelines"]
 
 
-def test_other_objectives_say_that_only_uniform_strategies_are_looked_for(run: Any) -> None:
+def test_other_objectives_report_that_only_uniform_strategies_are_searched(run: Any) -> None:
     ran = run("plan", *SPACE[1:], "--objective", "memory")
     assert ran.code == 0 and "uneven plans are looked for by time alone" in ran.err
     assert "looked for by time alone" not in run("plan", *SPACE[1:]).err

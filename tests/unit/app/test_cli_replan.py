@@ -89,7 +89,7 @@ def test_a_raised_horizon_is_reported(run: Any, saved: str) -> None:
         assert "requested" not in card
 
 
-def test_an_uneven_plan_says_it_too(run: Any, tmp_path: Path) -> None:
+def test_an_uneven_plan_reports_a_raised_horizon(run: Any, tmp_path: Path) -> None:
     path, cluster = str(tmp_path / "plan.yaml"), "1x2xA100-40G+1x2xV100-16G"
     job = ("opt-350m", "--cluster", cluster, "--seq-len", "2048", "--global-batch-size", "64")
     assert run("plan", *job, "--save", path).code == 0
@@ -114,7 +114,7 @@ def test_rerouting_is_a_named_choice(run: Any, tmp_path: Path) -> None:
     assert json.loads(run(*command_line[:-1], "slow n1 0.5", "--json").out)["rerouted"] is None
 
 
-def test_a_node_behind_a_dead_link_is_named(run: Any, saved: str) -> None:
+def test_a_node_that_a_dead_link_cuts_off_is_named(run: Any, saved: str) -> None:
     ran = run("replan", saved, "--cluster", CLUSTER, "--events", "link n1>s1g0 0B/s", "--json")
     assert ran.code == 0 and "unreachable: n1" in ran.err
     assert "n1" not in json.loads(ran.out)["plan"]["nodes"]
@@ -172,7 +172,7 @@ def test_a_strategy_on_nodes_of_two_sizes_is_refused(run: Any, tmp_path: Path) -
         assert ran.code == 2 and ran.err.count("\n") == 1 and "nodes of several sizes" in ran.err
 
 
-def test_bad_input_is_one_line(run: Any, saved: str, tmp_path: Path) -> None:
+def test_bad_input_is_a_one_line_error(run: Any, saved: str, tmp_path: Path) -> None:
     head = '{"schema": "shardwise.events", "version": 1, "nodes": 4}\n'
     lost = '{"time_s": 5.0, "kind": "lost", "node": "n1"}\n'
     traces = {

@@ -42,7 +42,7 @@ def decided(run: Any, path: str, cluster: str, events: str, *more: str) -> dict[
     return found
 
 
-def test_the_file_says_what_was_decided(run: Any, saved: str, tmp_path: Path) -> None:
+def test_the_saved_file_has_the_decision(run: Any, saved: str, tmp_path: Path) -> None:
     """On the nodes that it names, and goes on from there."""
     path = str(tmp_path / "decided.yaml")
     found = decided(run, saved, CLUSTER, "lost n1", "--save", path)
@@ -91,7 +91,7 @@ def test_an_uneven_plan_is_saved_too(run: Any, tmp_path: Path) -> None:
     assert decided(run, path, MIXED, "slow n1 0.8")["decision"] == "keep"
 
 
-def test_on_devices_of_our_runtime_it_is_what_that_runs(
+def test_on_devices_of_our_runtime_the_saved_plan_is_one_that_it_runs(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On clusters of processes a plan file is for `shardwise train`: if that ran micro-batches of one sample
@@ -190,7 +190,7 @@ def test_nodes_that_are_not_used_are_idle_and_those_that_are_gone_are_not(run: A
     assert ran.code == 2 and "plan with --use-all for whole nodes" in ran.err
 
 
-def test_where_the_question_leaves_nothing_the_error_names_it(run: Any, tmp_path: Path) -> None:
+def test_the_error_names_the_restriction_that_leaves_no_plan(run: Any, tmp_path: Path) -> None:
     path, cluster = str(tmp_path / "plan.yaml"), "2x2xV100-32G"
     job = ("opt-350m", "--cluster", cluster, "--seq-len", "512", "--global-batch-size", "16")
     assert run("plan", *job, "--fix", "tp=2,pp=2", "--save", path).code == 0

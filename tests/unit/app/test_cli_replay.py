@@ -79,7 +79,7 @@ def test_a_plan_file_is_what_runs_at_first(run: Any, trace: str, tmp_path: Path)
     ]
 
 
-def test_nodes_behind_a_dead_link_are_named(run: Any, tmp_path: Path) -> None:
+def test_nodes_that_a_dead_link_cuts_off_are_named(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     dead = '{"time_s": 60.0, "kind": "link", "link": "n1>s1g0", "bytes_per_s": 0.0}\n'
     path.write_text('{"schema": "shardwise.events", "version": 1, "nodes": 4}\n' + dead)
@@ -88,7 +88,7 @@ def test_nodes_behind_a_dead_link_are_named(run: Any, tmp_path: Path) -> None:
         assert ran.code == 0 and ran.err == "shardwise: unreachable for some time: n1\n"
 
 
-def test_bad_input_is_one_line_and_writes_nothing(run: Any, trace: str, tmp_path: Path) -> None:
+def test_bad_input_is_a_one_line_error_and_writes_nothing(run: Any, trace: str, tmp_path: Path) -> None:
     out = tmp_path / "out.png"
     empty = tmp_path / "empty.jsonl"
     empty.write_text('{"schema": "shardwise.events", "version": 1, "nodes": 4}\n')
@@ -108,7 +108,7 @@ def test_bad_input_is_one_line_and_writes_nothing(run: Any, trace: str, tmp_path
         assert ran.code == 2 and ran.out == "" and "--plot" in ran.err, plot
 
 
-def test_what_is_lost_is_lost_by_every_policy(run: Any, tmp_path: Path) -> None:
+def test_every_policy_loses_the_steps_of_a_lost_node(run: Any, tmp_path: Path) -> None:
     """On one node all policies do the same: they wait where it is gone, and start again behind it with half
     of what lies between checkpoints done again; nothing where it had notice."""
     head = '{"schema": "shardwise.events", "version": 1, "nodes": 1}\n'

@@ -30,7 +30,7 @@ def validated(text: str, name: str) -> Any:
     return document
 
 
-def test_the_newest_version_is_meant_where_none_is_named(run: Run) -> None:
+def test_a_target_without_a_version_means_the_newest(run: Run) -> None:
     assert newest_target("megatron-lm") == MEGATRON
     assert newest_target("megatron") == "megatron" and newest_target("any") == "any"
     named, newest = (
@@ -81,7 +81,7 @@ def test_a_target_that_is_not_known_is_refused(run: Run, tmp_path: Path) -> None
     assert ran.code == 2 and "target" in ran.err and "megatron-lm-9.9" in ran.err
 
 
-def test_what_the_target_does_not_run_is_not_planned_for_it(run: Run) -> None:
+def test_plans_for_a_target_are_ones_that_it_runs(run: Run) -> None:
     for fixed in ("schedule=zb_v", "recompute=selective", "param_shard=2", "offload=activations"):
         ran = run("plan", *DENSE, "--target", MEGATRON, "--fix", fixed)
         assert ran.code == 2 and "is not run by Megatron-LM 0.19" in ran.err

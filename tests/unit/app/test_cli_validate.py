@@ -163,7 +163,9 @@ def test_arguments_that_cannot_be_used(run: Run, argv: tuple[str, ...], words: t
         (b'id,gpus,gpu\na,"8,H100\n', "has no row that can be read"),
     ],
 )
-def test_files_of_which_nothing_can_be_read(run: Run, tmp_path: Path, content: bytes, words: str) -> None:
+def test_files_without_a_readable_row_are_refused(
+    run: Run, tmp_path: Path, content: bytes, words: str
+) -> None:
     path = tmp_path / "rows.csv"
     path.write_bytes(content)
     refused(run("validate", str(path)), "rows.csv", words)

@@ -132,7 +132,7 @@ def _with_operator(place: int, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("change", CHANGED)
-def test_what_formulas_treat_differently_has_another_shape(change: str) -> None:
+def test_problems_with_different_formulas_have_different_shapes(change: str) -> None:
     shapes = ProblemShapes()
     assert shapes.of(CHANGED[change]()) != shapes.of(problem())
 

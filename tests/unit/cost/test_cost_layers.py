@@ -46,7 +46,7 @@ def test_parts_add_up() -> None:
     assert parts.scaled(3.0).expert_s == 96.0
 
 
-def test_a_brick_on_one_device() -> None:
+def test_a_layer_on_one_device() -> None:
     cost = layer_cost(problem(), "tp=1", brick())
     close(cost.forward.matmul_s, 1.0)  # 2 * 5 * 10 * 10 flop at 1000 flop/s
     close(cost.forward.memory_bound_s, 0.1)  # 5 * 10 * 2 B at 1000 B/s
@@ -67,7 +67,7 @@ def test_a_brick_on_one_device() -> None:
 @pytest.mark.parametrize(
     ("sequence_parallel", "norm_s", "saved_bytes"), [("no", 0.1, 300.0), ("yes", 0.05, 150.0)]
 )
-def test_a_brick_on_two_tensor_ranks(sequence_parallel: str, norm_s: float, saved_bytes: float) -> None:
+def test_a_layer_on_two_tensor_ranks(sequence_parallel: str, norm_s: float, saved_bytes: float) -> None:
     cost = layer_cost(problem(), f"tp=2,sequence_parallel={sequence_parallel}", brick())
     close(cost.forward.matmul_s, 0.5)
     close(cost.forward.memory_bound_s, norm_s)
@@ -167,7 +167,7 @@ def test_the_ends_wait_for_the_host_too() -> None:
     close(grid.head.backward_weight.host_s, 0.0)
 
 
-def test_recomputation_that_stops_early_leaves_out_the_last_product_and_what_follows() -> None:
+def test_recomputation_that_stops_early_omits_the_last_matmul_and_its_successors() -> None:
     early = with_software(problem(), recompute_stops_early=True)
     close(layer_cost(problem(), "tp=1", brick()).repeated_s, 1.1)
     close(layer_cost(early, "tp=1", brick()).repeated_s, 0.0)  # the matmul comes first

@@ -186,7 +186,9 @@ def test_recomputation_saves_fewer_activations(recompute: str, activations: tupl
         ("pp=2,schedule=dualpipe_v,recompute=full", (800, 1100, 1100, 800)),
     ],
 )
-def test_what_is_recomputed_waits_for_the_weights(text: str, activations: tuple[float, ...]) -> None:
+def test_recomputed_activations_are_held_until_the_weight_gradients(
+    text: str, activations: tuple[float, ...]
+) -> None:
     close(bytes_of(one_node(), text).activations, *activations)
 
 

@@ -25,7 +25,7 @@ def test_share_of_checkpoints() -> None:
     assert goodput.checkpoint_fraction(90.0, 0.0) == 0.0
 
 
-def test_half_an_interval_is_done_again() -> None:
+def test_half_a_checkpoint_interval_is_repeated() -> None:
     assert goodput.lost_per_failure_s(90.0, 10.0, 600.0) == 650.0  # (90 + 10) / 2 + 600
 
 

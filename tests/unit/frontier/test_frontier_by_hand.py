@@ -103,7 +103,7 @@ def test_a_product_in_blocks_equals_a_product_at_once(
 
 
 @pytest.mark.parametrize("points", [[1.0, 2.0], [[], []], [[[1.0, 2.0]]], [[1.0, float("nan")], [1.0, 2.0]]])
-def test_what_is_no_set_of_points_is_refused(points: object) -> None:
+def test_an_invalid_set_of_points_is_refused(points: object) -> None:
     with pytest.raises(InternalError):
         non_dominated(np.array(points))
 

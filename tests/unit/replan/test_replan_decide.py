@@ -40,7 +40,7 @@ def events_at_random(given: Job, rng: random.Random) -> list[ClusterEvent]:
     return events
 
 
-def test_decisions_are_never_worse_than_keeping_and_add_up(pytestconfig: pytest.Config) -> None:
+def test_decisions_are_never_worse_than_keep_and_their_costs_add_up(pytestconfig: pytest.Config) -> None:
     given = job("opt-350m", "4x2xT4", 32)
     running, _ = given.best()
     rng = random.Random(5)
@@ -100,7 +100,7 @@ def test_few_nodes_are_idle_after_a_loss(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.step_s < 0.9 * without.step_s
 
 
-def test_a_change_is_made_sooner_where_there_is_longer_to_gain_from_it() -> None:
+def test_a_longer_horizon_leads_to_earlier_changes() -> None:
     given = job("opt-350m", "4x2xT4", 32)
     running, _ = given.best()
     situation = given.situation([Slowdown(time_s=0.0, where="n1", speed=0.5)])
@@ -154,7 +154,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize("memory", [1792, 1638])
-def test_whatever_three_nodes_are_lost_a_plan_that_exists_is_found(
+def test_a_feasible_plan_is_found_after_any_loss_of_three_nodes(
     memory: int, pytestconfig: pytest.Config
 ) -> None:
     """With 1792 MiB eight nodes hold the model, so that any three of twelve may go; nine do not by any
@@ -182,7 +182,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(("nodes", "memory"), [*SMALL, *larger])
 
 
-def test_whatever_nodes_of_a_small_cluster_are_lost_a_plan_that_exists_is_found(
+def test_a_feasible_plan_is_found_after_any_loss_in_a_small_cluster(
     nodes: int, memory: int, full: bool
 ) -> None:
     """All sets of up to three (of six nodes a few, with `--full` all of them and of seven to eleven): where

@@ -135,7 +135,7 @@ def test_policies_differ_where_a_node_is_often_gone() -> None:
     assert found.pick("expected").steps > found.pick("now").steps
 
 
-def test_bounds_hold_for_what_decides_anew() -> None:
+def test_bounds_hold_for_policies_that_replan() -> None:
     """Even the best strategy of every instant makes no more on these nodes than the bound says."""
     given = job(*SMALL)
     events = (Slowdown(time_s=50.0, where="n0", speed=0.3), Slowdown(time_s=500.0, where="n0", speed=1.0))
@@ -171,7 +171,9 @@ def test_a_part_of_a_cluster_is_its_nodes() -> None:
 
 
 @pytest.mark.parametrize("kinds", [16, 1])
-def test_what_a_target_does_not_carry_out_is_not_picked(monkeypatch: pytest.MonkeyPatch, kinds: int) -> None:
+def test_policies_that_a_target_does_not_carry_out_are_not_picked(
+    monkeypatch: pytest.MonkeyPatch, kinds: int
+) -> None:
     """Of a field by itself and of what a limit forbids, where others are found beside it and where none are;
     the twin that asks nothing of what is found is caught."""
     given, own = job(*SMALL), target_of("shardwise")

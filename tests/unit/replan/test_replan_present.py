@@ -53,7 +53,7 @@ def test_the_decision_is_the_best_on_the_links_as_they_are(share: float) -> None
     )
 
 
-def test_where_nothing_changed_or_little_time_is_left_all_stays() -> None:
+def test_the_plan_is_kept_without_a_change_or_with_little_time() -> None:
     present, strategy = LinkAwarePlanner(running(), TARGET), running().best.strategy
     assert present.decide(strategy, {}, costs=COSTS, horizon_s=LONG_S).decision == KEEP
     assert present.decide(strategy, rates(0.1), costs=COSTS, horizon_s=1.0).decision == KEEP

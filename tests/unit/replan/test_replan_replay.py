@@ -41,7 +41,7 @@ def replayed(given: Job, trace: EventTrace, **costs: float) -> Replay:
         given.planner.transitions = Transitions(given.planner.steps.prices, Costs())
 
 
-def test_no_policy_makes_more_than_the_oracle(pytestconfig: pytest.Config) -> None:
+def test_no_policy_makes_more_steps_than_the_oracle(pytestconfig: pytest.Config) -> None:
     given = job(*SMALL)
     rng = random.Random(11)
     changed = 0
@@ -60,7 +60,7 @@ def test_no_policy_makes_more_than_the_oracle(pytestconfig: pytest.Config) -> No
     assert changed > 50
 
 
-def test_adapting_may_make_less_than_staying() -> None:
+def test_adapting_may_make_fewer_steps_than_staying() -> None:
     """A node is slow for 15 s after a quiet hour. Expecting another hour of it, the adaptive policy takes
     10 s to give it less, and 10 s more to give it back."""
     given = job(*SMALL)

@@ -129,7 +129,7 @@ def layers_of(arrangement: UnevenArrangement) -> tuple[int, ...]:
     return tuple(sum(stage.layers) for pipeline in pipelines for stage in pipeline.stages)
 
 
-def test_a_plan_is_kept_at_its_own_price() -> None:
+def test_keeping_a_plan_costs_its_own_step_time() -> None:
     for cluster in (PAIR, MIXED):
         given = mixed(cluster)
         running = given.running
@@ -208,7 +208,7 @@ def test_layers_leave_a_node_that_is_slow() -> None:
     assert given.replan(running, event, horizon_s=10.0).decision == "keep"
 
 
-def test_the_stages_that_are_left_take_the_layers_of_those_that_are_gone() -> None:
+def test_the_remaining_stages_take_the_layers_of_lost_ones() -> None:
     """Of a pipeline over three nodes the one in the middle is lost, and its layers with it: all is read from
     a checkpoint, but processes need not start again."""
     given = mixed("2x1xV100-32G+1x1xV100-16G", 0.9, layers=8)
@@ -233,7 +233,7 @@ def test_the_stages_that_are_left_take_the_layers_of_those_that_are_gone() -> No
     assert found.transition.seconds == pytest.approx(moved_s + costs.regroup_s + found.transition.lost_s)
 
 
-def test_whatever_nodes_are_lost_a_plan_that_exists_is_found(full: bool) -> None:
+def test_a_feasible_plan_is_found_after_any_loss_of_nodes(full: bool) -> None:
     """All sets of up to three lost nodes, and all but one. What is found runs by the record alone; where
     nothing is, the twin of the uneven search finds nothing on the nodes that are left either."""
     given = mixed("2x2xT4+10x1xV100-16G" if full else "1x2xT4+3x1xV100-16G", 0.92)

@@ -106,7 +106,7 @@ def test_a_value_that_no_candidate_has_leaves_none(fixed: dict[str, int]) -> Non
         ({"top": -1}, "top"),
     ],
 )
-def test_questions_that_are_refused(changes: dict[str, object], key: str) -> None:
+def test_invalid_fixed_fields_are_refused(changes: dict[str, object], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         plan(replace(question("core", {}), **changes))  # type: ignore[arg-type]
     assert caught.value.key == key

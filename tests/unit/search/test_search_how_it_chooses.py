@@ -28,7 +28,7 @@ def rerun(page: str) -> str:
     return BLOCK.sub(block, page)
 
 
-def test_the_page_prints_what_it_says() -> None:
+def test_the_examples_of_the_page_print_its_output() -> None:
     page = PAGE.read_text("utf-8")
     assert len(BLOCK.findall(page)) == page.count("```python")
     assert rerun(page) == page

@@ -74,7 +74,7 @@ def test_relaxations_fit() -> None:
         assert match[3] == f"{answer.best.step_time_s:.3f}"
 
 
-def test_of_steps_of_one_kind_the_first_is_named() -> None:
+def test_the_first_relaxation_of_a_kind_is_named() -> None:
     """It fits on four times as many nodes, and on eight times as many."""
     relaxations = refusal(question("2xA100-40G", job=replace(JOB, seq_len=4097))).relaxations
     assert [text.partition(":")[0] for text in relaxations] == [
@@ -103,7 +103,7 @@ def test_a_budget_bounds_the_relaxations(monkeypatch: pytest.MonkeyPatch) -> Non
     assert error.reasons[MEMORY] > 0 and len(error.relaxations) <= 1
 
 
-def test_what_is_fixed_is_lifted_first() -> None:
+def test_fixed_fields_are_relaxed_first() -> None:
     """On eight H100 the model fits, but not on one replica per device without any sharding."""
     requested = question("8xH100-SXM", fixed={"dp": 8, "zero_stage": 0})
     relaxations = refusal(requested).relaxations

@@ -111,7 +111,7 @@ def test_the_fewest_devices_on_which_something_fits(memory_gib: int) -> None:
     assert answer.idle.devices == 6 - expected
 
 
-def test_the_memories_of_that_test_ask_for_different_parts() -> None:
+def test_the_memory_sizes_of_that_test_need_different_parts() -> None:
     found = {next((n for n in part_sizes(CLUSTER) if fitting(n, g * 2**30)), None) for g in (40, 12, 9, 6)}
     assert len(found) >= 3
 
@@ -285,7 +285,7 @@ def test_few_candidates_are_searched_within_the_smallest_budget() -> None:
     assert answer.best.step_time_s == plan(QUESTION).best.step_time_s
 
 
-def test_a_budget_that_is_too_small_for_what_is_hard_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_too_small_for_a_hard_question_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that the first look sees fits (nor anything else, as it happens: where candidates are few, it
     is told at once)."""
     monkeypatch.setattr(drive, "SMALL_SPACE", 0)
@@ -316,7 +316,7 @@ def test_a_budget_that_is_large_enough_changes_nothing() -> None:
         ({"axes": {"tp": ("x",)}}, "axes.tp"),
     ],
 )
-def test_questions_that_make_no_sense(changes: dict[str, object], key: str) -> None:
+def test_contradicting_questions_are_refused(changes: dict[str, object], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         plan(replace(QUESTION, **changes))  # type: ignore[arg-type]
     assert caught.value.key == key

@@ -113,7 +113,7 @@ def test_a_bound_that_is_too_high_would_lose_the_answer(monkeypatch: pytest.Monk
     assert plan(replace(question, use_all=True)).best.step_time_s == plan(question).best.step_time_s > best_s
 
 
-def test_a_threshold_never_rises_and_what_is_found_beats_it() -> None:
+def test_the_upper_bound_never_rises_and_solutions_are_below_it() -> None:
     """`found` is empty where the upper bound is the optimum, and has it where the bound is above."""
     question = _question("1x4xA100-80G")
     best_s = plan(replace(question, use_all=True)).best.step_time_s
@@ -189,14 +189,14 @@ def test_slow_devices_are_left_idle_where_all_would_wait_for_them() -> None:
     assert answer.best.step_time_s < whole.best.step_time_s
 
 
-def test_what_fits_on_no_pool_alone_uses_several() -> None:
+def test_a_model_that_fits_on_no_single_pool_uses_several() -> None:
     answer = plan(_question("1x4xA100-40G+1x4xL40S", model="llama-2-13b"))
     assert answer.mixed is not None
     assert answer.mixed.idle == () and answer.mixed.fastest_class is None
     assert answer.mixed.fastest_class_step_time_s is None
 
 
-def test_what_fits_nowhere_is_infeasible_on_the_whole_cluster() -> None:
+def test_a_model_that_fits_nowhere_is_infeasible_on_the_whole_cluster() -> None:
     with pytest.raises(Infeasible) as caught:
         plan(_question("1x2xT4+1x2xRTX2080Ti", model="llama-2-70b"))
     assert caught.value.reasons

@@ -64,7 +64,7 @@ def least_s(requested: Question, some: Target) -> float:
 
 
 @pytest.mark.parametrize("limits", LIMITS)
-def test_the_best_within_limits_is_the_best_of_everything_that_is_not_refused(limits: Any) -> None:
+def test_the_best_within_limits_is_the_best_that_is_not_refused(limits: Any) -> None:
     requested, some = (
         question(axes={"offload": ("none",), "recompute": ("none", "selective")}),
         target(limits=limits),
@@ -103,7 +103,7 @@ def test_offload_is_planned_for_our_runtime_on_cpu_devices_where_it_is_requested
     assert some.certificate.axes["offload"] == ("optimizer", "both")
 
 
-def test_where_nothing_is_left_the_answer_says_so() -> None:
+def test_limits_that_exclude_every_plan_are_reported() -> None:
     everything = [{"field": "tp", "where": {"tp": {"above": 0}}, "allowed": "nothing"}]
     with pytest.raises(Infeasible, match="nothing of this space is run by the target, which cannot say"):
         plan_for(target(limits=everything), question(), search.plan)

@@ -85,7 +85,7 @@ def filled(
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("link", ["1Gb/s", "100Gb/s"])
 @pytest.mark.parametrize(("on", "tp", "pp", "pipelines"), CASES)
-def test_alike_pipelines_that_fill_their_nodes_cost_what_the_uniform_strategy_does(
+def test_identical_pipelines_cost_as_the_uniform_strategy(
     on: str, tp: int, pp: int, pipelines: int, link: str, is_tied: bool
 ) -> None:
     plan, expected_s = filled(on, tp, pp, pipelines, link, model_of(is_tied=is_tied))
@@ -95,7 +95,7 @@ def test_alike_pipelines_that_fill_their_nodes_cost_what_the_uniform_strategy_do
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("link", ["1Gb/s", "100Gb/s"])
 @pytest.mark.parametrize(("on", "tp", "pp", "pipelines"), SPREAD)
-def test_stages_that_are_spread_cost_what_the_uniform_strategy_does_whose_replicas_are_neighbours(
+def test_spread_stages_cost_as_uniform_ones_with_adjacent_replicas(
     on: str, tp: int, pp: int, pipelines: int, link: str, is_tied: bool
 ) -> None:
     plan, expected_s = filled(on, tp, pp, pipelines, link, model_of(is_tied=is_tied), 1)
@@ -221,7 +221,7 @@ def between_nodes() -> tuple[UnevenSpace, StageOptions]:
 FAST_THEN_SLOW = ((0, 17),) * 4 + ((1, 6),) * 2
 
 
-def test_gathers_before_the_first_loop_and_reductions_behind_the_last_are_in_the_way(
+def test_gathers_before_the_first_loop_and_reductions_after_the_last_are_exposed(
     between_nodes: tuple[UnevenSpace, StageOptions],
 ) -> None:
     """The first stages, which are the slowest, wait for the gathers of the last, which reduce behind them."""

@@ -35,7 +35,7 @@ ALL = [
 
 
 @pytest.mark.parametrize("device", ["T4", "V100-16G"])
-def test_alike_nodes_are_the_plain_price(device: str) -> None:
+def test_identical_nodes_have_the_plain_cost(device: str) -> None:
     table, mine = StrategyTable.of(ALL), problem(device)
     plain = step_figures(mine, table)
     for problems, nodes in (([mine], (0, 0, 0, 0)), ([mine, mine], (0, 1, 1, 0))):
@@ -58,7 +58,7 @@ def test_unequal_nodes_take_between_what_their_kinds_take() -> None:
         assert (placed[:3] > fast[:3]).all()
 
 
-def test_a_slow_node_wants_fewer_layers() -> None:
+def test_fewer_layers_on_a_slow_node_shorten_the_step() -> None:
     """The last of four stages lies on the slow node: layers that it gives to the first make the step shorter,
     and on the first node longer."""
     table = StrategyTable.of(

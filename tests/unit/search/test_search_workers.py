@@ -89,7 +89,7 @@ def without_clock(outcome: SearchResult) -> tuple[Any, ...]:
 
 @pytest.mark.usefixtures("small_rounds")
 @pytest.mark.parametrize("goal", GOALS, ids=("fastest", "smallest", "tradeoff"))
-def test_workers_change_nothing(
+def test_the_number_of_workers_does_not_change_the_answer(
     goal: Callable[[], Goal], monkeypatch: pytest.MonkeyPatch, full: bool
 ) -> None:
     before = children()
@@ -168,7 +168,7 @@ def test_an_interrupt_while_workers_start_is_not_lost(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("small_rounds")
-def test_what_a_worker_raises_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_of_a_worker_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     before = children()
     parent, run = os.getpid(), SubtreeSearch.run
 
@@ -185,7 +185,7 @@ def test_what_a_worker_raises_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("small_rounds")
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_spent_budget_leaves_a_rest(workers: int) -> None:
+def test_a_spent_budget_leaves_unexplored_candidates(workers: int) -> None:
     case = CASES[0]
     best_s = searched(case, Fastest(1)).found[0].time_s
     outcome = searched(case, Fastest(1), workers=workers, clock=SearchClock(1e-9))
@@ -236,7 +236,7 @@ class InterruptedClock(SearchClock):
 
 
 @pytest.mark.usefixtures("small_rounds")
-def test_an_interrupt_at_any_time_leaves_a_rest(full: bool) -> None:
+def test_an_interrupt_at_any_time_leaves_unexplored_candidates(full: bool) -> None:
     """In the first looks too: what was found till then is the best so far, and the rest is bounded."""
     case, clock = CASES[0], InterruptedClock(10**9)
     best_s = searched(case, Fastest(1), clock=clock).found[0].time_s

@@ -105,7 +105,7 @@ def test_capacity_changes_under_way() -> None:
     assert finishes(builder) == [12.0]
 
 
-def test_a_link_that_wanes_slows_the_flows_that_met_it_only_now() -> None:
+def test_a_link_that_slows_down_delays_flows_that_it_did_not_limit_before() -> None:
     # wide limits nobody until it falls to 6 at t = 1: f and g then share it at 3 each. f: 5 + 3 * 5 = 20 ->
     # 6; g: 5 of 20 by t = 1, 15 more at 3 -> 6.
     builder = TaskGraphBuilder()
@@ -151,7 +151,7 @@ def test_a_graph_that_never_ends_is_reported() -> None:
         simulate(stopped.build())
 
 
-def test_what_cannot_be_built_is_refused() -> None:
+def test_an_invalid_task_graph_is_refused() -> None:
     builder = TaskGraphBuilder()
     with pytest.raises(InternalError, match="does not exist yet"):
         builder.add_task("a", 1.0, after=[3])

@@ -215,9 +215,7 @@ FAULTS: list[tuple[str, Callable[[dict[str, Any]], None]]] = [
 
 
 @pytest.mark.parametrize(("key", "fault"), FAULTS)
-def test_bad_records_are_refused_where_they_are_bad(
-    key: str, fault: Callable[[dict[str, Any]], None]
-) -> None:
+def test_bad_records_are_refused_with_the_key(key: str, fault: Callable[[dict[str, Any]], None]) -> None:
     changed = record(MEGATRON_2024)
     fault(changed)
     with pytest.raises(ConfigError) as caught:

@@ -217,7 +217,7 @@ def test_fields_without_a_flag_are_refused_by_name(fields: dict[str, Any], key: 
          {"cp": 2, "dp": 4}, "cp"),  # a ring has no windows
     ],
 )  # fmt: skip
-def test_what_megatron_lm_accepts_though_wrong_is_refused(
+def test_wrong_flags_that_megatron_lm_accepts_are_refused(
     config: dict[str, Any], text: str, fields: dict[str, Any], key: str
 ) -> None:
     plan = small_plan(config, text)

@@ -57,11 +57,11 @@ def _disagreements(target: Target, plans: list[Plan]) -> list[tuple[set[str], St
     return found
 
 
-def test_what_the_search_may_choose_is_exported_and_nothing_else(plans: list[Plan]) -> None:
+def test_exactly_the_strategies_of_the_search_are_exported(plans: list[Plan]) -> None:
     assert _disagreements(target_of("megatron-lm-0.19"), plans) == []
 
 
-def test_both_sides_of_the_border_are_met(plans: list[Plan]) -> None:
+def test_the_samples_have_exported_and_refused_strategies(plans: list[Plan]) -> None:
     exported = sum(map(_is_exported, plans))
     assert PLANS // 5 < exported < PLANS * 4 // 5
     target = target_of("megatron-lm-0.19")

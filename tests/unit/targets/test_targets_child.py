@@ -118,17 +118,17 @@ def test_each_refusal_is_one_line_and_the_next_request_is_read(environment: dict
     assert read.error is None and read.arguments["world_size"] == 8
 
 
-def test_a_child_that_dies_is_no_answer(environment: dict[str, str]) -> None:
+def test_a_killed_child_is_an_error(environment: dict[str, str]) -> None:
     with pytest.raises(InternalError, match="answered 0 of 1 requests"):
         _read(environment, "--layers", "4", "--die")
 
 
-def test_what_cannot_be_imported_is_to_be_installed(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_failed_import_names_the_package_to_install(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "megatron" / "training" / "arguments.py").write_text("import no_such_kernels\n")
     with pytest.raises(ConfigError, match=r"no_such_kernels.*pip install megatron-core==0\.19") as refused:
         _read(environment, "--layers", "4")
     assert refused.value.key == "--validate"
 
 
-def test_no_request_needs_no_child() -> None:
+def test_no_process_starts_without_a_request() -> None:
     assert read_by_megatron_lm([], environment={}) == []
