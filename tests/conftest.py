@@ -29,8 +29,16 @@ providers._get_local_constants = lambda: NO_CONSTANTS if settings().derandomize 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
-# Its tests start processes that import PyTorch: all of them are slow, whatever their own time.
-SLOW_FOLDER = Path(__file__).parent / "runtime"
+# Tests that import PyTorch, which takes seconds in each process: slow as a whole, whatever their own time.
+SLOW_PATHS = [
+    Path(__file__).parent / name
+    for name in (
+        "runtime",
+        "unit/graph/test_graph_dtensor.py",
+        "unit/model/test_model_parameters_oracle.py",
+        "unit/schedule/test_schedule_torch.py",
+    )
+]
 LONGEST_ID = 150  # characters, so that an id is one line of a report
 LONGEST_TEXT_IN_ID = 24  # characters
 
@@ -40,6 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    assert all(path.exists() for path in SLOW_PATHS), "a path of SLOW_PATHS was moved"
     config.addinivalue_line("markers", "in_full: a case of --full alone")
 
 
@@ -53,15 +62,15 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip the folder of slow tests, and its import of PyTorch, where no slow test runs."""
-    return True if collection_path == SLOW_FOLDER and config.option.markexpr == "not slow" else None
+    """Do not import what needs PyTorch where no slow test runs."""
+    return True if collection_path in SLOW_PATHS and config.option.markexpr == "not slow" else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the slow folder, and leave out the tests that only `--full` runs."""
+    """Mark what needs PyTorch as slow, and leave out the tests that only `--full` runs."""
     for each in items:
-        if SLOW_FOLDER in each.path.parents:
+        if any(path in SLOW_PATHS for path in (each.path, *each.path.parents)):
             each.add_marker(pytest.mark.slow)
     left_out = [] if config.getoption("--full") else [each for each in items if _is_in_full(each)]
     if left_out:

@@ -148,6 +148,7 @@ def worst_work_ratio(parts: Sequence[Part]) -> float:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("few floors")
 def test_work_shared_evenly_is_a_lower_bound_under_any_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     """And near enough to what is evaluated that a single block counted twice would show."""

@@ -104,6 +104,7 @@ def spaces(full: bool) -> list[Enumerated]:
     return [enumerated(one) for one in instances(full)]
 
 
+@pytest.mark.slow
 def test_the_proof_accepts_the_optimum_and_no_higher_bound(spaces: list[Enumerated]) -> None:
     checked = second_best = 0
     for whole in spaces:
@@ -130,6 +131,7 @@ def test_the_proof_accepts_the_optimum_and_no_higher_bound(spaces: list[Enumerat
     assert checked >= len(spaces) // 2 and second_best >= checked // 2
 
 
+@pytest.mark.slow
 def test_without_a_cutoff_every_candidate_is_evaluated(spaces: list[Enumerated]) -> None:
     """Without a bound the cover is the enumeration: exactly as many illegal, unfitting and evaluated."""
     for whole in spaces[::2]:
@@ -149,6 +151,7 @@ def test_the_least_memory_is_proven_too(spaces: list[Enumerated]) -> None:
         assert refused.counterexample is not None and refused.counterexample_bytes <= 1.001 * least
 
 
+@pytest.mark.slow
 def test_fixed_fields_and_axes_restrict_the_proof(spaces: list[Enumerated]) -> None:
     """A cover of what has some values of some fields: the candidates that have them, no more and no fewer."""
     rng = random.Random(7)

@@ -20,7 +20,7 @@ from tests.runtime import graph_modules
 from tests.runtime.graph_charged import Times, predicted
 from tests.runtime.graph_equality import batches
 from tests.runtime.graph_modules import data_of, module_of
-from tests.runtime.graph_plans import by_rules, plan_with, sampled
+from tests.runtime.graph_plans import by_rules, plan_with, sampled, without_recomputation
 from tests.runtime.test_runtime_graphs import BY_HAND
 from torch import Tensor
 
@@ -164,12 +164,6 @@ def test_gradients_of_a_parameter_with_several_readers_are_reduced_once(team: Wo
     estimated = [reductions(predicted(plan)) for plan in plans]
     assert [reductions(as_predicted(each)) for each in right] == estimated
     assert [reductions(as_predicted(each)) for each in wrong] != estimated
-
-
-def without_recomputation(plan: GraphPlan) -> GraphPlan:
-    """The plan with all blocks kept: what is priced for a recomputation is not noted apart."""
-    blocks = tuple(replace(block, mode="kept") for block in plan.layout.blocks)
-    return replace(plan, layout=replace(plan.layout, blocks=blocks))
 
 
 def test_columns_then_rows_by_hand(team: WorkerPool) -> None:

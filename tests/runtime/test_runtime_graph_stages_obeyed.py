@@ -14,8 +14,8 @@ import pytest
 from tests.property.layout_instances import chain, without_first_weights
 from tests.runtime.graph_charged import Times, predicted_in_stages
 from tests.runtime.graph_equality import batches
-from tests.runtime.graph_plans import sampled_in_stages, staged_by_rules
-from tests.runtime.test_runtime_graph_obeyed import as_predicted, second_step, without_recomputation
+from tests.runtime.graph_plans import sampled_in_stages, staged_by_rules, without_recomputation
+from tests.runtime.test_runtime_graph_obeyed import as_predicted, second_step
 from tests.runtime.test_runtime_graph_stages import columns, data, whole
 
 from shardwise.cost.layouts.storage import storage_placements

@@ -16,8 +16,14 @@ import torch
 from tests.property.layout_instances import chain
 from tests.runtime.graph_charged import Times, predicted, predicted_in_stages
 from tests.runtime.graph_equality import batches
-from tests.runtime.graph_plans import by_rules, estimated, plan_with, sampled, sampled_in_stages
-from tests.runtime.test_runtime_graph_obeyed import without_recomputation
+from tests.runtime.graph_plans import (
+    by_rules,
+    estimated,
+    plan_with,
+    sampled,
+    sampled_in_stages,
+    without_recomputation,
+)
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from shardwise.app.cli.main import main

@@ -62,6 +62,7 @@ def test_an_ambiguous_quantity_is_refused_with_an_example(text: str, unit: str) 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=30), st.sampled_from(UNITS))
 def test_any_text_is_a_finite_number_or_a_config_error(text: str, unit: str) -> None:
     with suppress(ConfigError):

@@ -34,6 +34,7 @@ def test_peaks_have_the_planned_size(record: Record, shapes: int) -> None:
     assert mean_off(found) < 0.01
 
 
+@pytest.mark.slow
 def test_mutants_whose_software_copies_nothing_are_caught() -> None:
     with patch("shardwise.cost.sync.copies_s", lambda problem, table, owned, held: 0.0 * owned):
         assert min(mean_off(steps(H200)), mean_off(steps(H100))) > 0.04

@@ -47,6 +47,7 @@ def test_free_numbers_are_solved_around_active_bounds() -> None:
     assert bounded_least_squares(matrix, right, low, high).tolist() == pytest.approx([0.35, 0.3])
 
 
+@pytest.mark.slow
 def test_a_bound_active_on_the_way_is_released() -> None:
     # From 0 towards (1.4, -0.2, ...) the first bound met is not one that holds at the end.
     rng = np.random.default_rng(3)

@@ -53,6 +53,7 @@ def assert_predicted_as_alone(cases: Sequence[Case]) -> list[Prediction]:
     return together
 
 
+@pytest.mark.slow
 def test_published_rows_of_every_shape_are_predicted_as_alone() -> None:
     cases = [case for case in cases_of(read_rows(str(SHIPPED))[0])[0] if case.mixed is None]
     shapes = ProblemShapes()

@@ -261,6 +261,7 @@ def kinds() -> list[Case]:
     ]
 
 
+@pytest.mark.slow
 def test_slopes_are_those_of_predictions_one_number_at_a_time() -> None:
     """The fit prices a table whose rows differ in one number each; here every number is changed alone."""
     numbers = Numbers.shipped()
@@ -295,6 +296,7 @@ def test_a_slope_of_a_faster_device_is_negative_and_at_most_one() -> None:
     assert (slopes < -0.3).all() and (slopes >= -1.0).all()
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_validate() -> None:
     """For rows with one strategy, by the shipped numbers put in anew; and for those with a choice, the same
     choice."""
@@ -343,6 +345,7 @@ TRUE = {
 """Numbers unlike those that a fit starts from."""
 
 
+@pytest.mark.slow
 def test_known_numbers_are_recovered_from_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """From scratch, with two runs that nothing explains; of two sources and kinds of devices."""
     scratch = Numbers.shipped().from_scratch()

@@ -50,6 +50,7 @@ def logs(runs: Sequence[MeasuredRun]) -> Floats:
     return np.log([run.measured_s for run in runs])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", sample_of(["vtrain-sn", "dlperf-gpt"], ["dlperf-gpt"]))
 def test_the_prediction_of_a_source_does_not_depend_on_its_measurements(source: str) -> None:
     plain, changed = fit(), with_times(fit(), source, 3.0)

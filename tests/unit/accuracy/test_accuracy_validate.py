@@ -135,6 +135,7 @@ def published() -> list[JudgedRow]:
     return list(validate(str(SHIPPED)).judged)
 
 
+@pytest.mark.slow
 def test_all_published_rows_are_used_but_lora(published: list[JudgedRow]) -> None:
     found = validate(str(SHIPPED))
     reasons = {one.reason: len(one.lines) for one in skipped_by_reason(found.faults)}

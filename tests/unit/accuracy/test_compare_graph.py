@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.property.layout_instances import chain
-from tests.runtime.graph_plans import estimated, sampled, sampled_in_stages
-from tests.runtime.test_runtime_graph_obeyed import without_recomputation
+from tests.runtime.graph_plans import estimated, sampled, sampled_in_stages, without_recomputation
 from tests.unit.search.test_search_graph_timeline import with_overlap
 
 from shardwise.accuracy import PARTS, compare_graph

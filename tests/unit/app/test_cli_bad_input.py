@@ -406,6 +406,7 @@ def _mangled(data: bytes, rng: random.Random) -> bytes:
     return data
 
 
+@pytest.mark.slow
 def test_fuzzed_files_are_answered_or_refused_in_one_line(
     run: Run, planner: Planner, tmp_path: Path, full: bool
 ) -> None:
@@ -432,6 +433,7 @@ def test_fuzzed_files_are_answered_or_refused_in_one_line(
     assert min(codes.values()) > 0
 
 
+@pytest.mark.slow
 def test_fuzzed_plans_are_refused_in_one_line(run: Run, planner: Planner, tmp_path: Path, full: bool) -> None:
     """Only changes that the hash leaves out (spelling, timings, provenance text) are answered."""
     path = tmp_path / "plan.yaml"

@@ -56,6 +56,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path
 
 
+@pytest.mark.slow
 def test_a_plan_with_mixed_pool_stages_is_faster_and_complete(run: Any) -> None:
     document = json.loads(run(*QUESTION, "--json").out)
     schema = json.loads((SCHEMAS / "plan-answer.json").read_text())

@@ -65,6 +65,7 @@ def steps(true: Device, software: Profile) -> list[MeasuredStep]:
     return [MeasuredStep(plan=plan, seconds=predicted_step_s(plan, true, software)) for plan in plans]
 
 
+@pytest.mark.slow
 def test_known_costs_of_software_are_recovered() -> None:
     true, software = device(), profile()
     blank = replace(software, pointwise_passes=9.0, host_action_s=1.0, host_step_s=1.0, dispatch_s=1.0)
@@ -76,6 +77,7 @@ def test_known_costs_of_software_are_recovered() -> None:
     assert costs.dispatch_s == 0.0
 
 
+@pytest.mark.slow
 def test_known_costs_on_a_device_that_kernels_are_queued_for_are_recovered() -> None:
     """Large steps tell all but the host's time per kernel, which the small ones tell; the launch is the
     device's own."""
@@ -125,6 +127,7 @@ def action_deviation_s(of: list[MeasuredStep], true: Device, software: Profile) 
     return sqrt(variance)
 
 
+@pytest.mark.slow
 def test_noise_of_a_step_hardly_changes_the_time_of_an_action() -> None:
     """A pipeline of 8 microbatches on 4 stages has 22 actions in a row: 0.3 ms of each are 7 ms a step."""
     true, software = device(), replace(profile(), host_action_s=3e-3, host_step_s=2e-2)
@@ -210,6 +213,7 @@ def test_a_calibrated_device_replaces_the_known_one(tmp_path: Path) -> None:
     assert load_cluster("2x2xcpu").classes["cpu"] != measured["cpu"]
 
 
+@pytest.mark.slow
 def test_the_planner_takes_a_calibration(run: Run, tmp_path: Path) -> None:
     model = tmp_path / "m.yaml"
     model.write_text("{layers: 4, hidden: 256, ffn: 1024, heads: 4, vocab: 512, seq_len: 128}\n")
@@ -399,6 +403,7 @@ def logged(tmp_path: Path, run: Run, factor: float, *, cluster: str = "1x5xA100-
     return str(plan), str(log)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.6, 1.2])
 def test_the_speed_of_a_device_comes_from_a_log_and_its_plan(run: Run, tmp_path: Path, factor: float) -> None:
     """The median behind the first quarter of six steps is the fourth smallest of five: `seconds`."""

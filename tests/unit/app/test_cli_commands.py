@@ -499,6 +499,7 @@ def test_plans_that_train_does_not_run_are_planned_on_request_and_marked(run: Ru
     assert "shardwise train" not in run("plan", *command_line, "--target", "any").out
 
 
+@pytest.mark.slow
 def test_context_ranks_are_planned_only_where_attention_has_no_windows(run: Run, tmp_path: Path) -> None:
     """Our runtime does not divide a sequence that layers look at through windows: the search knows."""
     config = {

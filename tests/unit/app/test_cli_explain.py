@@ -46,6 +46,7 @@ def fits(text: str) -> bool:
     return max(map(len, text.splitlines())) <= 100
 
 
+@pytest.mark.slow
 def test_explain_counts_every_candidate(run: Run, saved: str) -> None:
     ran = run("explain", saved)
     assert (ran.code, ran.err) == (0, "")
@@ -133,6 +134,7 @@ def test_values_that_exclude_each_other(
         assert all(word in ran.err for word in words), ran.err
 
 
+@pytest.mark.slow
 def test_the_frontier_is_listed_and_shown_in_part(run: Run) -> None:
     ran = run("plan", *CORE, "--frontier")
     assert ran.code == 0 and fits(ran.out.split(" next ")[0])
@@ -231,6 +233,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], No
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 def test_an_interrupt_in_the_first_heuristic_prints_the_best_so_far(
     run: Run, interrupted: Callable[[bool], None], tmp_path: Path
 ) -> None:
@@ -262,6 +265,7 @@ def test_an_interrupt_before_anything_was_found_is_one_line(
     assert validated(ran.out, "error")["error"]["kind"] == "interrupted"
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_explain_prints_what_was_found(
     run: Run, saved: str, interrupted: Callable[[bool], None]
 ) -> None:
@@ -283,6 +287,7 @@ def heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.slow
 def test_an_interrupt_from_the_keyboard_ends_all_processes() -> None:
     question = (
         "deepseek-v3",

@@ -55,6 +55,7 @@ def key_of(mode: str) -> Callable[[Any], tuple[float, ...]]:
     return lambda point: (point["time_s"],)
 
 
+@pytest.mark.slow
 def test_the_pick_is_the_best_of_the_points_within_the_limit(run: Run) -> None:
     profile = answer(run, *CORE, "--mode", "profile")["points"]
     assert {point["devices"] for point in profile} == {1, 2, 4}
@@ -68,6 +69,7 @@ def test_the_pick_is_the_best_of_the_points_within_the_limit(run: Run) -> None:
         assert document["memory_limit_bytes"] == (None if limit is None else limit_bytes)
 
 
+@pytest.mark.slow
 def test_reference_strategies_are_estimated_as_by_evaluate_and_beaten(run: Run) -> None:
     document = answer(run, *CORE, "--devices", "4")
     parallel, megatron = document["references"]
@@ -96,6 +98,7 @@ def test_a_reference_that_does_not_fit_is_its_smallest_variant(run: Run) -> None
     assert parallel["memory_bytes"] > 16 * 8.03e9
 
 
+@pytest.mark.slow
 def test_limits_change_the_pick(run: Run) -> None:
     """What keeps the test above from passing where the limit is ignored."""
     for mode in ("time", "devices"):
@@ -137,6 +140,7 @@ def test_the_frontier_is_that_of_plan(run: Run) -> None:
     assert (document["operators"], document["layouts_per_operator"]) == (None, None)
 
 
+@pytest.mark.slow
 def test_cost_is_weighed_between_device_counts(run: Run) -> None:
     argv = (*NODES, "--mode", "profile", "--devices", "1,2,4")
     two, three = answer(run, *argv), answer(run, *argv, "--objectives", "time,memory,cost")
@@ -171,6 +175,7 @@ def test_cost_needs_prices(run: Run, tmp_path: Path) -> None:
     assert "$" not in run(*question).out
 
 
+@pytest.mark.slow
 def test_a_limit_below_the_smallest_point_exits_3_with_that_point(run: Run) -> None:
     document = answer(run, *CORE, "--mode", "profile")
     least = min(document["points"], key=lambda point: point["memory_bytes"])
@@ -188,6 +193,7 @@ def test_a_limit_below_the_smallest_point_exits_3_with_that_point(run: Run) -> N
     assert run(*CORE, "--memory-limit", f"{needed - 1}B").code == 3
 
 
+@pytest.mark.slow
 def test_nothing_that_fits_at_all_exits_3_with_reasons(run: Run) -> None:
     argv = (
         "gpt3-175b",
@@ -205,6 +211,7 @@ def test_nothing_that_fits_at_all_exits_3_with_reasons(run: Run) -> None:
     assert "nothing fits" in ran.err and "rejected: " in ran.err
 
 
+@pytest.mark.slow
 def test_every_point_is_saved_as_a_plan_that_the_checker_accepts(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "plans"
     ran = run(*NODES, "--devices", "2,4", "--save", str(folder), "--json")
@@ -237,6 +244,7 @@ def test_a_point_saved_with_too_much_memory_is_detected(run: Run, tmp_path: Path
     assert any(line.startswith("wrong") and "optimal" in line for line in checked.out.splitlines())
 
 
+@pytest.mark.slow
 def test_saving_again_overwrites(run: Run, tmp_path: Path) -> None:
     def contents() -> dict[str, str]:
         return {
@@ -250,6 +258,7 @@ def test_saving_again_overwrites(run: Run, tmp_path: Path) -> None:
     assert contents() == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "limit"),
     [((), ()), (("--mode", "devices"), LIMIT), (("--mode", "profile"), ()), (("--mode", "profile"), LIMIT)],
@@ -276,6 +285,7 @@ def test_the_card_says_the_same_within_its_columns(
         assert ran.out.count("  chosen") == 1
 
 
+@pytest.mark.slow
 def test_the_same_question_has_the_same_answer(run: Run) -> None:
     seen = set()
     for workers in ("1", "1", "2"):
@@ -286,6 +296,7 @@ def test_the_same_question_has_the_same_answer(run: Run) -> None:
     assert len(seen) == 1
 
 
+@pytest.mark.slow
 def test_epsilon_is_reported_and_never_used(run: Run) -> None:
     default, exact = answer(run, *CORE), answer(run, *CORE, "--epsilon", "0")
     assert (default["epsilon"], exact["epsilon"]) == (0.001, 0.0)
@@ -388,6 +399,7 @@ def test_an_interrupted_frontier_is_not_answered(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_next_commands_can_be_copied(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ran = run(*CORE, "--mode", "devices", "--memory-limit", "3GiB", "--devices", "1,2")

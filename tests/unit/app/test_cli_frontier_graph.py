@@ -46,6 +46,7 @@ def estimate_of(point: Any, batch: int) -> tuple[float, float]:
     return estimate.time_s, estimate.memory_bytes
 
 
+@pytest.mark.slow
 def test_every_point_has_the_cost_of_its_layout(run: Run) -> None:
     document = answer(run, *QUESTION, "--mode", "profile", "--devices", "2,4")
     assert {point["devices"] for point in document["points"]} == {2, 4}
@@ -76,6 +77,7 @@ def test_measured_numbers_are_used_for_layouts(run: Run, tmp_path: Path) -> None
     assert measured["chosen"]["time_s"] != pytest.approx(shipped["chosen"]["time_s"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_modes_pick_from_the_points(run: Run) -> None:
     fastest = answer(run, *QUESTION)
     assert fastest["chosen"] == min(fastest["points"], key=lambda point: point["time_s"])
@@ -87,6 +89,7 @@ def test_the_modes_pick_from_the_points(run: Run) -> None:
     assert len(frontier_of(figures).points) == len(figures)
 
 
+@pytest.mark.slow
 def test_a_coarse_frontier_matches_a_fine_one_within_epsilon(run: Run) -> None:
     fine = answer(run, *QUESTION, "--epsilon", "0.002")
     coarse = answer(run, *QUESTION, "--epsilon", "0.05")
@@ -105,6 +108,7 @@ def test_a_coarse_frontier_matches_a_fine_one_within_epsilon(run: Run) -> None:
 LSTM = ("frontier", "graph:lstm-2x2048", "--cluster", "1x4xV100-32G", "--global-batch-size", "256")
 
 
+@pytest.mark.slow
 def test_other_meshes_add_points_that_name_their_mesh(run: Run) -> None:
     """A recurrent layer is divided best by units in pairs, and by samples among pairs."""
     tiers = answer(run, *LSTM, "--epsilon", "0.01")
@@ -132,6 +136,7 @@ def test_an_invalid_mesh_is_refused(run: Run, text: str) -> None:
     refused(run(*LSTM, "--meshes", text), "--meshes", "2x2" if "," not in text else "twice")
 
 
+@pytest.mark.slow
 def test_each_device_count_uses_the_requested_meshes_of_its_size(run: Run) -> None:
     """A mesh that none of the counts has is refused, and so is a count that has none of the meshes."""
     few = (*LSTM, "--epsilon", "0.1")
@@ -150,6 +155,7 @@ def test_meshes_are_refused_for_models(run: Run) -> None:
     refused(run(*question), "--meshes", "axis_order")
 
 
+@pytest.mark.slow
 def test_each_plan_has_the_mesh_of_its_point(run: Run, tmp_path: Path) -> None:
     ran = run(*LSTM, "--epsilon", "0.05", "--meshes", "all", "--save", str(tmp_path))
     assert ran.code == 0, ran.err
@@ -191,6 +197,7 @@ def test_plans_of_several_graphs_each_contain_their_own(run: Run, tmp_path: Path
         graph_document["blocks"].clear()
 
 
+@pytest.mark.slow
 def test_each_point_is_saved_as_a_plan_with_its_cost(run: Run, tmp_path: Path) -> None:
     paths = save(run, tmp_path)
     points = json.loads((tmp_path / "frontier.json").read_text())["points"]
@@ -247,6 +254,7 @@ def rewritten(path: Path, change: Callable[[Any], None]) -> Path:
     return changed
 
 
+@pytest.mark.slow
 def test_a_saved_plan_with_wrong_values_is_detected(run: Run, tmp_path: Path) -> None:
     path, *_, smallest = save(run, tmp_path)
 
@@ -343,6 +351,7 @@ def test_too_little_memory_shows_the_smallest_point(run: Run) -> None:
 STAGES = ("frontier", "graph:mlp", "--cluster", CLUSTER, "--global-batch-size", "256", "--stages", "2")
 
 
+@pytest.mark.slow
 def test_stages_and_their_layouts_are_answered_together(run: Run, tmp_path: Path) -> None:
     ran = run(*STAGES, "--microbatches", "4,8", "--save", str(tmp_path), "--json")
     assert ran.code == 0, ran.err
@@ -374,6 +383,7 @@ def test_stages_and_their_layouts_are_answered_together(run: Run, tmp_path: Path
     assert ran.code == 4 and "step time" in ran.err
 
 
+@pytest.mark.slow
 def test_the_card_names_operators_that_compute_across_samples(run: Run, tmp_path: Path) -> None:
     """Statistics of a batch norm are those of the batch: `train` computes no others."""
     path = tmp_path / "normed.yaml"
@@ -387,6 +397,7 @@ def test_the_card_names_operators_that_compute_across_samples(run: Run, tmp_path
     assert "train does not run them" not in run(*STAGES).out
 
 
+@pytest.mark.slow
 def test_stages_are_laid_out_on_any_of_their_meshes(run: Run, tmp_path: Path) -> None:
     """Each point says its mesh, and is what a plan of it costs; none of those on one mesh alone is better."""
     question = (
@@ -459,6 +470,7 @@ def test_the_card_says_how_many_layouts_operators_have(run: Run) -> None:
     assert len(counts) > 2
 
 
+@pytest.mark.slow
 def test_stages_are_compared_with_the_references(run: Run, tmp_path: Path) -> None:
     """On as many devices, all of them in one stage."""
     path = tmp_path / "plot.html"
@@ -469,6 +481,7 @@ def test_stages_are_compared_with_the_references(run: Run, tmp_path: Path) -> No
     assert "<td>data parallel</td>" in path.read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_stages_leave_no_devices_idle_unrequested(run: Run) -> None:
     """All devices where none are asked for, or what could be asked instead; in other modes the parts that can
     be shared out."""
@@ -487,6 +500,7 @@ def test_stages_leave_no_devices_idle_unrequested(run: Run) -> None:
     refused(run(*kinds), "--stages", "all of 4", "allowed: 2 with --devices 2")
 
 
+@pytest.mark.slow
 def test_impossible_stages_are_refused(run: Run) -> None:
     question = STAGES[:-1]
     refused(run(*question, "3"), "--stages", "3", "as many devices")

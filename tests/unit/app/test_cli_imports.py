@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 HEAVY = ("torch", "scipy", "pandas", "transformers", "networkx", "rich", "sympy", "jsonschema")
 PROGRAM = """
 import json, sys
@@ -16,6 +18,7 @@ print(json.dumps([name for name in sys.argv[1:] if name in sys.modules]))
 """
 
 
+@pytest.mark.slow
 def test_planning_imports_nothing_heavy() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *HEAVY, "numpy"], capture_output=True, text=True, check=True

@@ -75,6 +75,7 @@ ON_PROCESSORS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_our_runtime_runs_uneven_plans(run: Any, dtype: str) -> None:
     trained = answer(run, *ON_PROCESSORS, dtype)
@@ -99,6 +100,7 @@ def test_a_runtime_with_fewer_dtypes_under_uneven_plans_gets_the_best_uniform_on
     assert "in fp32 only" in run(*ON_PROCESSORS, "bf16").out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", [QUESTION, PIPED])
 def test_an_uneven_answer_is_complete(run: Any, question: tuple[str, ...]) -> None:
     document = answer(run, *question)
@@ -131,6 +133,7 @@ def test_an_uneven_answer_is_complete(run: Any, question: tuple[str, ...]) -> No
     assert certificate["simulated"] >= 1  # the plan itself was laid out
 
 
+@pytest.mark.slow
 def test_the_card_shows_pipelines_and_the_gain(run: Any) -> None:
     out = run(*QUESTION).out
     assert "uneven: 2 pipelines side by side" in out
@@ -139,6 +142,7 @@ def test_the_card_shows_pipelines_and_the_gain(run: Any) -> None:
     assert "optimal among all uneven plans" in out
 
 
+@pytest.mark.slow
 def test_devices_that_make_nothing_faster_are_left_idle_and_named(run: Any) -> None:
     out = run(
         "plan", "gpt2", "--cluster", "1x2xH100-SXM+1x2xT4", "--seq-len", "512", "--global-batch-size", "4"
@@ -161,6 +165,7 @@ def test_a_uniform_answer_has_its_reason(run: Any, more: tuple[str, ...], why: s
     assert document["best"]["uniform_step_time_s"] == document["best"]["step_time_s"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", [QUESTION, PIPED])
 def test_a_saved_uneven_plan_is_predicted_equally(
     run: Any, tmp_path: Path, question: tuple[str, ...]
@@ -177,6 +182,7 @@ def test_a_saved_uneven_plan_is_predicted_equally(
     assert found["optimal"]["is_open"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", [QUESTION, PIPED])
 def test_the_timeline_of_an_uneven_plan(run: Any, tmp_path: Path, question: tuple[str, ...]) -> None:
     """The event engine, which knows nothing of the walk that priced the plan, ends each pipeline when that
@@ -201,6 +207,7 @@ def test_the_timeline_of_an_uneven_plan(run: Any, tmp_path: Path, question: tupl
     assert "rank 0 |" in chart and "then gradient norm" in chart
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", [QUESTION, SHARED])
 def test_a_saved_file_matches_its_schema(run: Any, tmp_path: Path, question: tuple[str, ...]) -> None:
     path = tmp_path / "plan.yaml"
@@ -272,6 +279,7 @@ def relocated(layout: Layout) -> Layout:
     return Layout(pipelines=(Pipeline(stages=(stage, *first.stages[1:])), *others))
 
 
+@pytest.mark.slow
 def test_replicas_of_a_stage_share_rows_where_they_may(run: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.yaml")
     saved = run(*SHARED, "--save", path)
@@ -304,6 +312,7 @@ def test_stage_dp_is_refused_where_it_has_no_effect(
     assert ran.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_an_uneven_plan_is_answered_with_the_requested_options(run: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.yaml")
     found = answer(run, *QUESTION, "--mtbf", "1000h")
@@ -313,6 +322,7 @@ def test_an_uneven_plan_is_answered_with_the_requested_options(run: Any, tmp_pat
     assert json.loads(saved.out)["plan_hash"] == found["plan_hash"] == verdict["plan_hash"]
 
 
+@pytest.mark.slow
 def test_an_unfinished_uniform_search_leaves_nothing_proven(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,6 +363,7 @@ def test_an_altered_file_is_refused_and_other_commands_name_its_kind(run: Any, s
     assert altered.code == 2 and "the file was changed" in altered.err
 
 
+@pytest.mark.slow
 def test_a_saved_uneven_plan_is_replanned(run: Any, saved: str) -> None:
     cluster = QUESTION[QUESTION.index("--cluster") + 1]
     schema = json.loads(REPLAN_SCHEMA.read_text())
@@ -374,6 +385,7 @@ def test_a_saved_uneven_plan_is_replanned(run: Any, saved: str) -> None:
     assert other.code == 2 and "is not of this cluster" in other.err
 
 
+@pytest.mark.slow
 def test_allow_idle_is_the_default(run: Any) -> None:
     own, allowed = answer(run, *QUESTION), answer(run, *QUESTION, "--allow-idle")
     assert allowed["best"] == own["best"] and allowed["devices_used"] == own["devices_used"]
@@ -381,6 +393,7 @@ def test_allow_idle_is_the_default(run: Any) -> None:
     assert both.code == 2 and "--use-all: does not go with --allow-idle" in both.err
 
 
+@pytest.mark.slow
 def test_a_saved_uneven_plan_is_replayed(run: Any, saved: str, tmp_path: Path) -> None:
     plot = tmp_path / "replay.html"
     command_line = ("replay", saved, "--cluster", QUESTION[3], "--events", "slow n0 0.5", "--length", "2h")
@@ -399,6 +412,7 @@ def test_a_saved_uneven_plan_is_replayed(run: Any, saved: str, tmp_path: Path) -
     assert card.code == 0 and "adaptive" in card.out
 
 
+@pytest.mark.slow
 def test_a_plan_for_a_trace_may_be_uneven(run: Any, tmp_path: Path) -> None:
     path, cluster = str(tmp_path / "plan.yaml"), QUESTION[3]
     command_line = (*QUESTION, "--events", "slow n1 0.9", "--policy", "worst")
@@ -427,6 +441,7 @@ def test_a_plan_for_a_trace_may_be_uneven(run: Any, tmp_path: Path) -> None:
     assert run("check", path).code == 2
 
 
+@pytest.mark.slow
 def test_a_gap_that_uneven_plans_leave_is_not_called_proven(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,6 +467,7 @@ def test_a_gap_that_uneven_plans_leave_is_not_called_proven(
     assert whole["is_proven"] and whole["uneven_gap"] <= PROVEN_GAP
 
 
+@pytest.mark.slow
 def test_a_cluster_of_many_kinds_of_nodes_says_why_it_is_planned_as_one(run: Any) -> None:
     kinds = "1x2xA100-40G+1x2xV100-16G+1x2xT4+1x2xA10G+1x2xL4"
     document = answer(
@@ -481,6 +497,7 @@ def test_space_counts_the_pipelines_of_uneven_plans(run: Any) -> None:
     assert shared["axes"]["dp of a stage"] == ["1", "2"] and shared["pipelines"] > uneven["pipelines"]
 
 
+@pytest.mark.slow
 def test_other_objectives_report_that_only_uniform_strategies_are_searched(run: Any) -> None:
     ran = run("plan", *SPACE[1:], "--objective", "memory")
     assert ran.code == 0 and "uneven plans are looked for by time alone" in ran.err

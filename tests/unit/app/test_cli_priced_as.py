@@ -119,6 +119,7 @@ def test_the_space_of_links_is_counted_as_any(run: Run, cluster: str) -> None:
     assert answered(run, "space", "space", "gpt2", "--cluster", cluster, *JOB)["priced_as"] == [LINE]
 
 
+@pytest.mark.slow
 def test_a_graph_on_links_is_not_exact(run: Run, cluster: str, tmp_path: Path) -> None:
     command_line = ("frontier", "graph:lstm-2x2048", "--cluster", cluster, "--global-batch-size", "16")
     document = answered(run, "frontier", *command_line, "--epsilon", "0.1", "--save", str(tmp_path / "plans"))
@@ -130,6 +131,7 @@ def test_a_graph_on_links_is_not_exact(run: Run, cluster: str, tmp_path: Path) -
     assert "as priced: matches all layouts within" in run("check", plan).out
 
 
+@pytest.mark.slow
 def test_a_saved_plan_on_links_names_its_approximation_in_every_command(run: Run, saved: str) -> None:
     validate(read_mapping(saved), "plan")
     assert read_plan(saved).priced_as == (LINE,)
@@ -196,6 +198,7 @@ def test_a_plan_on_a_part_of_links_names_its_approximation(run: Run, cluster: st
     assert document["is_proven"] is False and document["priced_as"] == list(plan.priced_as)
 
 
+@pytest.mark.slow
 def test_replan_on_links_names_its_approximation(run: Run, saved: str, cluster: str, tmp_path: Path) -> None:
     path = str(tmp_path / "after.yaml")
     command_line = ("replan", saved, "--cluster", cluster, "--events", "slow n0 0.9")
@@ -240,6 +243,7 @@ def test_an_event_of_a_device_is_planned_as_one_of_its_node(
     assert checked.code == 0 and "not proven: optimal" in checked.err and line in checked.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("events", ["slow d0 0.5", "link n0>s1g0 1GB/s"])
 def test_a_plan_for_a_trace_with_device_events_has_no_gap(run: Run, tmp_path: Path, events: str) -> None:
     path = str(tmp_path / "plan.yaml")
@@ -257,6 +261,7 @@ def test_a_plan_for_a_trace_with_device_events_has_no_gap(run: Run, tmp_path: Pa
     assert plain["priced_as"] == [] and plain["for_trace"]["gap"] is not None
 
 
+@pytest.mark.slow
 def test_a_gap_for_an_approximated_trace_is_refused(run: Run, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.yaml")
     command_line = ("plan", "gpt2", "--cluster", PAIRS, *JOB, "--space", "core", "--events", "slow d0 0.5")
@@ -266,6 +271,7 @@ def test_a_gap_for_an_approximated_trace_is_refused(run: Run, tmp_path: Path) ->
     assert ran.code == 2 and "for_trace.gap: does not go with priced_as" in ran.err
 
 
+@pytest.mark.slow
 def test_a_replay_names_its_approximation(run: Run) -> None:
     command_line = ("replay", "gpt2", "--cluster", PAIRS, *JOB, "--events", "slow d0 0.5", "--length", "1h")
     line = TAKEN.format("run at 0.5")

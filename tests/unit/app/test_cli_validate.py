@@ -33,6 +33,7 @@ def answered(ran: Ran) -> Any:
     return document
 
 
+@pytest.mark.slow
 def test_without_a_file_the_published_rows_are_used(run: Run) -> None:
     ran = run("validate")
     assert (ran.code, ran.err) == (0, "")
@@ -46,6 +47,7 @@ def test_without_a_file_the_published_rows_are_used(run: Run) -> None:
     assert max(map(len, lines)) <= WIDTH
 
 
+@pytest.mark.slow
 def test_the_answer_as_json(run: Run) -> None:
     document = answered(run("validate", "--json"))
     overall = document["overall"]
@@ -70,6 +72,7 @@ def test_the_answer_as_json(run: Run) -> None:
     assert overall["regret"] == max(workload["regret"] for workload in workloads)
 
 
+@pytest.mark.slow
 def test_the_same_question_has_the_same_answer(run: Run) -> None:
     assert (
         run("validate", "--level", "complete", "--json").out

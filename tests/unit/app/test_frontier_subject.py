@@ -251,6 +251,7 @@ def test_references_are_compared_with_the_pick(
         assert f"<td>{name}</td><td>{time_s:g}</td><td>{gib:g}</td>" in page
 
 
+@pytest.mark.slow
 def test_the_full_layout_is_in_the_page_once(tmp_path: Path) -> None:
     path = tmp_path / "plot.html"
     answered(Graph(), query("profile"), options(plot=str(path)), inputs=())

@@ -97,6 +97,7 @@ def crossed(plot: Plot) -> int:
     return sum(leads[one].intersects_bbox(boxes[other]) for one, other in pairs)
 
 
+@pytest.mark.slow
 def test_no_line_to_a_label_passes_under_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of marks close to each other, drawn at random; a twin that does not look for lines draws some."""
     plots = []

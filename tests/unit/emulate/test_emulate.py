@@ -128,6 +128,7 @@ with open(sys.argv[1] + os.environ["RANK"], "w") as file:
 """
 
 
+@pytest.mark.slow
 def test_every_rank_has_its_place_its_link_and_its_share(
     emulate: Emulate, cluster: str, tmp_path: Path
 ) -> None:
@@ -149,6 +150,7 @@ def test_every_rank_has_its_place_its_link_and_its_share(
     assert [one["group"] for one in reported] == ["d0", "d1", "d2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "code"),
     [
@@ -174,6 +176,7 @@ def test_tools_are_found_outside_the_path(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert system.tool_path("tc") == str(tmp_path / "tc")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_removes_the_whole_emulation(
     emulate: Emulate, cluster: str, tmp_path: Path, number: int
@@ -183,6 +186,7 @@ def test_an_interrupt_removes_the_whole_emulation(
         assert ended.returncode == 130 and ended.stderr.startswith("shardwise: error: interrupted")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apart_s", sample_of([0.0, 0.005, 0.02], [0.005]))
 @pytest.mark.parametrize("numbers", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGHUP)])
 def test_further_interrupts_do_not_stop_the_removal(
@@ -210,6 +214,7 @@ def interrupted(
     return subprocess.CompletedProcess(process.args, process.returncode, "", messages)
 
 
+@pytest.mark.slow
 def test_remains_of_a_killed_emulation_are_removed_by_the_next(
     emulate: Emulate, cluster: str, tmp_path: Path
 ) -> None:
@@ -270,6 +275,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_queued_packets_continue_when_a_link_becomes_slow(emulate: Emulate, tmp_path: Path) -> None:
     """Pieces of 64 KiB waited at a bucket of 80 kB; when it became one of 32 they never left it."""
     hosts, events = tmp_path / "hosts.yaml", tmp_path / "events.jsonl"
@@ -284,6 +290,7 @@ def test_queued_packets_continue_when_a_link_becomes_slow(emulate: Emulate, tmp_
     assert not is_possible(ran) or (ran.returncode, ran.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_links_and_shares_change_during_a_run(emulate: Emulate, cluster: str, tmp_path: Path) -> None:
     """The command of rank 0 ends once it has seen its link at the changed bandwidth."""
     events = tmp_path / "events.jsonl"

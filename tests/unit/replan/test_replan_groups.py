@@ -105,6 +105,7 @@ def test_racks_that_are_ignored_are_noticed(given: Job, monkeypatch: pytest.Monk
         test_an_order_that_splits_racks_is_predicted_without_them(given)
 
 
+@pytest.mark.slow
 def test_a_replacement_plan_has_the_step_time_of_its_cluster(given: Job) -> None:
     """Whichever node is slow, and by how much: a decision's arrangement, priced as the search prices the
     strategy on a cluster that has its nodes as they lie, takes no less than the decision says."""
@@ -126,6 +127,7 @@ def test_a_replacement_plan_has_the_step_time_of_its_cluster(given: Job) -> None
     assert decisions - {"keep"}
 
 
+@pytest.mark.slow
 def test_a_decision_for_racks_that_do_not_exist_is_noticed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

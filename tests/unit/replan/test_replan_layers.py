@@ -74,6 +74,7 @@ def test_bytes_sent_are_those_of_the_shifted_layers() -> None:
     assert change.seconds > 10.0 and change.lost_s == 0.0
 
 
+@pytest.mark.slow
 def test_a_slow_stage_in_the_middle_is_swapped_with_an_end() -> None:
     given = job("opt-350m", "4x2xT4", 32)
     before = running(given, pp=4, tp=2)
@@ -93,6 +94,7 @@ def test_identical_nodes_keep_their_layers() -> None:
     assert not list(with_layers_shifted(before, lost, given.planner.steps))
 
 
+@pytest.mark.slow
 def test_every_intermediate_arrangement_is_faster_and_complete() -> None:
     given = job("opt-350m", "4x2xT4", 32)
     rng = random.Random(61)

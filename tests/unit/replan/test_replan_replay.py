@@ -41,6 +41,7 @@ def replayed(given: Job, trace: EventTrace, **costs: float) -> Replay:
         given.planner.transitions = Transitions(given.planner.steps.prices, Costs())
 
 
+@pytest.mark.slow
 def test_no_policy_makes_more_steps_than_the_oracle(pytestconfig: pytest.Config) -> None:
     given = job(*SMALL)
     rng = random.Random(11)
@@ -60,6 +61,7 @@ def test_no_policy_makes_more_steps_than_the_oracle(pytestconfig: pytest.Config)
     assert changed > 50
 
 
+@pytest.mark.slow
 def test_adapting_may_make_fewer_steps_than_staying() -> None:
     """A node is slow for 15 s after a quiet hour. Expecting another hour of it, the adaptive policy takes
     10 s to give it less, and 10 s more to give it back."""
@@ -71,6 +73,7 @@ def test_adapting_may_make_fewer_steps_than_staying() -> None:
     assert adaptive.total_steps < static.total_steps
 
 
+@pytest.mark.slow
 def test_the_same_trace_gives_the_same_replay() -> None:
     given = job(*SMALL)
     trace = trace_at_random(given.cluster, random.Random(3), 4.0)
@@ -99,6 +102,7 @@ def test_epochs_end_where_something_changes() -> None:
     assert epochs[2].lost == epochs[2].saved == frozenset({"n2"})
 
 
+@pytest.mark.slow
 def test_totals_are_what_the_choices_say() -> None:
     given = job(*SMALL)
     running, _ = given.best()
@@ -117,6 +121,7 @@ def test_totals_are_what_the_choices_say() -> None:
     assert run.goodput == pytest.approx(0.75)
 
 
+@pytest.mark.slow
 def test_a_fixed_plan_waits_for_its_nodes_and_reads_its_checkpoint() -> None:
     given = job(*SMALL)
     running, step_s = given.best()

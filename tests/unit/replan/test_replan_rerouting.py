@@ -51,6 +51,7 @@ def perfect_s(given: Job, arrangement: Arrangement) -> float:
     return float((sum(arrangement.microbatches) * each_s / left).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [{"pp": 4}, {"pp": 2}, {"pp": 4, "schedule": "zb_h1"}, {"pp": 2, "zero_stage": 1}],

@@ -20,6 +20,7 @@ def laid(**fields: int) -> Strategy:
     return complete(given, devices=8, layers=24, experts=None, global_batch_size=32)
 
 
+@pytest.mark.slow
 def test_an_unchanged_plan_has_the_step_time_of_the_search() -> None:
     given = job(*SMALL)
     answer = plan(Question(model=given.model, cluster=given.cluster, job=given.job, top=12))
@@ -65,6 +66,7 @@ def test_a_pipeline_is_as_slow_as_its_slowest_node() -> None:
     assert nominal_s * 1.1 < slow_s < nominal_s / rounded_down(0.5)
 
 
+@pytest.mark.slow
 def test_nothing_runs_on_a_node_that_is_gone() -> None:
     given = job(*SMALL)
     arrangement, _ = given.best()

@@ -42,6 +42,7 @@ def test_contradicting_fixed_values_are_named(fixed: dict[str, Any], message: st
     assert message in why_empty(question(fixed=fixed))
 
 
+@pytest.mark.slow
 def test_a_plan_of_an_empty_space_is_infeasible() -> None:
     with pytest.raises(Infeasible, match=r"no candidate has tp=3 \(tp \* cp \* pp \* dp is the 8 devices\)"):
         plan(question(fixed={"tp": 3}))

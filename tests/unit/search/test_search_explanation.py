@@ -231,6 +231,7 @@ def test_why_not_of_an_impossible_value_is_infeasible() -> None:
         why_not(planned(), {"dp": 3})
 
 
+@pytest.mark.slow
 def test_what_if_plans_again() -> None:
     slower = what_if(planned(), "inter_node_bandwidth=0.01x")
     assert slower.after.step_time_s >= planned().best.step_time_s

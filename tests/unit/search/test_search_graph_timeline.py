@@ -153,6 +153,7 @@ def test_repetitions_are_distinguished() -> None:
     assert block_labels(CHAIN) == ("first", "middle[0]", "middle[1]", "bend", "head")
 
 
+@pytest.mark.slow
 def test_a_shipped_graph_of_many_blocks() -> None:
     """Data parallelism: what is summed is hidden or shown, and nothing is converted."""
     graph = scaled(load_graph("graph:gpt2-1.5b"), 8)

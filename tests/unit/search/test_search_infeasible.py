@@ -74,6 +74,7 @@ def test_relaxations_fit() -> None:
         assert match[3] == f"{answer.best.step_time_s:.3f}"
 
 
+@pytest.mark.slow
 def test_the_first_relaxation_of_a_kind_is_named() -> None:
     """It fits on four times as many nodes, and on eight times as many."""
     relaxations = refusal(question("2xA100-40G", job=replace(JOB, seq_len=4097))).relaxations

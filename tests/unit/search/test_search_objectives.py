@@ -268,6 +268,7 @@ def test_an_interrupt_while_relaxations_are_sought_stays_one(monkeypatch: pytest
         plan(requested)
 
 
+@pytest.mark.slow
 def test_the_smallest_budget_finds_something() -> None:
     """The first look goes on until it has found a strategy, on the first part at least."""
     for requested in (replace(WIDE, budget_s=1e-9), replace(WIDE, budget_s=1e-9, use_all=False)):

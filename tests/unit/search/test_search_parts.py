@@ -65,6 +65,7 @@ def _with_a_slow_node(shorthand: str, speed: float, inter_node: str | None = Non
     return replace(cluster, nodes=(*others, replace(last, speed=speed)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cluster", "model"),
     [
@@ -92,6 +93,7 @@ def test_the_answer_is_the_fastest_part_searched_on_its_own(cluster: str | Clust
         assert answer.mixed.fastest_class_step_time_s == pytest.approx(min(singles), rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "space"), [("opt-350m", "default"), ("qwen3-30b-a3b", "core")])
 def test_the_quick_bound_is_no_larger_than_the_best_of_a_part(space: str, model: str) -> None:
     """It is finite exactly where degrees are legal: where something may fit at all."""
@@ -104,6 +106,7 @@ def test_the_quick_bound_is_no_larger_than_the_best_of_a_part(space: str, model:
         assert 0.0 < bounded[part] <= time_s
 
 
+@pytest.mark.slow
 def test_a_bound_that_is_too_high_would_lose_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin of the bound: doubled, it prunes the part that is best."""
     question = _question("3x4xV100-32G", "opt-350m")
@@ -134,6 +137,7 @@ EXAMPLES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "nodes", "network", "seq", "batch", "least_s", "devices"), EXAMPLES)
 def test_no_slower_part_than_one_found_is_the_answer(
     model: str, nodes: str, network: str, seq: int, batch: int, least_s: float, devices: int
@@ -145,6 +149,7 @@ def test_no_slower_part_than_one_found_is_the_answer(
     assert answer.cluster is not None and answer.cluster.devices == devices
 
 
+@pytest.mark.slow
 def test_a_slower_node_makes_no_cluster_faster() -> None:
     """opt-350m, 512 x 32, three A100 of one device: the same question with one of them at half speed was
     answered 8 % sooner, by two of them."""
@@ -157,6 +162,7 @@ def test_a_slower_node_makes_no_cluster_faster() -> None:
     assert times_s[0] <= times_s[1]
 
 
+@pytest.mark.slow
 def test_use_all_exhaustive_and_memory_use_all_devices() -> None:
     question = _question("3x4xV100-32G", "opt-350m")
     idle = plan(_question("1x2xH100-SXM+1x2xT4"))
@@ -196,6 +202,7 @@ def test_a_model_that_fits_on_no_single_pool_uses_several() -> None:
     assert answer.mixed.fastest_class_step_time_s is None
 
 
+@pytest.mark.slow
 def test_a_model_that_fits_nowhere_is_infeasible_on_the_whole_cluster() -> None:
     with pytest.raises(Infeasible) as caught:
         plan(_question("1x2xT4+1x2xRTX2080Ti", model="llama-2-70b"))
@@ -229,6 +236,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], No
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [2, 4])
 def test_an_interrupt_answers_with_the_best_union_so_far(
     last: int, interrupting: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
@@ -244,6 +252,7 @@ def test_an_interrupt_answers_with_the_best_union_so_far(
     assert answer.unexplored_parts > 0 or not answer.parts[-1].is_complete
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_uneven_plans_are_sought_keeps_the_best(
     monkeypatch: pytest.MonkeyPatch, interrupting: Callable[[int], None]
 ) -> None:

@@ -17,6 +17,7 @@ def test_largest_remainders_get_the_remaining_units() -> None:
     assert largest_remainders(7, [1.0, 1.0]) == [4, 3] and largest_remainders(3, [1.0]) == [3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [16, 60])
 def test_the_split_is_whole_and_never_faster_than_the_best_plan(batch: int) -> None:
     job = Job(seq_len=512, global_batch_size=batch, dtype="fp16")

@@ -119,6 +119,7 @@ def unequal(**changes: Any) -> Question:
     return replace(Question(model=model, cluster=cluster, job=job), **changes)
 
 
+@pytest.mark.slow
 def test_uneven_plans_are_for_targets_that_run_them() -> None:
     free = plan_mixed_cluster(unequal())
     assert isinstance(free, UnevenAnswer)
@@ -136,6 +137,7 @@ def test_uneven_plans_are_for_targets_that_run_them() -> None:
     assert answer.mixed.why_uniform == message
 
 
+@pytest.mark.slow
 def test_stages_on_two_pools_are_for_targets_that_run_them() -> None:
     model, cluster = load_model("gpt2-xl"), load_cluster("1x2xRTX4090+2x1xA100-40G", inter_node="200Gb/s")
     job = Job(seq_len=4096, global_batch_size=8, dtype="bf16")

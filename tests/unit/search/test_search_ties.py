@@ -70,6 +70,7 @@ def test_any_number_of_workers_gives_the_same_plan() -> None:
     assert document_of(question)["hash"] == document_of(replace(question, workers=2))["hash"]
 
 
+@pytest.mark.slow
 def test_a_frontier_is_the_same_by_enumeration() -> None:
     question = replace(question_of("rounding tells them apart"), frontier=True)
     found, every = search.plan(question).frontier, search.plan(replace(question, exhaustive=True)).frontier
@@ -162,6 +163,7 @@ EQUAL_RANKS: tuple[tuple[str, dict[str, Any], int, int], ...] = (
 the fullest, with bytes that differ by rounding."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cluster_text", "config", "batch", "mixed_stage_rows"), EQUAL_RANKS)
 def test_planner_and_checker_name_the_lowest_of_equally_full_ranks(
     cluster_text: str, config: dict[str, Any], batch: int, mixed_stage_rows: int

@@ -245,6 +245,7 @@ def proven(options: StageOptions, within_s: float) -> bool:
     return not found.is_truncated and found.bound_s > within_s
 
 
+@pytest.mark.slow
 def test_bounds_show_that_pipelines_with_expensive_gradients_are_too_slow(
     between_nodes: tuple[UnevenSpace, StageOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:

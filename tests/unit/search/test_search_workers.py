@@ -87,6 +87,7 @@ def without_clock(outcome: SearchResult) -> tuple[Any, ...]:
     return found, outcome.ledger.by_degrees, outcome.unexplored, outcome.lower_bound_s
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_rounds")
 @pytest.mark.parametrize("goal", GOALS, ids=("fastest", "smallest", "tradeoff"))
 def test_the_number_of_workers_does_not_change_the_answer(
@@ -112,6 +113,7 @@ def test_the_number_of_workers_does_not_change_the_answer(
     assert not children() - before
 
 
+@pytest.mark.slow
 def test_the_size_of_rounds_changes_no_answer(small_rounds: None, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES[0]
     small = searched(case, Fastest(3))
@@ -183,6 +185,7 @@ def test_an_exception_of_a_worker_is_raised(monkeypatch: pytest.MonkeyPatch) -> 
     assert not children() - before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_rounds")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_spent_budget_leaves_unexplored_candidates(workers: int) -> None:
@@ -194,6 +197,7 @@ def test_a_spent_budget_leaves_unexplored_candidates(workers: int) -> None:
     assert outcome.ledger.total + outcome.unexplored == case.count
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_rounds")
 def test_a_budget_that_ends_between_two_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of the search stands still until so many looks at it; then the budget is over."""
@@ -235,6 +239,7 @@ class InterruptedClock(SearchClock):
         return super().is_over
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_rounds")
 def test_an_interrupt_at_any_time_leaves_unexplored_candidates(full: bool) -> None:
     """In the first looks too: what was found till then is the best so far, and the rest is bounded."""
@@ -253,6 +258,7 @@ def test_an_interrupt_at_any_time_leaves_unexplored_candidates(full: bool) -> No
     assert heuristic_only > 5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_rounds")
 def test_workers_see_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     """They stop where they are and answer with what they have found."""
@@ -273,6 +279,7 @@ def test_workers_see_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not children() - before
 
 
+@pytest.mark.slow
 def test_a_work_limit_ends_a_search_at_the_same_place_each_time() -> None:
     """And one that needs fewer is searched to its end."""
     case, clock = CASES[0], InterruptedClock(10**9)

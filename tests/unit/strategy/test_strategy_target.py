@@ -105,7 +105,7 @@ def is_in_subspace(found: Strategy, part: Axes) -> bool:
 
 
 LIMITS = [
-    pytest.param(limit, id=f"{name}: {limit.field}, {limit.allowed[:24]}")
+    pytest.param(limit, id=f"{name}: {limit.field}, {limit.allowed[:20]}")
     for name, limits in (
         ("some", target_from_record(RECORD).limits),
         *(
