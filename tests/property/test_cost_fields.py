@@ -122,7 +122,7 @@ def test_more_context_parallelism_saves_fewer_activations_and_sends_keys() -> No
 
 
 @varies("cp_kind")
-def test_a_ring_hides_what_an_all_to_all_of_heads_exposes() -> None:
+def test_a_ring_hides_communication_that_an_all_to_all_of_heads_exposes() -> None:
     # A long sequence: 0.9 of the ring's messages hide beside attention; the exchange sends queries and output
     # too.
     p = problem("llama-3.1-8b", "2x8xH100-SXM", batch=16, seq_len=131_072)

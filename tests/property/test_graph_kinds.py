@@ -205,7 +205,7 @@ def test_rules_go_together_along_two_axes(name: str, full: bool) -> None:
                 assert agree(name, [outer, inner], [2, 2]), (outer.name, inner.name)
 
 
-def test_every_kind_is_carried_out() -> None:
+def test_every_operator_kind_is_executed() -> None:
     assert {op.kind for op in INSTANCES.values()} == set(KINDS) == set(PROGRAMS)
 
 

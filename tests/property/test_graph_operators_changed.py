@@ -165,7 +165,7 @@ SIZES = {"b": 4, "k": 3, "n": 6, "h": 4, "g": 4, "r": 4}
         ),
     ],
 )
-def test_a_kind_says_which_dim_it_needs(op: OpNode, message: str, key: str) -> None:
+def test_an_operator_kind_names_the_dim_that_it_needs(op: OpNode, message: str, key: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         check_op(op)
     assert caught.value.key == key

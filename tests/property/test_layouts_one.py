@@ -269,7 +269,7 @@ def test_chain_and_walk_agree_on_shipped_graphs(name: str) -> None:
         (skip_graph(3), 2),
     ],
 )
-def test_every_point_of_a_frontier_costs_what_its_layout_does(
+def test_every_point_of_a_frontier_has_the_cost_of_its_layout(
     graph: OpGraph, points: int, full: bool
 ) -> None:
     machines = load_cluster("8x8xH100-SXM")

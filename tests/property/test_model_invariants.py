@@ -131,7 +131,7 @@ def test_matmul_weights_fill_their_matmul() -> None:
             assert {weight.shape[1].role for weight in matrices} == {operator.n.role}
 
 
-def test_sizes_under_a_role_divide_by_what_the_role_counts() -> None:
+def test_sizes_with_a_role_divide_by_the_count_of_that_role() -> None:
     for name in catalogue_names():
         model = load_model(name)
         counts = {"heads": model.heads, "kv_heads": model.kv_heads}

@@ -545,7 +545,7 @@ def test_reduced_cost_fixing_drops_only_choices_below_no_nadir_point(
     assert agrees(range(60 if full or lowered < 1.0 else 15)) == (lowered == 1.0)
 
 
-def test_the_hull_is_what_weighted_sums_find() -> None:
+def test_the_hull_has_the_points_that_weighted_sums_find() -> None:
     random = np.random.default_rng(3)
     for count in (1, 2, 3, 40):
         points = frontier_of(random.uniform(1.0, 2.0, (count, 2))).points

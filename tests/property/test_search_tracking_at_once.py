@@ -102,7 +102,7 @@ def test_joint_search_stops_at_its_limits(name: str, few: int, monkeypatch: pyte
     np.testing.assert_allclose(by_two_phases.points, exact, rtol=1e-12)
 
 
-def test_a_join_counts_the_pairs_that_meet() -> None:
+def test_a_join_counts_the_compatible_pairs() -> None:
     """Three labels of the choices 0, 0, 1 meet two of 0 and 1: 2 + 1 pairs."""
     a = Labels(
         (0,), (2,), np.array([0, 0, 1]), np.array([[1.0, 1, 5, 0, 0], [5, 5, 1, 0, 0], [1, 1, 1, 0, 0]])

@@ -222,7 +222,7 @@ def test_an_extreme_whose_enumeration_fails_is_not_tried_again(
     assert seen > 3
 
 
-def test_pools_of_pools_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_pools_terminate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has fewer choices than what it was made of."""
     counts: list[tuple[int, int]] = []
     assert track.POOL_CHOICES_SHARE < 1.0

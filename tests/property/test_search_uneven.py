@@ -250,7 +250,7 @@ def test_nothing_is_found_where_the_time_to_beat_is_the_best() -> None:
     assert again is not None and again.time_s == pytest.approx(best.time_s, rel=1e-9)
 
 
-def test_more_pipelines_than_microbatches_are_cut_to_a_plan() -> None:
+def test_more_pipelines_than_microbatches_are_reduced_to_a_valid_plan() -> None:
     """Where pipelines are priced and not counted, more may be taken than there are microbatches."""
     job = Job(seq_len=128, global_batch_size=8, dtype="fp16")
     space = UnevenSpace(load_model("gpt2"), load_cluster("1x4xA100-40G+1x4xV100-16G"), job)

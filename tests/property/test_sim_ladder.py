@@ -162,7 +162,7 @@ def on_links_s(pp: int, microbatches: int, values: Values) -> float:
     return simulate(task_graph(schedule, durations, transfers=transfers)).makespan_s
 
 
-def test_messages_shorter_than_actions_are_priced_as_on_links() -> None:
+def test_messages_shorter_than_actions_cost_the_same_as_on_links() -> None:
     rng = random.Random(54)
     for _ in range(60):
         pp, microbatches = rng.randint(2, 4), rng.randint(1, 8)

@@ -65,7 +65,7 @@ def test_the_certificate_can_fail() -> None:
             check_certificate(routes, [10.0], wrong)
 
 
-def test_rates_stay_fair_while_flows_come_and_go() -> None:
+def test_rates_stay_fair_while_flows_start_and_end() -> None:
     """Only what can have changed is filled again; what was left out must still be right."""
     rng = random.Random(21)
     for _ in range(500):

@@ -19,7 +19,7 @@ COUNTS = {"uniform": 500, "uneven": 100, "graph": 60}
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in CANDIDATES for name in CASES[kind]])
-def test_candidates_cost_what_was_recorded(kind: str, name: str) -> None:
+def test_candidates_have_the_recorded_cost(kind: str, name: str) -> None:
     recorded = [one for one in PRICED[kind] if one["case"] == name]
     found = [rounded(with_price(kind, CASES[kind][name], one)) for one in recorded]
     assert list(differences(found, recorded)) == []

@@ -236,7 +236,7 @@ def test_steps_are_those_of_their_plan_and_rank_and_medians_count() -> None:
     assert steps.medians(0) == [2.0, 5.0] and steps.medians(1) == [20.0, 7.0]
 
 
-def test_a_step_takes_what_the_slowest_of_the_devices_of_speed_one_takes_each_time() -> None:
+def test_a_step_takes_the_time_of_the_slowest_device_of_speed_one() -> None:
     """Of 1 and 4 s, 5 and 2, 3 and 3 it is 4, 5 and 3, in the middle 4; either rank's own median is 3, and
     what the third takes, of half the speed, does not count."""
     of_ranks = [[1.0, 5.0, 3.0], [4.0, 2.0, 3.0], [8.0, 8.0, 8.0]]

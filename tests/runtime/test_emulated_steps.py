@@ -35,7 +35,7 @@ def _timed(report: Any) -> float:
         return emulated_steps.slowest_s(lambda: None)
 
 
-def test_a_step_takes_what_the_slowest_rank_takes() -> None:
+def test_a_step_takes_the_time_of_the_slowest_rank() -> None:
     """Of 4 and 6 s; a twin without the maximum over ranks would tell 4 on the first."""
     with WorkerPool(2) as team:
         assert team.run(2, _timed) == [6.0, 6.0]

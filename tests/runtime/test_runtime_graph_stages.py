@@ -232,7 +232,7 @@ def test_a_parameter_of_two_stages_is_refused_by_name() -> None:
         check_graph_runnable(in_stages(plan, (1,), 1))
 
 
-def test_the_users_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Frontier in stages, then train a point of it: the loss falls, and the log has a line for each step."""
     graph, points, log = tmp_path / "chain.yaml", tmp_path / "points", tmp_path / "steps.jsonl"
     graph.write_text(graph_text(CHAIN))

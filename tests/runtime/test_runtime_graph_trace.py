@@ -201,7 +201,7 @@ def test_the_number_of_messages_between_stages_is_as_predicted(team: WorkerPool)
         assert by_kind(spans)["send"] == predicted_by_kind(estimated_kinds)["send"] == MICROBATCHES
 
 
-def test_traffic_has_its_kinds(team: WorkerPool) -> None:
+def test_traffic_is_labelled_by_its_kind(team: WorkerPool) -> None:
     """Columns then rows: the logits are partial sums, brought together for the loss and back; gradients of
     whole weights are not summed, those of a divided batch are."""
     graph = CHAIN
@@ -252,7 +252,7 @@ def test_marks_are_made_where_a_profile_is_taken_alone() -> None:
     assert not isinstance(profiled_range(OPERATOR, "x"), record_function)
 
 
-def test_the_users_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Train with a trace, then compare: every operator is there, forth and back; parts sum to the step."""
     path, measured = str(tmp_path / "p.yaml"), str(tmp_path / "m.json")
     write_graph_plan(path, estimated(without_recomputation(next(sampled(CHAIN, (2,), [1])))))

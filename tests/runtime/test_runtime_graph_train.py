@@ -33,7 +33,9 @@ MLP = mlp(8, 6, 12, 5)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_users_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str) -> None:
+def test_the_documented_command_lines_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str
+) -> None:
     """Frontier, then train a point of it: the loss falls, and the log has a line for each step."""
     graph, points, log = tmp_path / "mlp.yaml", tmp_path / "points", tmp_path / "steps.jsonl"
     graph.write_text(graph_text(MLP))

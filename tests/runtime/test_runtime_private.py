@@ -116,7 +116,7 @@ def test_a_profile_has_the_numbers_of_autograds_nodes() -> None:
     assert backward["torch::autograd::AccumulateGrad"] == -1
 
 
-def test_the_stage_asks_before_each_backward() -> None:
+def test_the_stage_is_queried_before_each_backward_pass() -> None:
     parameters = inspect.signature(PipelineStage.backward_maybe_with_nosync).parameters
     assert list(parameters) == ["self", "backward_type", "bwd_kwargs", "last_backward"]
     source = inspect.getsource(PipelineStage.backward_maybe_with_nosync)

@@ -38,7 +38,7 @@ def shardwise_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_users_own_lines(tmp_path: Path) -> None:
+def test_the_documented_command_lines_work(tmp_path: Path) -> None:
     """Plan, then train: the loss falls, and the log has a line for each step."""
     plan, log = str(tmp_path / "p.yaml"), tmp_path / "steps.jsonl"
     question = ["--cluster", "1x4xcpu", "--fix", "tp=2,pp=2", "--seq-len", "64", "--global-batch-size", "8",
@@ -286,7 +286,7 @@ def test_a_data_file_that_is_too_short_is_refused(tmp_path: Path, capsys: pytest
     assert error.count("\n") == 1
 
 
-def test_without_gloo_the_error_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gloo_an_error_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardwise.runtime.team.distributed.is_gloo_available", lambda: False)
     with pytest.raises(ConfigError, match="torch: has no gloo"), process_group(0, 1, 0, name="none"):
         pass

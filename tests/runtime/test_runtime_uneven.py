@@ -207,7 +207,7 @@ def _recorded(report: Report, plan: UnevenFile) -> Counter[CollectiveRecord]:
     return record.counts
 
 
-def test_each_pair_of_ranks_reduces_what_both_hold(team: WorkerPool) -> None:
+def test_each_pair_of_ranks_reduces_its_common_gradients(team: WorkerPool) -> None:
     """A layer of the tiny llama has 32 x 32 (q, out) twice, 32 x 16 (k, v) twice and 3 x 32 x 48 in its MLP:
     7,680 elements that two tensor ranks divide, and 2 norms of 32. With 4 layers, two tables of 96 x 32 and
     the last norm: 36,864 divided, 288 on every rank."""
@@ -256,7 +256,7 @@ def test_a_trace_shows_every_pipelines_own_actions(team: WorkerPool) -> None:
         assert [span.name for span in spans if span.track == COMPUTE] == [*map(str, row), "optimizer"]
 
 
-def test_the_users_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On two unequal processes `plan` answers with an uneven plan, and `train` runs it."""
     plan, log = str(tmp_path / "p.yaml"), tmp_path / "steps.jsonl"
     question = [str(ROOT / "examples/tiny.yaml"), "--cluster", str(ROOT / "examples/clusters/unequal.yaml"),

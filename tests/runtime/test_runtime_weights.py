@@ -71,7 +71,7 @@ def test_transformers_reads_written_weights_and_computes_the_same(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_weights_of_transformers_are_read_and_train_alike(tmp_path: Path, name: str) -> None:
+def test_weights_of_transformers_are_read_and_train_the_same(tmp_path: Path, name: str) -> None:
     """Loss and the gradient of every tensor, put into the file of a model whose weights they are."""
     import transformers  # here, because it takes seconds
 

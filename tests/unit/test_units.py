@@ -41,7 +41,7 @@ from shardwise.units import (
         ("-1s", "s", -1.0),
     ],
 )
-def test_a_quantity_is_the_nearest_float_of_what_is_written(text: str, unit: str, value: float) -> None:
+def test_a_quantity_is_the_float_nearest_to_its_text(text: str, unit: str, value: float) -> None:
     assert parse_quantity(text, unit) == value
 
 

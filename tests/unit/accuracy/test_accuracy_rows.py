@@ -31,7 +31,7 @@ def test_the_shipped_rows_are_the_shared_ones(shared: Path) -> None:
     assert SHIPPED.read_bytes() == shared.read_bytes()
 
 
-def test_a_row_is_what_its_cells_say() -> None:
+def test_a_row_has_the_values_of_its_cells() -> None:
     row = row_of(gpus="16", step_time_s="2.5", notes='a "quoted", long note')
     assert (row.line, row.id, row.gpus, row.step_time_s) == (2, "mine-001", 16, 2.5)
     assert row.notes == 'a "quoted", long note'
@@ -77,7 +77,7 @@ def test_a_row_with_other_cells_than_the_header_is_a_fault() -> None:
     ]
 
 
-def test_a_quote_that_is_never_closed_does_not_swallow_the_rest() -> None:
+def test_an_unclosed_quote_does_not_swallow_the_following_rows() -> None:
     rows, faults = parse_rows('id,notes,gpus\na-1,"open,8\na-2,fine,8\na-3,"also fine",8\n')
     assert [row.line for row in rows] == [3, 4]
     assert [fault.line for fault in faults] == [2]

@@ -191,7 +191,7 @@ def test_small_bidirectional_collectives_do_not_determine_the_share() -> None:
     assert with_bidirectional(link, [small]).exchange_fraction == 1.0
 
 
-def test_small_collectives_that_come_late_hardly_move_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_small_collectives_hardly_change_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 4 KiB all take three times as long. A twin for which all sizes count alike is off at 8 MiB
     by more than twice as much."""
     samples = [

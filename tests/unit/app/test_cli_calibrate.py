@@ -342,7 +342,7 @@ def test_an_impossible_calibration_is_refused_in_one_line(
 # --- from what there is -------------------------------------------------------------------------------------
 
 
-def test_figures_of_links_come_from_nccl_tests(run: Run, tmp_path: Path) -> None:
+def test_figures_of_links_are_read_from_nccl_tests(run: Run, tmp_path: Path) -> None:
     """Two nodes by their output alone, one node more beside it; nothing else of the device changes."""
     path, out = tmp_path / "between.txt", str(tmp_path / "c.yaml")
     times = [(nbytes, 1e-4 + 15 / 8 * nbytes / (8 * 20e9)) for nbytes in SIZES]

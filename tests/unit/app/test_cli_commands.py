@@ -90,7 +90,7 @@ def test_plan_json_has_the_documented_schema(run: Run, planner: Planner) -> None
     assert certificate["enumerated"] == sum(certificate["rejected"].values()) + 30 + 4
 
 
-def test_save_writes_a_plan_that_reads_back_and_says_so_on_stderr(
+def test_save_writes_a_readable_plan_and_reports_it_on_stderr(
     run: Run, planner: Planner, tmp_path: Path
 ) -> None:
     path = tmp_path / "plan.yaml"
@@ -168,7 +168,7 @@ def test_a_plan_whose_schedule_is_not_its_strategys_is_refused(
 
 
 @pytest.mark.parametrize("name", ["models", "devices", "graphs"])
-def test_lists_come_as_tables_and_as_json(run: Run, name: str) -> None:
+def test_lists_are_printed_as_tables_and_as_json(run: Run, name: str) -> None:
     ran = run(name)
     assert (ran.code, ran.err) == (0, "")
     document = validated(run(name, "--json").out, name)
@@ -178,7 +178,7 @@ def test_lists_come_as_tables_and_as_json(run: Run, name: str) -> None:
     assert [line.split()[0] for line in lines[1:]] == [entry["name"] for entry in document[name]]
 
 
-def test_an_infeasible_question_exits_3_with_reasons_and_what_would_fit(run: Run, planner: Planner) -> None:
+def test_an_infeasible_question_exits_3_with_reasons_and_relaxations(run: Run, planner: Planner) -> None:
     planner.error = Infeasible(
         "memory: rank 0 lacks 12.5 GiB",
         reasons={"memory": 90, "heads_tp": 1200},
@@ -468,7 +468,7 @@ TINY = (
 )
 
 
-def test_plan_for_processes_of_this_machine_recommends_what_train_runs(run: Run) -> None:
+def test_plans_for_cpu_processes_are_ones_that_train_runs(run: Run) -> None:
     answer = validated(run("plan", *TINY, "--cluster", "1x4xcpu", "--json").out, "plan-answer")
     assert answer["not_run"] == []
     assert answer["certificate"]["axes"]["offload"] == ["none"]

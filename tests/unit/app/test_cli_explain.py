@@ -266,7 +266,7 @@ def test_an_interrupt_before_anything_was_found_is_one_line(
 
 
 @pytest.mark.slow
-def test_an_interrupt_of_explain_prints_what_was_found(
+def test_an_interrupt_of_explain_prints_the_best_so_far(
     run: Run, saved: str, interrupted: Callable[[bool], None]
 ) -> None:
     line = "shardwise: interrupted; this is what was found so far\n"

@@ -263,7 +263,7 @@ def test_saving_again_overwrites(run: Run, tmp_path: Path) -> None:
     ("more", "limit"),
     [((), ()), (("--mode", "devices"), LIMIT), (("--mode", "profile"), ()), (("--mode", "profile"), LIMIT)],
 )
-def test_the_card_says_the_same_within_its_columns(
+def test_the_card_shows_the_answer_within_its_columns(
     run: Run, more: tuple[str, ...], limit: tuple[str, ...]
 ) -> None:
     ran = run(*CORE, *more, *limit)

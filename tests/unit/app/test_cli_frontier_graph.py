@@ -418,7 +418,7 @@ def test_stages_are_laid_out_on_any_of_their_meshes(run: Run, tmp_path: Path) ->
     assert all(run("check", str(tmp_path / name)).code == 0 for name in names)
 
 
-def test_the_fewest_devices_are_those_on_which_a_point_fits_whatever_it_costs(run: Run) -> None:
+def test_the_fewest_devices_are_the_smallest_count_on_which_a_point_fits(run: Run) -> None:
     """Two devices of a node cost as much as all four, which are faster; two are fewer all the same."""
     question = (*LSTM, "--epsilon", "0.1", "--mode", "devices", "--devices", "2,4")
     plain, weighed = answer(run, *question), answer(run, *question, "--objectives", "time,memory,cost")
@@ -459,7 +459,7 @@ def test_a_graph_that_fits_nowhere_is_refused_with_its_smallest_point(run: Run) 
         assert error["point"]["devices"] == 1 and error["point"]["memory_bytes"] > 16 * 2**30
 
 
-def test_the_card_says_how_many_layouts_operators_have(run: Run) -> None:
+def test_the_card_shows_the_number_of_layouts_of_operators(run: Run) -> None:
     """By kind: each number with how many operators have it, repetitions counted."""
     document = answer(run, *LSTM, "--epsilon", "0.1")
     counts = document["layouts_per_operator"]
@@ -527,7 +527,7 @@ def test_impossible_stages_are_refused(run: Run) -> None:
         ("blocks: 3\n", "blocks: is not a list"),
     ],
 )
-def test_a_file_that_says_it_is_a_graph_is_read_as_one(
+def test_a_file_with_the_graph_schema_is_read_as_a_graph(
     content: str, message: str, run: Run, tmp_path: Path
 ) -> None:
     path = tmp_path / "graph.yaml"

@@ -468,7 +468,7 @@ def test_a_gap_that_uneven_plans_leave_is_not_called_proven(
 
 
 @pytest.mark.slow
-def test_a_cluster_of_many_kinds_of_nodes_says_why_it_is_planned_as_one(run: Any) -> None:
+def test_a_cluster_of_many_pools_reports_why_it_is_planned_as_one(run: Any) -> None:
     kinds = "1x2xA100-40G+1x2xV100-16G+1x2xT4+1x2xA10G+1x2xL4"
     document = answer(
         run, "plan", "gpt2", "--cluster", kinds, "--seq-len", "512", "--global-batch-size", "20"

@@ -96,7 +96,7 @@ def test_scale_up_groups_are_filled_node_by_node() -> None:
     assert spans(cluster_of_nodes(cluster, [0, 1])) == {"NVLink 5": 8}
 
 
-def test_groups_stay_together_and_full_ones_come_first(racks: Cluster) -> None:
+def test_groups_stay_whole_and_full_ones_are_used_first(racks: Cluster) -> None:
     groups = NodeGroups(racks)
     # n2 is the worst and n0 is gone: of the first room three nodes are left, its whole rack before n1 alone.
     order = groups.ordered([1, 2, 3, 4, 5, 6, 7], lambda place: (place == 2, place))

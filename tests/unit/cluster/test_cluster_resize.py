@@ -46,7 +46,7 @@ def test_whole_nodes_keep_their_tiers() -> None:
     assert part_of(whole, 32) is whole
 
 
-def test_a_part_of_a_mixed_cluster_is_not_as_slow_as_what_is_left_out() -> None:
+def test_a_part_of_a_mixed_cluster_is_not_slowed_by_omitted_nodes() -> None:
     mixed = load_cluster("1x4xA100-80G+2x4xA10G")
     assert part_of(mixed, 4).tiers == load_cluster("1x4xA100-80G").tiers
     assert part_of(mixed, 4).tiers[0].bytes_per_s > mixed.tiers[0].bytes_per_s

@@ -362,7 +362,7 @@ def test_links_of_two_nodes_share_their_cards() -> None:
         assert min(links[name].capacity.at(0.0) for name in route_links) == tier.flow_bytes_per_s
 
 
-def test_a_spine_carries_what_the_oversubscription_leaves() -> None:
+def test_a_spine_carries_the_oversubscribed_bandwidth() -> None:
     pods = load_cluster(str(next(path for path in EXAMPLES if path.name == "two-pods.yaml")))
     links = {link.name: link for link in link_graph(pods)}
     # 128 devices of a pod at 25 GB/s each.

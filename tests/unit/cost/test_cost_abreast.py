@@ -53,7 +53,7 @@ def assert_same(found: StepFigures, expected: StepFigures) -> None:
         assert getattr(found, each.name) == pytest.approx(getattr(expected, each.name), rel=1e-13), each.name
 
 
-def test_every_row_costs_what_it_costs_alone() -> None:
+def test_every_row_costs_the_same_as_alone() -> None:
     problems = [cases for cases, _ in PROBLEMS]
     shapes = ProblemShapes()
     assert len({shapes.of(cases) for cases in problems}) == 1

@@ -154,7 +154,7 @@ def test_a_pass_through_experts_keeps_the_host_busy_longer() -> None:
     close(layer_cost(p, "ep=1", brick()).forward.host_s, 0.0)
 
 
-def test_the_ends_wait_for_the_host_too() -> None:
+def test_embedding_and_head_wait_for_the_host_too() -> None:
     p = with_software(problem(), dispatch_s=2.0)
     grid = grid_cost(p, table(p, "tp=1"))
     # The embedding is one kernel of 0.2 s, one for its gradient of 0.5 s; the host starts one for the input's
@@ -315,7 +315,7 @@ def test_a_block_without_routed_work_sends_nothing() -> None:
     close(cost.forward.expert_s, 0.0)
 
 
-def test_a_capacity_bounds_what_is_sent() -> None:
+def test_a_capacity_bounds_the_tokens_sent() -> None:
     capped = Experts(experts=8, top_k=2, capacity_factor=2.0)
     cost = layer_cost(expert_problem(capped, expert_imbalance=1.5), "ep=2", expert_layer(capped))
     close(cost.forward.expert_s, 6.4)
@@ -412,7 +412,7 @@ def test_a_grid_has_costs_of_every_kind_and_both_ends() -> None:
     assert IDEAL is p.efficiency
 
 
-def test_ends_join_their_vocabulary() -> None:
+def test_embedding_and_head_gather_their_vocabulary() -> None:
     p = problem()
     grid = grid_cost(p, table(p, "tp=2"))
     # One region of 100 B: what was looked up, forward; the gradients of the head's input, backward.

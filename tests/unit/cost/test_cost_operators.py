@@ -243,7 +243,7 @@ def test_unfused_attention() -> None:
     assert seconds(unfused({"launch_s": 0.5}), ATTENTION, "tp=1") == pytest.approx(started, rel=1e-14)
 
 
-def test_unfused_attention_computes_what_a_window_would_leave_out() -> None:
+def test_unfused_attention_computes_scores_outside_of_a_window() -> None:
     core = Attention(
         name="a", heads=Extent(4, "heads"), kv_heads=Extent(2, "kv_heads"), qk_dim=3, v_dim=5, window=2
     )

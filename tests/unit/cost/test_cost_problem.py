@@ -186,7 +186,7 @@ def test_optimizer_states_per_parameter() -> None:
     assert OPTIMIZERS["adamw"].work_flop_per_hidden == 0.0
 
 
-def test_limits_are_what_all_kinds_have_in_common() -> None:
+def test_limits_are_those_common_to_all_device_kinds() -> None:
     def core(heads: int, kv_heads: int) -> Attention:
         extents = Extent(heads, "heads"), Extent(kv_heads, "kv_heads")
         return Attention(name="a", heads=extents[0], kv_heads=extents[1], qk_dim=2, v_dim=2)

@@ -55,7 +55,7 @@ def test_two_stages() -> None:
     close(times.recompute_s, 0.0, 0.0)
 
 
-def test_kinds_of_layers_and_uneven_ends() -> None:
+def test_layers_of_several_kinds_and_uneven_end_stages() -> None:
     # The other kind: 2 s a phase and its norm.
     p = exposed(problem(brick_model((1, 0, 0, 1)), cluster(1)))
     times = times_of(p, "pp=2,first_stage_layers=1")
@@ -332,7 +332,7 @@ def test_adamw_moves_thirty_bytes_per_parameter() -> None:
     close(end_of(one_node(), "pp=2").optimizer_s, 12.6)  # 420 on either stage
 
 
-def test_software_that_goes_by_block_copies_what_it_gathers_and_reduces() -> None:
+def test_software_that_works_by_block_copies_gathered_and_reduced_tensors() -> None:
     """Beside the update's 30 B (7.5 where a quarter is owned), of an owned weight: 4 read to be narrowed,
     2 * 2 into what is gathered; of each: 2 * 2 out of it, with two microbatches 6 and 10 to add gradients up
     and 2 * 4 into what is reduced; where a rank is alone with them, 2 * 2 and 2 * 4 to gather and reduce."""
@@ -473,7 +473,7 @@ def test_experts_are_reduced_over_their_own_replicas(shards: str, gather: float,
     close(times.reduce_s, reduce)
 
 
-def test_four_replicas_of_experts_gather_what_their_states_share() -> None:
+def test_four_replicas_of_experts_gather_their_sharded_states() -> None:
     # Pairs hold a half of 220 and of 3200 weights: two pairs gather 1/2 of 220 B and of 3200 B.
     times = times_of(expert_problem(), "ep=1,param_shard=2,grad_shard=2,optim_shard=4")
     close(times.gather_s, 17.1)

@@ -141,7 +141,7 @@ def test_stages_do_not_separate_producer_and_reader_of_a_skip_tensor() -> None:
     assert "begin where tensors cross besides; found second" in str(caught.value)
 
 
-def test_baselines_place_skip_tensors_as_all_readers_need_them() -> None:
+def test_baselines_place_skip_tensors_for_all_readers() -> None:
     layout = data_parallel(SKIPS, (2, 2))
     assert layout is not None
     split = (shard(0), shard(0))

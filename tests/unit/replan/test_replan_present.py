@@ -59,7 +59,7 @@ def test_the_plan_is_kept_without_a_change_or_with_little_time() -> None:
     assert present.decide(strategy, rates(0.1), costs=COSTS, horizon_s=1.0).decision == KEEP
 
 
-def test_decisions_contain_only_what_the_target_runs() -> None:
+def test_decisions_contain_only_plans_that_the_target_runs() -> None:
     """A target without pipelines: the same change of the links leads elsewhere."""
     narrow = replace(TARGET, axes={**TARGET.axes, "pp": (1,)})
     strategy = running().best.strategy

@@ -103,7 +103,7 @@ def test_epochs_end_where_something_changes() -> None:
 
 
 @pytest.mark.slow
-def test_totals_are_what_the_choices_say() -> None:
+def test_totals_are_the_sums_over_the_choices() -> None:
     given = job(*SMALL)
     running, _ = given.best()
     events = (NodeLost(time_s=100.0, node="n3"), NodeJoined(time_s=300.0, node="n3"))

@@ -49,7 +49,7 @@ def test_idle_devices_are_those_outside_of_a_part() -> None:
 
 
 @pytest.mark.parametrize("text", ["2x4xA100-80G", MIXED])
-def test_all_devices_are_one_part_where_they_are_alike_or_requested(text: str) -> None:
+def test_all_devices_are_one_part_if_identical_or_requested(text: str) -> None:
     cluster = load_cluster(text)
     choice = PartChoice(cluster, uses_all=text == MIXED)
     assert choice.unions == (cluster,)
@@ -78,7 +78,7 @@ def test_the_parts_of_a_device_count_do_not_depend_on_the_order_of_pools(text: s
     assert caught.value.allowed is not None and "10" in caught.value.allowed
 
 
-def test_parts_that_are_alike_but_for_their_names_are_one() -> None:
+def test_parts_that_differ_only_by_name_are_one() -> None:
     choice = PartChoice(load_cluster(MIXED))
     first = choice.of(8)
     assert len(first) == 1 and first[0].name.startswith("A100-80G of ")

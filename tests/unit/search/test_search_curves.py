@@ -286,7 +286,7 @@ def test_each_point_is_the_answer_to_a_question_of_its_own() -> None:
         assert (question.job.memory_margin == JOB.memory_margin) == (place == 0)
 
 
-def test_nothing_that_fits_says_why() -> None:
+def test_a_frontier_without_a_fitting_point_has_its_reasons() -> None:
     classes = {name: replace(device, memory_bytes=2**30) for name, device in CLUSTER.classes.items()}
     tiny = StrategyCurves(replace(QUESTION, cluster=replace(CLUSTER, classes=classes)))
     curve = tiny.curve(part_of(tiny.cluster, 2))

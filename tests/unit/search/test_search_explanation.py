@@ -204,7 +204,7 @@ def test_memory_binds_where_a_faster_change_does_not_fit() -> None:
     assert explained(free).binding.resource == "time"
 
 
-def test_why_not_solves_with_the_pinned_values() -> None:
+def test_why_not_searches_with_the_pinned_values() -> None:
     comparison = why_not(planned(), {"tp": 4})
     expected = plan(replace(QUESTION, fixed={"tp": 4}, top=0)).best
     assert comparison.after == expected

@@ -63,7 +63,7 @@ def candidates(space: str) -> tuple[Strategy, ...]:
         ("default", {"tp": 2, "cp": 1, "optim_shard": 3, "grad_shard": 1}),
     ],
 )
-def test_fixed_fields_are_kept(space: str, fixed: dict[str, int | str | bool]) -> None:
+def test_fixed_fields_have_their_values(space: str, fixed: dict[str, int | str | bool]) -> None:
     """The best, the runners-up and the count equal those of a plain enumeration that is filtered."""
     requested = question(space, fixed)
     problem = requested.problem()

@@ -86,7 +86,7 @@ def finish_times(plan: GraphPlan) -> list[float]:
     return [max(span.finish_s for span in spans if span.rank == stage) for stage in range(plan.stages)]
 
 
-def test_the_step_finishes_when_the_plan_says() -> None:
+def test_the_step_ends_at_the_time_of_the_plan() -> None:
     for plan in [*whole_plans(), *staged_plans()]:
         assert max(finish_times(plan)) == pytest.approx(plan.step_time_s, rel=1e-9)
 

@@ -160,7 +160,7 @@ def count_of(question: Question) -> int:
     ).count  # fmt: skip
 
 
-def test_axes_are_kept() -> None:
+def test_requested_axes_restrict_the_search() -> None:
     requested = replace(
         QUESTION, space="default", axes={"tp": (1, 3), "offload": ("none",), "schedule": ("gpipe", "1f1b")}
     )

@@ -94,7 +94,7 @@ def by_hand(space: UnevenSpace, ranks: tuple[str, str]) -> UnevenResult:
     )  # fmt: skip
 
 
-def test_a_pool_whose_only_tier_reaches_over_its_nodes_is_priced_from_its_record() -> None:
+def test_a_pool_with_one_tier_over_its_nodes_has_the_cost_of_its_record() -> None:
     """NVLink joins 72 GB200 in nodes of four: no tier ends inside a node."""
     job = Job(seq_len=SEQ_LEN, global_batch_size=16, dtype="fp16")
     cluster = load_cluster("2x4xGB200+1x4xT4")

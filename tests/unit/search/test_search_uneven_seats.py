@@ -182,7 +182,7 @@ def test_stages_that_are_spread_have_nodes_of_their_own(monkeypatch: pytest.Monk
     assert again.faults[0] == "pipeline 1 is spread over nodes that its like do not fill"
 
 
-def test_spread_pipelines_come_in_sets_that_fill_their_nodes() -> None:
+def test_spread_pipelines_form_sets_that_fill_their_nodes() -> None:
     """Four of two stages each fill two nodes of four; of alike ones two sets do ten microbatches."""
     model, cluster = model_of(is_tied=False), load_cluster("4x4xA100-80G+2x4xT4", inter_node="10Gb/s")
     space = UnevenSpace(model, cluster, default_job(model, cluster, seq_len=128, global_batch_size=10))
@@ -246,7 +246,7 @@ def proven(options: StageOptions, within_s: float) -> bool:
 
 
 @pytest.mark.slow
-def test_bounds_show_that_pipelines_with_expensive_gradients_are_too_slow(
+def test_bounds_prune_pipelines_with_expensive_gradients(
     between_nodes: tuple[UnevenSpace, StageOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, options = between_nodes

@@ -44,7 +44,7 @@ def test_identical_nodes_have_the_plain_cost(device: str) -> None:
         np.testing.assert_array_equal(placed.device_bytes, plain.device_bytes)
 
 
-def test_unequal_nodes_take_between_what_their_kinds_take() -> None:
+def test_unequal_nodes_take_a_time_between_those_of_their_kinds() -> None:
     """No less than if all were of the faster kind; and no more than if all were of the slower one, but that
     gradients may be joined faster by that: it has a slower device, not a slower network."""
     table, kinds = StrategyTable.of(ALL), [problem("V100-16G"), problem("T4")]
@@ -71,7 +71,7 @@ def test_fewer_layers_on_a_slow_node_shorten_the_step() -> None:
     assert first_slow[0] < first_slow[1] < first_slow[2]
 
 
-def test_memory_is_that_of_the_kind_with_least() -> None:
+def test_memory_is_that_of_the_smallest_device_kind() -> None:
     table, kinds = StrategyTable.of(ALL), [problem("V100-16G"), problem("T4")]
     smallest = min(kinds, key=lambda kind: kind.usable_bytes)
     placed = step_figures_over(kinds, table, (0, 1, 0, 0))

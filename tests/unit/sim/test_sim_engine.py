@@ -115,7 +115,7 @@ def test_a_link_that_slows_down_delays_flows_that_it_did_not_limit_before() -> N
     assert finishes(builder) == [6.0, 6.0]
 
 
-def test_a_slower_neighbour_frees_what_it_cannot_use() -> None:
+def test_a_slower_neighbour_frees_bandwidth_that_it_cannot_use() -> None:
     # f and g share l (10) at 5 each. At t = 1 f's own link falls to 1: g gets 9. f 5 + 1 * 5 -> 6; g 5 + 9 *
     # 5 -> 6.
     builder = TaskGraphBuilder()

@@ -289,7 +289,7 @@ def test_models_without_flags_are_refused_by_name(config: dict[str, Any], key: s
     assert caught.value.key == key
 
 
-def test_the_target_lists_what_is_exported() -> None:
+def test_the_target_lists_the_exported_fields() -> None:
     target = target_of("megatron-lm-0.19")
     assert target.families == FAMILIES
     assert set(target.dtypes) == {"fp32", "bf16", "fp16"} and set(target.optimizers) == {"adamw", "sgd"}

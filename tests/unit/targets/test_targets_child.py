@@ -88,7 +88,7 @@ def _read(environment: dict[str, str], *flags: str) -> Reading:
     return reading
 
 
-def test_arguments_and_configuration_come_back_as_plain_values(environment: dict[str, str]) -> None:
+def test_arguments_and_configuration_are_returned_as_plain_values(environment: dict[str, str]) -> None:
     reading = _read(environment, "--layers", "4", "--vocab-size", "50")
     assert reading.error is None
     assert reading.arguments == {
@@ -101,7 +101,7 @@ def test_arguments_and_configuration_come_back_as_plain_values(environment: dict
     assert reading.layers == ((0,), (10,))  # 10 * rank + chunk, of 2 ranks with a chunk each
 
 
-def test_a_layout_comes_back_by_rank_and_chunk(environment: dict[str, str]) -> None:
+def test_a_layout_is_returned_by_rank_and_chunk(environment: dict[str, str]) -> None:
     reading = _read(environment, "--layers", "2")
     assert reading.layout == ((("embedding", "decoder"), ()), (("decoder",), ("loss",)))
     assert reading.layers == ((1, 0), (1, 0))
