@@ -142,6 +142,7 @@ def test_a_module_that_obeys_is_not_caught() -> None:
     assert import_violations(module_of("shardwise.sim.engine", source), PUBLIC) == []
 
 
+@pytest.mark.slow
 def test_one_module_imports_numba() -> None:
     found = [
         module.name for module in MODULES if any(own.target.startswith("numba") for own in imports_of(module))
@@ -149,6 +150,7 @@ def test_one_module_imports_numba() -> None:
     assert found == ["shardwise.search.tracking.compiled"]
 
 
+@pytest.mark.slow
 def test_planning_imports_no_heavy_package() -> None:
     """Every module of the package but the rooms that run PyTorch and the loops that numba compiles, imported
     in a fresh interpreter."""

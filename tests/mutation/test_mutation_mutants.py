@@ -76,12 +76,14 @@ def campaign(tests: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *script], cwd=ROOT, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_campaign_with_the_packages_own_tests_kills() -> None:
     run = campaign("tests/unit/frontier/test_frontier_by_hand.py")
     assert re.search(r"\n[23] of 3 killed", run.stdout), run.stdout
     assert run.returncode == (0 if "\n3 of 3 killed" in run.stdout else 1)
 
 
+@pytest.mark.slow
 def test_a_campaign_with_unrelated_tests_kills_nothing() -> None:
     run = campaign("tests/property/test_dimension_number.py")
     assert "0 of 3 killed: 0.0%" in run.stdout, run.stdout

@@ -40,6 +40,7 @@ def searched(layers: int, experts: bool, devices: int, batch: int, space: str, f
     return int(tree.count_below_grids(tree.grids(tree.degrees())).sum())
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     st.integers(1, 20),

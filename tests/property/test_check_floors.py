@@ -176,6 +176,7 @@ def test_the_bound_counts_no_tensor_that_may_be_offloaded() -> None:
     assert worst > 1.1
 
 
+@pytest.mark.slow
 def test_lower_bounds_hold_whatever_overlaps(full: bool) -> None:
     for seed in range(ALL_HIDING if full else HIDING):
         assert worst_ratio_of_overlap(seed) <= 1 + ROUNDING, seed
@@ -211,6 +212,7 @@ def test_lower_bounds_of_points_are_tight(case: Case) -> None:
     assert np.mean(near) > 0.96
 
 
+@pytest.mark.slow
 def test_a_path_that_counts_forwards_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test above is for: a floor a little too high."""
 

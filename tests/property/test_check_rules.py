@@ -80,6 +80,7 @@ def test_the_first_broken_rule(question: tuple[dict[str, Any], str, int, int], f
         assert is_candidate(figures, strategy, "default", {})
 
 
+@pytest.mark.slow
 def test_every_rule_is_met() -> None:
     seen: set[str] = set()
     for question in QUESTIONS:

@@ -148,6 +148,7 @@ def test_no_subproblem_needs_less_memory_than_its_bound(drawn: Drawn) -> None:
     assert exceeding(least_hosts_bytes(drawn.levels), drawn.peaks.host_bytes) == {}
 
 
+@pytest.mark.slow
 def test_candidates_within_the_time_have_capacity(drawn: Drawn) -> None:
     assert lacking_capacity(drawn) == set()
 

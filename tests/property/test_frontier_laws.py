@@ -140,6 +140,7 @@ def test_reduce_is_idempotent(sets: Sequence[npt.NDArray[np.float64]]) -> None:
     assert sorted(as_rows(once)) == as_rows(once)
 
 
+@pytest.mark.slow
 @given(sets_of_rows(2))
 def test_union_and_product_are_commutative(sets: Sequence[npt.NDArray[np.float64]]) -> None:
     a, b = map(frontier_of, sets)
@@ -147,6 +148,7 @@ def test_union_and_product_are_commutative(sets: Sequence[npt.NDArray[np.float64
     assert as_rows(product(a, b)) == as_rows(product(b, a))
 
 
+@pytest.mark.slow
 @given(sets_of_rows(3, most=8))
 def test_union_and_product_are_associative(sets: Sequence[npt.NDArray[np.float64]]) -> None:
     a, b, c = map(frontier_of, sets)
@@ -154,12 +156,14 @@ def test_union_and_product_are_associative(sets: Sequence[npt.NDArray[np.float64
     assert as_rows(product(product(a, b), c)) == as_rows(product(a, product(b, c)))
 
 
+@pytest.mark.slow
 @given(sets_of_rows(3, most=8))
 def test_product_distributes_over_union(sets: Sequence[npt.NDArray[np.float64]]) -> None:
     a, b, c = map(frontier_of, sets)
     assert as_rows(product(a, union(b, c))) == as_rows(union(product(a, b), product(a, c)))
 
 
+@pytest.mark.slow
 @given(sets_of_rows(2))
 def test_union_and_product_are_their_definitions(sets: Sequence[npt.NDArray[np.float64]]) -> None:
     """Reducing before or after makes no difference: the whole sets give the same points."""
@@ -171,6 +175,7 @@ def test_union_and_product_are_their_definitions(sets: Sequence[npt.NDArray[np.f
     assert as_rows(product(a, b)) == sums[slow_reduce(sums)].tolist()
 
 
+@pytest.mark.slow
 @given(sets_of_rows(3))
 def test_back_pointers_lead_to_points_that_sum_to_the_point(sets: Sequence[npt.NDArray[np.float64]]) -> None:
     a, b, c = map(frontier_of, sets)
@@ -183,6 +188,7 @@ def test_back_pointers_lead_to_points_that_sum_to_the_point(sets: Sequence[npt.N
         assert (sets[0][leaf_a] + rows[leaf] == point).all()
 
 
+@pytest.mark.slow
 @given(sets_of_rows(2), st.sampled_from([0.01, 0.1, 0.5, 2.0]))
 def test_epsilon_keeps_a_point_within_its_factor(
     sets: Sequence[npt.NDArray[np.float64]], epsilon: float

@@ -39,6 +39,7 @@ VALUES = st.recursive(
 DOCUMENTS = st.dictionaries(st.one_of(TEXT, AWKWARD), VALUES, min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @given(DOCUMENTS)
 @example(
     {"a": 1e-05, "b": 1e22, "c": -0.0, "d": 5e-324, "e": [1.0, 2], "f": {}, "g": [], "h": [[], [[1]], {}]}
@@ -50,6 +51,7 @@ def test_written_yaml_reads_back_equal(document: dict[str, Any]) -> None:
     assert dumps_yaml(document) == text
 
 
+@pytest.mark.slow
 @given(DOCUMENTS, st.sampled_from(["plan.json", "plan.yaml", "a/b.JSON", "plan"]))
 def test_a_file_reads_back_equal_whatever_its_name(document: dict[str, Any], name: str) -> None:
     text = dumps(document, file=name)
@@ -57,6 +59,7 @@ def test_a_file_reads_back_equal_whatever_its_name(document: dict[str, Any], nam
     assert (text == dumps_yaml(document)) == (not name.lower().endswith(".json"))
 
 
+@pytest.mark.slow
 @given(DOCUMENTS)
 def test_a_general_yaml_reader_agrees(document: dict[str, Any]) -> None:
     assert _typed(yaml.safe_load(dumps_yaml(document))) == _typed(document)

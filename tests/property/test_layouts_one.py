@@ -112,6 +112,7 @@ def all_both(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", sample_of(range(60), range(30)))
 def test_the_chain_and_the_walk_agree(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -214,6 +215,7 @@ def by_definition(ledger: StepLedger) -> float:
     return always + max(sum(each.nbytes for each in saved), *moments)
 
 
+@pytest.mark.slow
 def test_peak_memory_is_the_maximum_over_all_instants(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of random graphs; most of them have less at any moment than is counted in all."""
     fewer = []
@@ -240,6 +242,7 @@ def test_chain_and_walk_agree_on_transformers(graph: OpGraph, software: int) -> 
         assert price.memory_bytes == pytest.approx(memory_bytes, rel=1e-9), seed
 
 
+@pytest.mark.slow
 def test_random_graphs_share_parameters_within_blocks_and_across() -> None:
     graphs = [random_graph(seed) for seed in range(60)]
     machine = load_cluster("8x8xH100-SXM")
@@ -253,6 +256,7 @@ def test_random_graphs_share_parameters_within_blocks_and_across() -> None:
     assert sum(len(set(own)) < len(own) for own in names) >= 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", graph_names())
 def test_chain_and_walk_agree_on_shipped_graphs(name: str) -> None:
     graph = load_graph(f"graph:{name}")
@@ -261,6 +265,7 @@ def test_chain_and_walk_agree_on_shipped_graphs(name: str) -> None:
     assert price.memory_bytes == pytest.approx(memory_bytes, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("graph", "points"),
     [
@@ -283,6 +288,7 @@ def test_every_point_of_a_frontier_has_the_cost_of_its_layout(
         assert price.memory_bytes == pytest.approx(memory_bytes, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_parts_sum_to_the_whole() -> None:
     _, price = both(llama(layers=2, batch=16, seq_len=64), "8x8xH100-SXM", (4, 8), SOFTWARE[0], 0)
     assert sum(price.seconds.values()) == pytest.approx(price.time_s)

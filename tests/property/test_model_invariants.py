@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -140,6 +141,7 @@ def test_sizes_with_a_role_divide_by_the_count_of_that_role() -> None:
                 assert extent.size % counts.get(extent.role, 1) == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.sampled_from(catalogue_names()), st.sampled_from(KEYS), damage, st.booleans())
 def test_damaged_configs_give_a_model_or_one_line(name: str, key: str, value: object, drop: bool) -> None:

@@ -64,11 +64,13 @@ def is_the_twins(space: UnevenSpace, expected_s: float) -> bool:
     return all(time_s == pytest.approx(expected_s, rel=1e-9) for time_s in times)
 
 
+@pytest.mark.slow
 def test_the_best_plan_is_that_of_the_twin(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + CHUNK):
         assert is_the_twins(drawn_with_mixed_stages(seed), expected(seed)), seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", sample_of(WITH_MIXED_STAGES, WITH_MIXED_STAGES[:3]))
 def test_the_best_plan_has_such_stages_and_is_found(seed: int) -> None:
     space = drawn_with_mixed_stages(seed)
@@ -83,6 +85,7 @@ def test_the_best_plan_has_such_stages_and_is_found(seed: int) -> None:
         assert one.device_class != other.device_class
 
 
+@pytest.mark.slow
 def test_a_mixed_pool_stage_costs_as_its_slower_part() -> None:
     """The twin takes every braid by itself, part by part, from the prices of single stages."""
     for seed in range(0, 40, 8):
@@ -105,6 +108,7 @@ def test_a_mixed_pool_stage_costs_as_its_slower_part() -> None:
                 np.testing.assert_allclose(mine.hops[site].far_s, theirs.hops[site].far_s, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_no_layout_takes_less_than_its_bounds(full: bool) -> None:
     held = 0
     for seed in range(40 if full else 12):
@@ -146,6 +150,7 @@ def _at_once(one: braids.PoolPart, other: braids.PoolPart) -> Any:
     return 0.0 * braids.mixed_pool_hops(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "broken"),
     [

@@ -105,6 +105,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seeds", chunks, ids=lambda chunk: f"{chunk.start}-{chunk.stop}")
 
 
+@pytest.mark.slow
 def test_pruned_search_is_exact(seeds: range) -> None:
     """Many instances, which together reach every schedule, recomputation and offload."""
     coverage = Coverage()
@@ -128,6 +129,7 @@ def test_the_seeds_of_former_failures_are_exact(seed: int) -> None:
     check_exact(instance(seed), Coverage())
 
 
+@pytest.mark.slow
 def test_uneven_pipelines() -> None:
     check_all(uneven_pipelines())
 
@@ -327,6 +329,7 @@ def check_all(cases: Iterable[Instance]) -> None:
         check_exact(case, Coverage())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["more", "textbook"])
 def test_an_invalid_bound_is_caught(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same check, which passes on these instances, fails where leaves are cut by what is not a bound: in
@@ -354,6 +357,7 @@ def textbook_s(problem: Problem, table: Any) -> Any:
     return work_s.sum(axis=0) + (microbatches_of(problem, table) - 1) * work_s.max(axis=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("levels", "name"),
     [

@@ -225,6 +225,7 @@ def _devices(result: UnevenResult) -> list[list[tuple[str, int, int]]]:
     ]
 
 
+@pytest.mark.slow
 def test_layers_and_shares_are_optimal_at_the_placement_of_a_plan(full: bool) -> None:
     seeds = range(FULL_SEEDS if full else SEEDS)
     plans = [drawn for seed in seeds if (drawn := drawn_plan(seed)) is not None]
@@ -263,6 +264,7 @@ def test_stages_that_the_search_does_not_know_stay_unchanged() -> None:
         assert relayout(space.model, space.cluster, space.job, laid) is None
 
 
+@pytest.mark.slow
 def test_a_bound_that_is_too_high_misses_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """As high as for twice as many microbatches."""
 
@@ -274,6 +276,7 @@ def test_a_bound_that_is_too_high_misses_layers(monkeypatch: pytest.MonkeyPatch)
     assert faults(range(13, 20))
 
 
+@pytest.mark.slow
 def test_shares_that_are_not_exchanged_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def even(chains: Any, total: int, _: Any) -> list[int]:
         base, more = divmod(total, len(chains))

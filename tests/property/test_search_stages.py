@@ -75,6 +75,7 @@ def test_points_match_every_pipeline_within_an_epsilon_that_is_proven(seed: int,
     assert farthest(found, every_pipeline(problem_of(seed))) <= found.epsilon + 1e-9
 
 
+@pytest.mark.slow
 def test_paths_of_layouts_within_the_lower_bound_alone_are_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A floor's bytes are those of a layout less its epsilon, which no pipeline fits."""
     next_path = Partition.next_path
@@ -88,6 +89,7 @@ def test_paths_of_layouts_within_the_lower_bound_alone_are_too_few(monkeypatch: 
     assert all(found_in(problem_of(seed), 0.001).epsilon > 0.05 for seed in (7, 11, 35))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", sample_of([0, 3], [3]))
 def test_several_meshes_are_the_union_of_each(seed: int) -> None:
     """Meshes of a stage and numbers of micro-batches are settings of one question."""
@@ -108,6 +110,7 @@ def test_several_meshes_are_the_union_of_each(seed: int) -> None:
     assert on <= {(problem.mesh.ranks, problem.microbatches) for problem in problems}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("twin", ["partitions", "paths"])
 def test_lower_bounds_that_are_too_high_are_noticed(twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice the floor cuts partitions that hold points, or ends before what matches all is found."""
@@ -134,6 +137,7 @@ def test_lower_bounds_that_are_too_high_are_noticed(twin: str, monkeypatch: pyte
     assert any(is_wrong(seed) for seed in seeds)
 
 
+@pytest.mark.slow
 def test_the_proof_needs_bounds_of_several_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the plain paths alone some of these graphs are left open by several per cent."""
     # Where a stage's layout that is soonest done on one path is slow on another, some stays open.

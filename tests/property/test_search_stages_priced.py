@@ -56,6 +56,7 @@ def costs_differ(point: StagedPipeline) -> bool:
     return own != pytest.approx(other, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", sample_of(SEEDS, OFTEN))
 def test_a_point_has_the_cost_of_its_named_layout(seed: int) -> None:
     points = points_of(seed)

@@ -90,6 +90,7 @@ def as_points(values: Any) -> Points:
     return [(float(time_s), float(memory)) for time_s, memory in values]
 
 
+@pytest.mark.slow
 def test_all_search_methods_find_the_enumerated_frontier(first_seed: int, seeds: int) -> None:
     """Small chains are eliminated at once; of these one in six is tracked by bounds too."""
     solvable = small = 0
@@ -128,6 +129,7 @@ def test_chains_of_up_to_eight_operators_are_compared() -> None:
     assert largest == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", [0, eliminate.TOLERANCE_FROM_PAIRS])
 @pytest.mark.parametrize("epsilon", [0.1, 0.4])
 def test_every_point_is_matched_within_epsilon(
@@ -149,6 +151,7 @@ def test_every_point_is_matched_within_epsilon(
     assert dropped > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [1, bins.BINS_FROM_ROWS])
 def test_long_chains_are_searched_by_runs_of_equal_links(
     monkeypatch: pytest.MonkeyPatch, few: int, full: bool
@@ -205,6 +208,7 @@ def test_bins_keep_non_dominated_rows() -> None:
             ).all()
 
 
+@pytest.mark.slow
 def test_shared_variables_make_one_choice_along_a_chain(full: bool) -> None:
     """By elimination alone, and up to an epsilon too; solutions choose what they say, everywhere alike."""
     seeds = range(80 if full else 20)
@@ -259,6 +263,7 @@ def stopped(most_pairs: int, epsilon: float, seeds: Iterable[int]) -> tuple[int,
     return looser, are_matched
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("most_pairs", "epsilon"), [(20, 0.001), (60, 0.001), (40, 0.0)])
 def test_a_search_over_its_limit_reports_its_proven_epsilon(
     most_pairs: int, epsilon: float, full: bool
@@ -273,6 +278,7 @@ def relaxed_silently(own: state.State, tolerances: look.Tolerances) -> look.Tole
     return TIMES(tolerances, 64.0) if 0.0 < own.working_epsilon < 0.1 else tolerances
 
 
+@pytest.mark.slow
 def test_relaxed_tolerances_that_are_not_reported_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(track, "relaxed_tolerances", relaxed_silently)
     assert not all(stopped(60, 0.001, [seed])[1] for seed in starting_with(33, LONG))
@@ -309,6 +315,7 @@ def test_tolerances_are_relaxed_no_more_than_helps(
         assert tolerances.labels[0] == pytest.approx(2.0 * expected)
 
 
+@pytest.mark.slow
 def test_cases_of_one_question_have_one_frontier(full: bool) -> None:
     used = set()
     for seed in range(0, 60 if full else 18, 3):
@@ -342,6 +349,7 @@ def fitting(seed: int, epsilon: float) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.0, 0.2])
 def test_only_points_within_the_limit_are_found(epsilon: float, full: bool) -> None:
     assert all(fitting(seed, epsilon) for seed in range(30 if full else 3))
@@ -533,6 +541,7 @@ def test_an_explored_box_closes_no_nadir_point_outside() -> None:
     assert lines.is_open(own, nadir_points).tolist() == [False, True, False, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lowered", [1.0, 0.8])
 def test_reduced_cost_fixing_drops_only_choices_below_no_nadir_point(
     monkeypatch: pytest.MonkeyPatch, lowered: float, full: bool
@@ -557,11 +566,13 @@ def test_the_hull_has_the_points_that_weighted_sums_find() -> None:
         assert (np.diff(rise) > 0.0).all()
 
 
+@pytest.mark.slow
 def test_large_tables_are_joined_in_batches(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
     monkeypatch.setattr(labels, "_PAIRS_AT_ONCE", 3)
     assert agrees(range(20 if full else 8))
 
 
+@pytest.mark.slow
 def test_large_sums_are_taken_choice_by_choice(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
     monkeypatch.setattr(scalars, "MOST_SUMS_AT_ONCE", 1)
     assert agrees(range(20 if full else 8))
@@ -645,6 +656,7 @@ def test_choices_of_a_part_used_for_the_whole_chain_are_noticed(
     assert is_noticed
 
 
+@pytest.mark.slow
 def test_peaks_of_links_that_add_up_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "joined_all", lambda summands: summands.sum(axis=0))
     assert not agrees(range(150))

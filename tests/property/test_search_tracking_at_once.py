@@ -27,6 +27,7 @@ def points_of(found: Any) -> list[tuple[float, float]]:
     return [(float(time_s), float(memory)) for time_s, memory in found.points]
 
 
+@pytest.mark.slow
 def test_small_chains_are_exact_whatever_the_epsilon() -> None:
     """Solutions come to their points, and what an epsilon leaves out is matched by others; several chains are
     one question."""
@@ -55,6 +56,7 @@ def test_small_chains_are_exact_whatever_the_epsilon() -> None:
     assert fewer > 5
 
 
+@pytest.mark.slow
 def test_large_and_small_chains_are_searched_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two chains of one question, the second by lines: the answer is that of both at once."""
     tried = 0
@@ -74,6 +76,7 @@ def test_large_and_small_chains_are_searched_together(monkeypatch: pytest.Monkey
     assert tried > len(SEEDS) / 2
 
 
+@pytest.mark.slow
 def test_only_points_that_fit_are_returned() -> None:
     """Of the frontier that within the limit; below the smallest, that one."""
     for seed in SEEDS:
@@ -86,6 +89,7 @@ def test_only_points_that_fit_are_returned() -> None:
         assert points_of(pareto_search([chain_of(seed)], most_bytes=smallest[1] / 2.0)) == [smallest]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "few"), [("SMALL_CHAIN_COSTS", 65), ("SMALL_CHAIN_PAIRS", 100), ("SMALL_CHAIN_LABELS", 47)]
 )

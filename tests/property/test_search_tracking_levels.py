@@ -86,6 +86,7 @@ def test_lower_bounds_rise_and_stay_valid(first: int) -> None:
         assert low > 10 and higher > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "broken"),
     [

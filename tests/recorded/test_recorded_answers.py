@@ -11,6 +11,7 @@ from tests.recorded.product import answer_to
 QUESTIONS, ANSWERS = questions(), answers()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_an_answer_equals_the_recorded_one(name: str) -> None:
     found = settled(rounded(answer_to(QUESTIONS[name])), ANSWERS[name])

@@ -53,6 +53,7 @@ def test_every_relation_has_questions(name: str) -> None:
     assert len(questions_of(RELATIONS[name], 3)) == 3
 
 
+@pytest.mark.slow
 def test_the_text_of_a_command_gives_its_answer(shardwise: Commands, tmp_path: Path) -> None:
     answer = shardwise.answer(SMALL.words())
     on_path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -16,6 +16,7 @@ def mean_off(found: list[Compared]) -> float:
     return fmean(abs(one.error) for one in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("record", "near", "mean", "worst"), [(H200, 25, 0.022, 0.05), (H100, 21, 0.024, 0.075)]
 )

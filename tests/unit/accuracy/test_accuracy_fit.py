@@ -384,6 +384,7 @@ def test_the_last_step_counts() -> None:
     assert error(1) < 0.5 * error(0)
 
 
+@pytest.mark.slow
 def test_a_step_that_makes_it_worse_is_rejected() -> None:
     """Every fit is at least as good as its start, also with derivatives that hold nowhere near."""
     scratch = Numbers.shipped().from_scratch()

@@ -153,6 +153,7 @@ def test_complete_rows_assume_nothing_about_the_strategy(published: list[JudgedR
             assert not [line for line in one.assumed if line.startswith(choices)], one.row.id
 
 
+@pytest.mark.slow
 def test_computed_times_agree_with_given_ones() -> None:
     """Rows that give a time and a rate: the rate, by the stated convention, gives the time again."""
     rows = [one.row for one in validate(str(SHIPPED), level="complete").judged]

@@ -100,6 +100,7 @@ def test_known_costs_on_a_device_that_kernels_are_queued_for_are_recovered() -> 
     assert with_dispatch(taken(plans.large, costs), true, costs) == costs
 
 
+@pytest.mark.slow
 def test_plans_that_do_not_fit_an_accelerator_are_not_measured() -> None:
     """An RTX3090 has 24 GB."""
     small, large = (
@@ -248,6 +249,7 @@ def test_a_calibration_of_other_devices_is_refused(run: Run, tmp_path: Path, com
     )
 
 
+@pytest.mark.slow
 def test_our_measured_software_is_planned_for_on_an_accelerator_on_request(run: Run, tmp_path: Path) -> None:
     """Others' software runs there too: on the measured device, but as it is known."""
     model = tmp_path / "m.yaml"
@@ -418,6 +420,7 @@ def test_the_speed_of_a_device_comes_from_a_log_and_its_plan(run: Run, tmp_path:
     assert found.is_calibrated and found.scale_out == known.scale_out
 
 
+@pytest.mark.slow
 def test_files_that_do_not_go_together_are_refused_in_one_line(run: Run, tmp_path: Path) -> None:
     plan, log = logged(tmp_path, run, 1.0)
     other = tmp_path / "other.txt"

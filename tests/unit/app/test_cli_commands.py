@@ -476,6 +476,7 @@ def test_plans_for_cpu_processes_are_ones_that_train_runs(run: Run) -> None:
     assert "shardwise train plan.yaml" in card
 
 
+@pytest.mark.slow
 def test_plans_that_train_does_not_run_are_planned_on_request_and_marked(run: Run) -> None:
     command_line = (
         *TINY[:-1],
@@ -530,6 +531,7 @@ def test_a_target_on_devices_that_it_does_not_know_is_refused(run: Run) -> None:
     assert validated(on_devices.out, "plan-answer")["not_run"] is None
 
 
+@pytest.mark.slow
 def test_plans_for_accelerators_are_marked_where_our_runtime_does_not_run_them(
     run: Run, tmp_path: Path
 ) -> None:
@@ -545,6 +547,7 @@ def test_plans_for_accelerators_are_marked_where_our_runtime_does_not_run_them(
     assert "shardwise launch" not in saved.out
 
 
+@pytest.mark.slow
 def test_plans_for_accelerators_are_our_runtime_s_on_request(run: Run) -> None:
     command_line = ("plan", *TINY, "--cluster", "1x4xA100-40G", "--json")
     free, own = (

@@ -45,6 +45,7 @@ def test_a_plan_answers_in_full_and_its_ledger_has_the_whole_space(run: Run) -> 
     assert sum(layers) == 12
 
 
+@pytest.mark.slow
 def test_everything_evaluated_gives_the_same_plan_hash(run: Run) -> None:
     bounded = json.loads(run("plan", *CORE, "--json").out)
     exhaustive = json.loads(run("plan", *CORE, "--json", "--exhaustive").out)

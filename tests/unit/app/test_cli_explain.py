@@ -62,6 +62,7 @@ def test_explain_counts_every_candidate(run: Run, saved: str) -> None:
     assert document["best"]["step_time_s"] == read_plan(saved).best.step_time_s
 
 
+@pytest.mark.slow
 def test_why_not_shows_the_difference_term_by_term(run: Run, saved: str) -> None:
     best = read_plan(saved).best.strategy.tp
     other = 2 if best == 1 else 1
@@ -86,6 +87,7 @@ def test_why_not_of_an_illegal_change_exits_3_with_its_reasons(run: Run, saved: 
     assert ran.err.splitlines()[1].startswith("  rejected: interleaved_microbatches")
 
 
+@pytest.mark.slow
 def test_what_if_plans_again(run: Run, saved: str) -> None:
     ran = run("explain", saved, "--what-if", "nodes=2x")
     assert ran.code == 0 and fits(ran.out)
@@ -113,6 +115,7 @@ def test_a_plan_file_has_the_question_and_the_checker_agrees(run: Run, tmp_path:
     assert counted["axes"]["tp"] == ["1", "2"] and counted["axes"]["schedule"] == ["1f1b", "gpipe"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "fix", "words"),
     [
@@ -157,6 +160,7 @@ def test_a_long_frontier_is_shown_at_selected_points() -> None:
     assert spaced_indices(101, 12) == [0, 9, 18, 27, 36, 45, 55, 64, 73, 82, 91, 100]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["memory", "devices", "cost"])
 def test_objectives_are_saved_with_the_cluster_used(run: Run, tmp_path: Path, objective: str) -> None:
     path = str(tmp_path / "plan.yaml")
@@ -173,6 +177,7 @@ def test_objectives_are_saved_with_the_cluster_used(run: Run, tmp_path: Path, ob
     assert checked.code == 0, checked.out
 
 
+@pytest.mark.slow
 def test_a_search_out_of_time_reports_its_gap(run: Run) -> None:
     question = (
         "llama-3.1-70b",

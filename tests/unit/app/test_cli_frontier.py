@@ -107,6 +107,7 @@ def test_limits_change_the_pick(run: Run) -> None:
         assert picks[0] != picks[1]
 
 
+@pytest.mark.slow
 def test_points_are_a_frontier_on_each_device_count(run: Run) -> None:
     document = answer(run, *CORE, "--mode", "profile")
     assert document["chosen"] is None
@@ -130,6 +131,7 @@ def test_points_are_a_frontier_on_each_device_count(run: Run) -> None:
     assert outcomes == certificate["enumerated"] == sum(counts)
 
 
+@pytest.mark.slow
 def test_the_frontier_is_that_of_plan(run: Run) -> None:
     planned = json.loads(run("plan", *QUESTION, "--space", "core", "--frontier", "--json").out)
     document = answer(run, *CORE)
@@ -166,6 +168,7 @@ def _beats(other: Any, point: Any) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_cost_needs_prices(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text("name: mine\nnodes:\n  - {device: Ascend-910B, count: 4}\n")
@@ -231,6 +234,7 @@ def test_every_point_is_saved_as_a_plan_that_the_checker_accepts(run: Run, tmp_p
         assert "open" not in [line.split()[0] for line in checked.out.splitlines() if line.split()]
 
 
+@pytest.mark.slow
 def test_a_point_saved_with_too_much_memory_is_detected(run: Run, tmp_path: Path) -> None:
     """The margin is what makes a slower point an optimum: with that of the fastest, the check fails."""
     run(*NODES, "--save", str(tmp_path))
@@ -349,6 +353,7 @@ def test_device_counts_are_parts_of_the_cluster(run: Run) -> None:
     refused(run(*NODES, "--devices", "1,3"), "--devices", "found 3", "1 to 2, 4")
 
 
+@pytest.mark.slow
 def test_an_input_is_not_overwritten(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "frontier.json"
     path.write_text(json.dumps({"name": "mine", "nodes": [{"device": "L4", "count": 2}]}))
@@ -358,6 +363,7 @@ def test_an_input_is_not_overwritten(run: Run, tmp_path: Path) -> None:
     assert path.read_text() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "svg", "html"])
 def test_the_plot_is_written_in_addition_to_the_answer(run: Run, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"plot.{suffix}"

@@ -183,6 +183,7 @@ def save(run: Run, folder: Path) -> list[Path]:
     return [folder / name for name in index["plans"]]
 
 
+@pytest.mark.slow
 def test_plans_of_several_graphs_each_contain_their_own(run: Run, tmp_path: Path) -> None:
     """One after the other in one process, and changed by nobody who looked into one."""
     first = read_graph_plan(str(save(run, tmp_path)[0]))
@@ -341,6 +342,7 @@ def test_a_concat_without_output_is_refused_by_name(run: Run, tmp_path: Path) ->
     refused(ran, "mine.yaml", "blocks[0].operators[0].output", "'joined' needs a dim along which", "found []")
 
 
+@pytest.mark.slow
 def test_too_little_memory_shows_the_smallest_point(run: Run) -> None:
     ran = run(*QUESTION, "--memory-limit", "1MiB")
     assert ran.code == 3 and "the smallest takes" in ran.err
@@ -418,6 +420,7 @@ def test_stages_are_laid_out_on_any_of_their_meshes(run: Run, tmp_path: Path) ->
     assert all(run("check", str(tmp_path / name)).code == 0 for name in names)
 
 
+@pytest.mark.slow
 def test_the_fewest_devices_are_the_smallest_count_on_which_a_point_fits(run: Run) -> None:
     """Two devices of a node cost as much as all four, which are faster; two are fewer all the same."""
     question = (*LSTM, "--epsilon", "0.1", "--mode", "devices", "--devices", "2,4")

@@ -46,6 +46,7 @@ def test_the_module_runs_as_the_command() -> None:
     assert done.stderr.startswith("shardwise: error: ") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_prints_nothing() -> None:
     """As in `shardwise models | head -0`: the reader is gone before anything is written."""
     with subprocess.Popen(

@@ -83,6 +83,7 @@ def test_our_runtime_runs_uneven_plans(run: Any, dtype: str) -> None:
     assert answer(run, *ON_PROCESSORS, dtype, "--target", "shardwise")["best"] == trained["best"]
 
 
+@pytest.mark.slow
 def test_plans_that_our_runtime_does_not_run_are_planned_for_target_any(run: Any) -> None:
     ran = run(*ON_PROCESSORS, "bf16", "--optimizer", "muon", "--target", "any")
     assert "--target any --save plan.yaml" in ran.out and "does not run this plan" in ran.err
@@ -90,6 +91,7 @@ def test_plans_that_our_runtime_does_not_run_are_planned_for_target_any(run: Any
     assert refused.code == 2 and "runs no plan of this job" in refused.err and "--target any" in refused.err
 
 
+@pytest.mark.slow
 def test_a_runtime_with_fewer_dtypes_under_uneven_plans_gets_the_best_uniform_one(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +152,7 @@ def test_devices_that_make_nothing_faster_are_left_idle_and_named(run: Any) -> N
     assert "T4" in out and "left idle" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "why"),
     [

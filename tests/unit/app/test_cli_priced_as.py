@@ -88,6 +88,7 @@ def read(run: Run, *argv: str) -> str:
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schema", "argv"),
     [
@@ -104,6 +105,7 @@ def test_answers_on_links_name_the_tiers_that_approximate_them(
     assert answered(run, schema, *command_line)["priced_as"] == [LINE]
 
 
+@pytest.mark.slow
 def test_a_plan_on_links_is_not_proven(run: Run, cluster: str) -> None:
     command_line = ("plan", "gpt2", "--space", "core", "--use-all", "--cluster", cluster, *JOB)
     document = answered(run, "plan-answer", *command_line)
@@ -187,6 +189,7 @@ def test_a_plan_on_links_without_its_approximation_is_refused(run: Run, saved: s
     assert ran.code == 4 and "priced as" in ran.err
 
 
+@pytest.mark.slow
 def test_a_plan_on_a_part_of_links_names_its_approximation(run: Run, cluster: str, tmp_path: Path) -> None:
     """One device has no links; that it serves the objective best was found by pricing them."""
     path = str(tmp_path / "part.yaml")

@@ -221,7 +221,6 @@ def test_bad_input_is_a_one_line_error(run: Any, saved: str, tmp_path: Path) -> 
     assert "has no link n1>n2 (event 1)" in unknown.err
 
 
-@pytest.mark.slow
 def test_nothing_that_fits_is_infeasible(run: Any, saved: str) -> None:
     ran = run("replan", saved, "--cluster", CLUSTER, "--events", "lost n0; lost n1; lost n2; lost n3")
     assert ran.code == 3 and "nothing fits on the 0 nodes" in ran.err

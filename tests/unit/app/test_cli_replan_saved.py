@@ -198,6 +198,7 @@ def test_nodes_that_are_not_used_are_idle_and_those_that_are_gone_are_not(run: A
     assert ran.code == 2 and "plan with --use-all for whole nodes" in ran.err
 
 
+@pytest.mark.slow
 def test_the_error_names_the_restriction_that_leaves_no_plan(run: Any, tmp_path: Path) -> None:
     path, cluster = str(tmp_path / "plan.yaml"), "2x2xV100-32G"
     job = ("opt-350m", "--cluster", cluster, "--seq-len", "512", "--global-batch-size", "16")

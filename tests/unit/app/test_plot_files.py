@@ -132,6 +132,7 @@ def test_a_line_is_a_step_function_that_claims_no_more_than_its_points() -> None
     assert np.array_equal(steps.get_data(), [[d.time_s for d in dots], [d.memory_bytes for d in dots]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "svg", "html"])
 def test_the_same_plot_gives_the_same_bytes(tmp_path: Path, suffix: str) -> None:
     seen = set()
@@ -142,6 +143,7 @@ def test_the_same_plot_gives_the_same_bytes(tmp_path: Path, suffix: str) -> None
     assert len(seen) == 1
 
 
+@pytest.mark.slow
 def test_a_png_has_its_size_and_is_not_blank(tmp_path: Path) -> None:
     path = tmp_path / "plot.PNG"
     write_plot(str(path), PLOT)

@@ -125,6 +125,7 @@ def listed_with_mixed_stages(
     return len(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "pools", "degrees"),
     [

@@ -307,6 +307,7 @@ def test_members_of_mesh_axes_in_nodes_of_8() -> None:
     assert everywhere.tolist() == [8, 8, 16, 64, 8, 6]
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(1, 12), st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.integers(1, 4))
 def test_columns_agree_with_explicit_groups(stride: int, size: int, node: int, pod: int, more: int) -> None:

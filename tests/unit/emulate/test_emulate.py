@@ -417,6 +417,7 @@ def test_events_become_changes_of_links_and_ranks(tmp_path: Path) -> None:
         changes_of(EventTrace(nodes=3, events=()), place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "named"),
     [

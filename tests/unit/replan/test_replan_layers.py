@@ -35,6 +35,7 @@ def counts(arrangement: Arrangement) -> tuple[int, ...]:
     return layer_counts(24, one.pp, one.first_stage_layers, one.last_stage_layers)
 
 
+@pytest.mark.slow
 def test_a_slow_stage_gives_layers_away_as_a_patch() -> None:
     """The first of two stages lies on a node that runs at a half."""
     given = job("opt-350m", "2x2xT4", 32)

@@ -191,6 +191,7 @@ def test_fields_that_the_question_fixes_stay_fixed() -> None:
     assert within_axes and all(s.dp in (2, 4) for s in within_axes)
 
 
+@pytest.mark.slow
 def test_memory_binds_where_a_faster_change_does_not_fit() -> None:
     """With room for everything nothing is lacking; the plan's own cluster has too little for its fastest."""
     binding = found().binding

@@ -42,6 +42,7 @@ def candidates(space: str) -> tuple[Strategy, ...]:
     return tuple(twin.candidates())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("space", "fixed"),
     [

@@ -30,6 +30,7 @@ def refusal(requested: Question) -> Infeasible:
     return caught.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exhaustive", [False, True])
 def test_every_candidate_has_a_reason(exhaustive: bool) -> None:
     """8 billion parameters take 18 bytes each with AdamW in bf16: two devices of 40 GB are too few."""
@@ -43,6 +44,7 @@ def test_every_candidate_has_a_reason(exhaustive: bool) -> None:
     assert "GiB more than" in error.message
 
 
+@pytest.mark.slow
 def test_the_closest_candidate_misses_by_the_reported_bytes() -> None:
     """The strategy named in the message is refused by `evaluate` with the same missing bytes."""
     requested = question("2xA100-40G")
@@ -61,6 +63,7 @@ def test_the_closest_candidate_misses_by_the_reported_bytes() -> None:
     assert named == sorted(named, reverse=True) and 0.94 * needed < sum(named) <= needed
 
 
+@pytest.mark.slow
 def test_relaxations_fit() -> None:
     """Each is asked for again, and takes the time that was promised."""
     wider, *larger = refusal(question("2xA100-40G")).relaxations
@@ -166,6 +169,7 @@ def test_no_relaxation_is_searched_for_after_the_budget(monkeypatch: pytest.Monk
     assert refusal(requested).relaxations
 
 
+@pytest.mark.slow
 def test_host_memory_is_a_reason_of_its_own() -> None:
     """Optimizer states of 8 billion parameters, 12 bytes each, do not go to hosts of 1 GB; what fits on the
     devices falls to the hosts."""

@@ -160,6 +160,7 @@ def count_of(question: Question) -> int:
     ).count  # fmt: skip
 
 
+@pytest.mark.slow
 def test_requested_axes_restrict_the_search() -> None:
     requested = replace(
         QUESTION, space="default", axes={"tp": (1, 3), "offload": ("none",), "schedule": ("gpipe", "1f1b")}
@@ -188,6 +189,7 @@ def interrupting(_: str) -> None:
 WIDE = replace(QUESTION, space="default", top=0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("heeded")
 def test_an_interrupt_after_a_find_answers_with_the_best_so_far() -> None:
     answer = plan(WIDE, progress=interrupting)
@@ -199,6 +201,7 @@ def test_an_interrupt_after_a_find_answers_with_the_best_so_far() -> None:
     assert certificate.gap == pytest.approx(1 - certificate.lower_bound_s / certificate.best_s)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize("requested", [WIDE, replace(WIDE, use_all=False)], ids=["all", "parts"])
 def test_an_interrupt_in_the_heuristic_answers_with_the_best_so_far(
@@ -223,6 +226,7 @@ def test_an_interrupt_in_the_heuristic_answers_with_the_best_so_far(
     assert answer.certificate.lower_bound_s <= best_s <= answer.best.step_time_s * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("heeded")
 def test_an_interrupt_of_the_frontier_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     offer = Tradeoff.offer
@@ -300,6 +304,7 @@ def test_a_budget_too_small_for_a_hard_question_is_reported(monkeypatch: pytest.
         plan(replace(tight, use_all=False))
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_large_enough_changes_nothing() -> None:
     bounded, free = plan(replace(WIDE, budget_s=1e3)), plan(WIDE)
     assert bounded.best == free.best

@@ -179,6 +179,7 @@ def test_fixed_degrees_that_need_all_devices_use_them() -> None:
     assert answer.cluster is question.cluster and answer.idle.devices == 0
 
 
+@pytest.mark.slow
 def test_a_pool_that_is_fastest_prunes_those_with_more_arithmetic() -> None:
     """96 V100 have 1.2e16 FLOP/s and 32 A100 have 0.998e16, but the A100 are faster."""
     question = _question("8x4xA100-40G+24x4xV100-16G", "opt-350m", batch=1024)
@@ -187,6 +188,7 @@ def test_a_pool_that_is_fastest_prunes_those_with_more_arithmetic() -> None:
     assert answer.mixed.idle == ("V100-16G",) and answer.is_proven
 
 
+@pytest.mark.slow
 def test_slow_devices_are_left_idle_where_all_would_wait_for_them() -> None:
     answer = plan(_question("1x2xH100-SXM+1x2xT4"))
     assert answer.mixed is not None and answer.mixed.idle == ("T4",)
@@ -195,6 +197,7 @@ def test_slow_devices_are_left_idle_where_all_would_wait_for_them() -> None:
     assert answer.best.step_time_s < whole.best.step_time_s
 
 
+@pytest.mark.slow
 def test_a_model_that_fits_on_no_single_pool_uses_several() -> None:
     answer = plan(_question("1x4xA100-40G+1x4xL40S", model="llama-2-13b"))
     assert answer.mixed is not None

@@ -33,6 +33,7 @@ def test_the_split_is_whole_and_never_faster_than_the_best_plan(batch: int) -> N
     assert best.time_s <= split.time_s < 2.0 * best.time_s
 
 
+@pytest.mark.slow
 def test_layers_follow_the_speed_where_no_pool_holds_the_model() -> None:
     job = Job(seq_len=1024, global_batch_size=32, dtype="fp16")
     space = UnevenSpace(load_model("llama-2-13b"), load_cluster("1x4xA100-80G+1x4xV100-32G"), job)

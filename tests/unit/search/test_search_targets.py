@@ -63,6 +63,7 @@ def least_s(requested: Question, some: Target) -> float:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", LIMITS)
 def test_the_best_within_limits_is_the_best_that_is_not_refused(limits: Any) -> None:
     requested, some = (
@@ -93,6 +94,7 @@ def test_a_fixed_value_that_a_target_lacks_is_refused_by_name() -> None:
         plan_for(some, question(fixed={"offload": "optimizer"}), search.plan)
 
 
+@pytest.mark.slow
 def test_offload_is_planned_for_our_runtime_on_cpu_devices_where_it_is_requested() -> None:
     own = target_of("shardwise")
     assert plan_for(own, question(), search.plan).certificate.axes["offload"] == ("none",)
@@ -152,6 +154,7 @@ def test_stages_on_two_pools_are_for_targets_that_run_them() -> None:
     assert steps_s[0] < steps_s[1]
 
 
+@pytest.mark.slow
 def test_an_uneven_plan_is_found_where_the_target_runs_no_uniform_one() -> None:
     none = target(axes={"tp": [64]}, uneven={"dtypes": ["fp32"]})
     with pytest.raises(Infeasible):

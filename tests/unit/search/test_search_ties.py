@@ -55,6 +55,7 @@ def document_of(question: search.Question) -> dict[str, Any]:
     return plan_document(plan)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_enumeration_and_search_give_the_same_plan(name: str) -> None:
     question = question_of(name)
@@ -78,6 +79,7 @@ def test_a_frontier_is_the_same_by_enumeration() -> None:
     assert found.points == every.points
 
 
+@pytest.mark.slow
 def test_the_twin_that_prefers_the_first_candidate_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StrategyTable, "text_order", lambda table: np.arange(len(table)))
     question = question_of("rounding tells them apart")

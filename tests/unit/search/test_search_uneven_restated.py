@@ -15,6 +15,7 @@ from shardwise.strategy import Job
 JOB = Job(seq_len=1024, global_batch_size=16, dtype="fp16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "cluster", "limits"),
     [

@@ -119,6 +119,7 @@ LIMITS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", LIMITS)
 def test_the_parts_within_a_limit_are_complete_and_disjoint(limit: Limit) -> None:
     """Every strategy with any schedule, recomputation, offload and chain of shards lies in one part, or is

@@ -88,6 +88,7 @@ def _read(environment: dict[str, str], *flags: str) -> Reading:
     return reading
 
 
+@pytest.mark.slow
 def test_arguments_and_configuration_are_returned_as_plain_values(environment: dict[str, str]) -> None:
     reading = _read(environment, "--layers", "4", "--vocab-size", "50")
     assert reading.error is None
@@ -101,6 +102,7 @@ def test_arguments_and_configuration_are_returned_as_plain_values(environment: d
     assert reading.layers == ((0,), (10,))  # 10 * rank + chunk, of 2 ranks with a chunk each
 
 
+@pytest.mark.slow
 def test_a_layout_is_returned_by_rank_and_chunk(environment: dict[str, str]) -> None:
     reading = _read(environment, "--layers", "2")
     assert reading.layout == ((("embedding", "decoder"), ()), (("decoder",), ("loss",)))
@@ -108,6 +110,7 @@ def test_a_layout_is_returned_by_rank_and_chunk(environment: dict[str, str]) -> 
     assert reading.padded_vocab_size is None
 
 
+@pytest.mark.slow
 def test_each_refusal_is_one_line_and_the_next_request_is_read(environment: dict[str, str]) -> None:
     texts = ("--layers 3", "--layers 6", "--depth 1", "--layers 8")
     requests = [ReaderRequest(flags=tuple(text.split()), world_size=8) for text in texts]
@@ -123,6 +126,7 @@ def test_a_killed_child_is_an_error(environment: dict[str, str]) -> None:
         _read(environment, "--layers", "4", "--die")
 
 
+@pytest.mark.slow
 def test_a_failed_import_names_the_package_to_install(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "megatron" / "training" / "arguments.py").write_text("import no_such_kernels\n")
     with pytest.raises(ConfigError, match=r"no_such_kernels.*pip install megatron-core==0\.19") as refused:
