@@ -75,6 +75,7 @@ def tightened(chains: Iterable[Chain], working_epsilon: float = 0.0) -> tuple[in
     return low, higher, is_below
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", sample_of(CHUNKS, CHUNKS[:1]))
 def test_lower_bounds_rise_and_stay_valid(first: int) -> None:
     """Some of those that lie lower: not those that count a mean of both times, or of what is made again."""
@@ -141,6 +142,7 @@ def all_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "MANY_SEPARATOR_CHOICES", -1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("all_are_wide")
 @pytest.mark.parametrize("epsilon", [0.0, 0.001, 0.02])
 def test_wide_chains_are_matched_within_the_reported_epsilon(epsilon: float, full: bool) -> None:
@@ -160,6 +162,7 @@ def proven(seeds: Iterable[int]) -> list[float]:
         return [pareto_search([long_chain(seed)], epsilon=0.001).epsilon for seed in seeds]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("all_are_wide")
 def test_bounds_tightened_by_peak_prove_more(monkeypatch: pytest.MonkeyPatch) -> None:
     own = proven(range(12))
@@ -205,6 +208,7 @@ def test_omitted_choices_hold_from_the_epsilon_at_that_time(monkeypatch: pytest.
     assert all(before == working_epsilon for (working_epsilon, _), (_, before) in pairwise(seen))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_neighbours_are_recombined_before_tolerances_are_relaxed(
     monkeypatch: pytest.MonkeyPatch, is_broken: bool
@@ -299,6 +303,7 @@ def test_a_wide_chain_relaxes_only_where_tightened_bounds_leave_nadir_points_ope
     assert working_epsilon == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_the_memory_bound_is_tightened_before_gaps_are_enumerated(
     monkeypatch: pytest.MonkeyPatch, is_broken: bool

@@ -96,6 +96,7 @@ def contents(found: Labels) -> list[tuple[int, ...]]:
     return sorted(zip(found.cells.tolist(), *found.points.T.tolist(), strict=True))
 
 
+@pytest.mark.slow
 def test_joins_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     for seed in range(400):
@@ -308,6 +309,7 @@ def factor_sums_agree(seed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_weighted_sums_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(factor_sums_agree(seed, monkeypatch) for seed in range(60))
 
@@ -382,11 +384,13 @@ def test_rows_that_are_left_out_are_noticed(
     assert not all(factor_sums_agree(seed, monkeypatch) for seed in range(6))
 
 
+@pytest.mark.slow
 def test_the_pareto_search_finds_the_enumerated_frontier(full: bool) -> None:
     assert agrees(range(150 if full else 25))
     assert agrees(range(60 if full else 10), chain_with_shared)
 
 
+@pytest.mark.slow
 def test_every_point_is_matched_within_epsilon(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
     monkeypatch.setattr(eliminate, "TOLERANCE_FROM_PAIRS", 0)
     thinner, seeds = 0, LONG if full else SOME_LONG
@@ -462,6 +466,7 @@ def test_without_a_cache_folder_functions_are_compiled_all_the_same(
     assert compiled.numba_compiled(twice)(3.0) == 6.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["MOST_PAIRS_WITH_TOLERANCE", "MOST_LABELS_WITH_TOLERANCE"])
 def test_a_search_over_its_limit_reports_its_proven_epsilon(
     monkeypatch: pytest.MonkeyPatch, limit: str, full: bool
@@ -510,6 +515,7 @@ def unsorted(*arguments: Any) -> Any:
     return side._replace(sums=-side.sums), *others
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "name", "broken"),
     [
@@ -537,6 +543,7 @@ def test_a_broken_loop_is_noticed(
     assert not agrees(range(60))
 
 
+@pytest.mark.slow
 def test_without_numba_numpy_is_used(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
     monkeypatch.setattr(machine, "is_installed", lambda: False)
     for module, function in (

@@ -200,6 +200,7 @@ def test_shared_variables_that_differ_between_links_are_noticed(monkeypatch: pyt
     assert not all(fits(chain, solution) for chain, pair in pairs for solution in recombined(chain, pair))
 
 
+@pytest.mark.slow
 def test_where_enumeration_fails_recombined_solutions_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is proven then holds, and is more than without."""
 

@@ -89,6 +89,7 @@ def test_labels_made_at_once_equal_those_made_step_by_step(
     assert agree(range(200 if full else 40), monkeypatch)
 
 
+@pytest.mark.slow
 def test_the_choices_of_each_label_have_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     checked = 0
     for seed, part in some_parts(range(20)):
@@ -138,6 +139,7 @@ def test_a_broken_step_is_noticed(
     assert not agree(range(30), monkeypatch)
 
 
+@pytest.mark.slow
 def test_elimination_by_numba_stays_within_its_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eliminate, "TOLERANCE_FROM_PAIRS", 0)
     for found in (
@@ -160,6 +162,7 @@ def no_potential(given: Any, outside_sums: Any, tolerance: Any, *rest: Any) -> A
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", [all_each_time, no_potential])
 def test_tolerances_by_numba_that_add_up_to_too_much_are_noticed(
     monkeypatch: pytest.MonkeyPatch, broken: Callable[..., Any]

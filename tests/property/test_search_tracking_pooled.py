@@ -172,6 +172,7 @@ def too_much(*_: object) -> None:
     raise TooManyLabels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few_choices", [0.9, 0.0])
 def test_where_enumeration_fails_the_pool_is_searched(
     few_choices: float, monkeypatch: pytest.MonkeyPatch
@@ -197,6 +198,7 @@ def test_where_enumeration_fails_the_pool_is_searched(
     assert sum(after) < sum(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_relaxed", [True, False])
 def test_an_extreme_whose_enumeration_fails_is_not_tried_again(
     is_relaxed: bool, monkeypatch: pytest.MonkeyPatch
@@ -222,6 +224,7 @@ def test_an_extreme_whose_enumeration_fails_is_not_tried_again(
     assert seen > 3
 
 
+@pytest.mark.slow
 def test_nested_pools_terminate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has fewer choices than what it was made of."""
     counts: list[tuple[int, int]] = []

@@ -60,6 +60,7 @@ def agrees(chains: Iterable[Chain]) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_long_chains_and_shared_variables_are_found_too(
     monkeypatch: pytest.MonkeyPatch, is_fast: bool, full: bool
@@ -73,6 +74,7 @@ def test_long_chains_and_shared_variables_are_found_too(
     assert agrees(chain_with_shared(seed) for seed in range(60 if full else 10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.02, 0.1, 0.4])
 def test_every_point_is_matched_within_epsilon(epsilon: float, full: bool) -> None:
     short, long = (50, 6) if full else (12, 2)
