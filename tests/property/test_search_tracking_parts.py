@@ -83,6 +83,7 @@ def agree(seeds: range, monkeypatch: pytest.MonkeyPatch) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_labels_made_at_once_equal_those_made_step_by_step(
     monkeypatch: pytest.MonkeyPatch, full: bool
 ) -> None:

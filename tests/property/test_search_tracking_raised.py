@@ -183,6 +183,7 @@ def lower(own: rests.Completions, table: Labels, border: int, *, is_prefix: bool
     return COMPLETED(nearer, table, border, is_prefix=is_prefix)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "name", "broken"),
     [
@@ -202,6 +203,7 @@ def test_a_broken_rule_is_noticed(
     assert not agrees(chain_of(seed) for seed in range(80))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_a_round_stops_at_the_second_bound_that_fails(
     monkeypatch: pytest.MonkeyPatch, is_broken: bool
@@ -270,6 +272,7 @@ def test_bounds_that_rise_far_are_worth_it(
     assert WORTH_IT(gains, requested_epsilon) == are_worth_it
 
 
+@pytest.mark.slow
 def test_gains_are_compared_with_the_requested_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not against what solutions match by then, where looks had to be looser."""
     own = sharpen._tightened

@@ -38,6 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("first_seed", range(0, last, CHUNK))
 
 
+@pytest.mark.slow
 def test_the_best_uneven_plan_is_that_of_the_twin(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + CHUNK):
         space = drawn_space(seed, 4 if seed % 4 else 8)
@@ -53,6 +54,7 @@ def test_the_best_uneven_plan_is_that_of_the_twin(first_seed: int) -> None:
         assert not again.faults and max(again.pipeline_s) == pytest.approx(expected_s, rel=1e-9), seed
 
 
+@pytest.mark.slow
 def test_no_layout_takes_less_than_its_bounds(full: bool) -> None:
     for seed in range(60 if full else 20):
         space = drawn_space(seed, 4)
@@ -108,6 +110,7 @@ def test_rules_that_are_too_strict_lose_plans(
     assert found is None or found.time_s > best.time_s * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_the_requested_gap_holds_and_a_budget_reports_its_own() -> None:
     space = drawn_space(3, 4)
     best = search_uneven(space)
@@ -146,6 +149,7 @@ def expanded_late(times: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Une
     return clock.late, found
 
 
+@pytest.mark.slow
 def test_a_search_ends_where_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever that is, in the middle of a block too; what it has found by then and proven stays true."""
     best = search_uneven(drawn_space(5, 4)).plan
@@ -192,6 +196,7 @@ def widest_round(monkeypatch: pytest.MonkeyPatch) -> float:
     return max(ratios)
 
 
+@pytest.mark.slow
 def test_a_round_has_no_subproblem_that_its_first_may_prune(monkeypatch: pytest.MonkeyPatch) -> None:
     """With all sizes that come next, blocks far above the first one's bound would be bounded for nothing."""
     assert 1.0 < widest_round(monkeypatch) <= drive.ROUND_BOUND_RATIO
@@ -199,6 +204,7 @@ def test_a_round_has_no_subproblem_that_its_first_may_prune(monkeypatch: pytest.
     assert widest_round(monkeypatch) > 1.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gap", [0.0, 0.02])
 def test_any_number_of_workers_finds_the_same_with_the_same_ledger(
     gap: float, monkeypatch: pytest.MonkeyPatch, full: bool
@@ -209,6 +215,7 @@ def test_any_number_of_workers_finds_the_same_with_the_same_ledger(
         assert outcomes(seed, 2, gap) == alone and outcomes(seed, 3, gap) == alone
 
 
+@pytest.mark.slow
 def test_nodes_processed_by_a_worker_that_does_not_know_their_subproblem_are_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -241,6 +248,7 @@ def test_a_wide_range_is_not_bounded_closely_where_that_is_hopeless(monkeypatch:
     assert process(far).bounded > 0
 
 
+@pytest.mark.slow
 def test_nothing_is_found_where_the_time_to_beat_is_the_best() -> None:
     space = drawn_space(3, 4)
     best = search_uneven(space).plan

@@ -175,6 +175,7 @@ def test_messages_shorter_than_actions_cost_the_same_as_on_links() -> None:
         )
 
 
+@pytest.mark.slow
 def test_an_adversary_finds_where_messages_queue() -> None:
     """Hill climbing over durations for the step whose price is furthest below the engine's: hops that take
     longer than the actions beside them, which the price lets run side by side. 1F1B has no more of them under

@@ -218,6 +218,7 @@ def graph_of(jobs: list[Job], capacities: list[Capacity]) -> TaskGraph:
     return builder.build()
 
 
+@pytest.mark.slow
 def test_the_engine_equals_an_exact_one(full: bool) -> None:
     rng = random.Random(22)
     for _ in range(FULL_GRAPHS if full else GRAPHS):

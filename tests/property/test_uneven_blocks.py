@@ -53,6 +53,7 @@ def is_found(seed: int) -> bool:
     return found is not None and search.within(least_s * (1 - SAME)) is None and not search.was_truncated
 
 
+@pytest.mark.slow
 def test_the_least_time_of_a_subproblem_is_that_of_the_twin(seeds: range) -> None:
     assert [seed for seed in seeds if not is_found(seed)] == []
 

@@ -79,6 +79,7 @@ def agree(seed: int) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_search_twin_and_record_give_random_plans_the_same_cost(seeds: range) -> None:
     assert [seed for seed in seeds if not agree(seed)] == []
 
@@ -92,6 +93,7 @@ def test_some_random_plans_have_stages_that_share_nodes(monkeypatch: pytest.Monk
     assert not all(agree(seed) for seed in range(SEEDS))
 
 
+@pytest.mark.slow
 def test_some_random_plans_have_spread_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes that are taken to hold as many stages of a pipeline as fit are noticed."""
     monkeypatch.setattr(lying, "_share_nodes", lambda *_: True)
