@@ -168,6 +168,7 @@ def test_a_module_that_obeys_is_not_caught() -> None:
     assert import_violations(module_of("shardwise.sim.engine", source), PUBLIC) == []
 
 
+@pytest.mark.slow
 def test_one_module_imports_numba() -> None:
     found = [
         module.name for module in MODULES if any(own.target.startswith("numba") for own in imports_of(module))
@@ -175,6 +176,7 @@ def test_one_module_imports_numba() -> None:
     assert found == ["shardwise.search.pareto.joins_numba"]
 
 
+@pytest.mark.slow
 def test_planning_imports_no_heavy_package() -> None:
     """All modules in a fresh process, but those that run PyTorch and those that numba compiles."""
     names = [

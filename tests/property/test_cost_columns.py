@@ -71,7 +71,7 @@ def drawn(request: pytest.FixtureRequest) -> tuple[Problem, StrategyTable]:
     return problem, sampled(problem, 400, seed=100 + CASES.index(case))
 
 
-def test_a_row_alone_costs_what_it_costs_in_a_table(drawn: Any, full: bool) -> None:
+def test_a_row_costs_the_same_alone_and_in_a_table(drawn: Any, full: bool) -> None:
     problem, table = drawn
     rows = range(len(table)) if full else range(0, len(table), 46)
     assert mismatches(problem, table, rows) == []

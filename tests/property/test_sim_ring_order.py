@@ -108,7 +108,7 @@ def test_the_engine_agrees_that_no_order_is_faster() -> None:
         assert ring_s(found.order) == pytest.approx(min(map(ring_s, every_order(5))), rel=1e-12)
 
 
-def test_what_is_no_table_of_hops_is_refused() -> None:
+def test_an_invalid_table_of_hops_is_refused() -> None:
     assert ring_order([[3.0]]).order == (0,)
     with pytest.raises(InternalError, match="shape"):
         ring_order([[1.0, 2.0]])

@@ -54,12 +54,18 @@ def is_found(seed: int) -> bool:
     return found is not None and search.within(least_s * (1 - SAME)) is None and not search.was_truncated
 
 
+@pytest.mark.slow
 def test_the_least_time_of_a_subproblem_is_that_of_the_twin(seeds: range) -> None:
     assert [seed for seed in seeds if not is_found(seed)] == []
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("module", [lower_bounds, pipeline_search])
 def test_ends_of_a_step_that_are_too_long_lose_plans(
+=======
+@pytest.mark.parametrize("module", [bounds, grown])
+def test_a_bound_with_too_long_step_ends_loses_plans(
+>>>>>>> d-tiers
     module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sound = module.completion_lower_bound_s

@@ -80,11 +80,12 @@ def agree(seed: int) -> bool:
     )
 
 
-def test_search_twin_and_record_price_random_plans_alike(seeds: range) -> None:
+@pytest.mark.slow
+def test_search_twin_and_record_give_random_plans_the_same_cost(seeds: range) -> None:
     assert [seed for seed in seeds if not agree(seed)] == []
 
 
-def test_plans_whose_stages_lie_together_are_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_random_plans_have_stages_that_share_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record, or a twin, that takes all stages as if each lay by itself is noticed."""
     monkeypatch.setattr(record_costs.RecordCostModel, "_node_slot", lambda *_: NodeSlot())
     assert not all(agree(seed) for seed in range(SEEDS))
@@ -93,7 +94,8 @@ def test_plans_whose_stages_lie_together_are_among_them(monkeypatch: pytest.Monk
     assert not all(agree(seed) for seed in range(SEEDS))
 
 
-def test_plans_whose_stages_are_spread_are_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_some_random_plans_have_spread_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes that are taken to hold as many stages of a pipeline as fit are noticed."""
     monkeypatch.setattr(placement, "_share_nodes", lambda *_: True)
     assert not all(agree(seed) for seed in range(SEEDS))

@@ -131,6 +131,7 @@ def test_the_plans_have_pipelines_of_several_kinds(documents: dict[str, dict[str
     assert all(documents[name]["schedule"]["name"] == schedule for name, schedule in SCHEDULES.items())
 
 
+@pytest.mark.slow
 def test_mutants_are_refused(documents: dict[str, dict[str, Any]], tmp_path: Path, full: bool) -> None:
     rng = random.Random(11)
     count = (ALL_MUTANTS if full else MUTANTS) // len(QUESTIONS) + 1

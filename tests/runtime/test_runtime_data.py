@@ -106,7 +106,7 @@ def test_a_shuffle_has_every_number_at_one_place(seed: int) -> None:
         assert np.array_equal(shuffle(count, seed).at(some), order[some])
 
 
-def test_a_shuffle_that_does_not_walk_on_is_caught() -> None:
+def test_a_shuffle_that_does_not_advance_is_caught() -> None:
     """The twin that brings numbers beyond the last back by a remainder."""
 
     def folded(self: FeistelPermutation, places: NDArray[np.int64]) -> NDArray[np.int64]:

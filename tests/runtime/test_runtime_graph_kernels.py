@@ -62,7 +62,7 @@ STEP = {(2,): 1, (3,): 4, (4,): 3, (2, 2): 20}
 
 
 @pytest.mark.parametrize("counts", STEP)
-def test_ranks_make_what_one_makes(team: WorkerPool, counts: tuple[int, ...], full: bool) -> None:
+def test_ranks_compute_the_results_of_one_rank(team: WorkerPool, counts: tuple[int, ...], full: bool) -> None:
     assert wrong(team, counts, cases_on(counts)[:: 1 if full else STEP[counts]]) == []
 
 

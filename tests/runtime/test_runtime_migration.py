@@ -111,7 +111,7 @@ MORE_MIGRATIONS = [
 @pytest.mark.parametrize(
     ("before", "after", "model", "optimizer"), sample_of([*MIGRATIONS, *MORE_MIGRATIONS], MIGRATIONS)
 )
-def test_migration_preserves_state_bit_by_bit(
+def test_migration_preserves_the_state(
     team: WorkerPool, tmp_path: Path, before: str, after: str, model: str, optimizer: str
 ) -> None:
     """In many messages, several of which are under way at a time."""

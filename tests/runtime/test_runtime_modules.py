@@ -112,7 +112,7 @@ HUGGING_FACE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", HUGGING_FACE)
-def test_a_module_computes_what_transformers_does(name: str) -> None:
+def test_a_module_computes_the_same_as_transformers(name: str) -> None:
     import transformers  # here, because it takes seconds
 
     config = HUGGING_FACE[name]

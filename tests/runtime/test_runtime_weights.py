@@ -43,7 +43,7 @@ def state_of(module: ModelStage) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_written_is_read_back(tmp_path: Path, name: str) -> None:
+def test_written_weights_are_read_back(tmp_path: Path, name: str) -> None:
     model, module = built(name, 3)
     save_weights(model, state_of(module), str(tmp_path), max_file_bytes=20_000)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
@@ -57,7 +57,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_transformers_reads_what_is_written_and_computes_the_same(tmp_path: Path, name: str) -> None:
+def test_transformers_reads_written_weights_and_computes_the_same(tmp_path: Path, name: str) -> None:
     import transformers  # here, because it takes seconds
 
     model, module = built(name, 3)
@@ -73,7 +73,7 @@ def test_transformers_reads_what_is_written_and_computes_the_same(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_transformers_writes_is_read_and_trains_alike(tmp_path: Path, name: str) -> None:
+def test_weights_of_transformers_are_read_and_train_the_same(tmp_path: Path, name: str) -> None:
     """Loss and the gradient of every tensor, put into the file of a model whose weights they are."""
     import transformers  # here, because it takes seconds
 

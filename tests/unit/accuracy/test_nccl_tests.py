@@ -202,6 +202,7 @@ def test_text_without_a_table_is_refused() -> None:
         nccl_tables(HEAD, file="x.txt")
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_damaged_output_is_read_or_refused(data: st.DataObject) -> None:
     """Any cut, any character put in the place of another: a table or a ConfigError, nothing else."""

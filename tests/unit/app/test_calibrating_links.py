@@ -86,7 +86,7 @@ def test_a_calibration_in_rounds_shares_repeats_out_and_its_medians_count() -> N
     assert found.hidden == pytest.approx(0.2)
 
 
-def test_what_was_measured_in_some_rounds_only_counts_too() -> None:
+def test_measurements_of_some_rounds_only_are_used() -> None:
     """A size that a slow round left out; kinds and sizes apart."""
     found = median_samples(
         [

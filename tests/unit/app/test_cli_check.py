@@ -70,7 +70,7 @@ def test_a_plan_that_claims_too_much_exits_4(run: Run, saved: Path) -> None:
     assert document["ok"] is False
 
 
-def test_what_is_no_plan_exits_2(run: Run, saved: Path, tmp_path: Path) -> None:
+def test_an_invalid_plan_file_exits_2(run: Run, saved: Path, tmp_path: Path) -> None:
     saved.write_text(saved.read_text().replace("optim_shard: 4", "optim_shard: 2", 1))
     for path, words in ((saved, "the file was changed"), (tmp_path / "none.yaml", "none.yaml")):
         ran = run("check", str(path))

@@ -56,7 +56,7 @@ def test_a_file_is_printed_and_nothing_is_written(run: Run, plan: str, launcher:
         ("k8s", "kubectl apply -f p.k8s.yaml"),
     ],
 )
-def test_a_launcher_that_is_not_installed_is_named_after_its_command(
+def test_a_launcher_that_is_not_installed_is_named_with_its_command(
     run: Run, plan: str, monkeypatch: pytest.MonkeyPatch, missing: str, line: str
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
@@ -83,7 +83,7 @@ def test_a_launcher_that_is_not_installed_is_named_after_its_command(
         (("--with", "torchrun", "--print", "--", "--adaptive"), "--adaptive: has no links to watch"),
     ],
 )
-def test_what_cannot_be_launched_is_refused_in_one_line(
+def test_an_impossible_launch_is_refused_in_one_line(
     run: Run, plan: str, arguments: tuple[str, ...], named: str
 ) -> None:
     ran = run("launch", plan, *arguments)

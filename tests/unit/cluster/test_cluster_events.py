@@ -54,6 +54,7 @@ def test_a_file_is_read_back_as_it_was_written() -> None:
     assert list(trace.present()) == [(0.0, frozenset(n[:3])), (4.0, frozenset(n[1:]))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EVENT_KINDS)
 def test_generated_traces_are_complete_deterministic_and_fit_their_cluster(kind: str) -> None:
     cluster = load_cluster("3x4xA100-80G+2x2xT4")

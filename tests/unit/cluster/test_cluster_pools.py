@@ -106,7 +106,7 @@ def test_a_tier_goes_at_the_pace_of_its_slowest_end(
     assert [tier.flow_bytes_per_s for tier in tiers] == pytest.approx([4 * one for one in seen])
 
 
-def test_a_fabric_inside_nodes_is_as_it_is() -> None:
+def test_a_fabric_inside_nodes_is_unchanged() -> None:
     cluster = mixed(2.5, (0.8, 0.4))
     inside = replace(cluster, tiers=(replace(cluster.tiers[0], is_network=False),))
     assert tier_of_pool(pools_of(inside)[1], inside) == inside.tiers[0]

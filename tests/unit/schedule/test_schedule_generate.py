@@ -98,6 +98,7 @@ def pending_weights_one_by_one(schedule: Schedule) -> tuple[int, ...]:
     return tuple(most)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_legal_table_is_sound_and_agrees_with_the_closed_form(name: str, full: bool) -> None:
     """Every table is valid and holds no more than that; without `--full` one in five is counted through."""

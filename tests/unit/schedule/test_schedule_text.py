@@ -117,7 +117,7 @@ def test_too_long_a_text_is_refused_before_it_is_read() -> None:
     ],
     ids=["name", "microbatches", "no stages", "negative stage", "huge microbatch"],
 )
-def test_what_would_not_parse_is_not_written(schedule: Schedule) -> None:
+def test_schedules_that_would_not_parse_are_not_written(schedule: Schedule) -> None:
     with pytest.raises(ConfigError):
         to_text(schedule)
 

@@ -79,7 +79,9 @@ CENTERS = known(
 
 @pytest.mark.parametrize("experts", [False, True])
 @pytest.mark.parametrize("axes", [{}, {"vpp": (3,)}, {"micro_batch_size": (3,), "recompute": ("full",)}])
-def test_a_heuristic_space_holds_nothing_else(experts: bool, axes: dict[str, tuple[object, ...]]) -> None:
+def test_a_heuristic_space_is_a_subset_of_the_space(
+    experts: bool, axes: dict[str, tuple[object, ...]]
+) -> None:
     whole = space(experts=experts, axes=axes)
     every = choices(whole, 12)
     for part in (restricted_space(whole), neighbourhood_space(whole, CENTERS)):

@@ -103,7 +103,7 @@ def test_dense_models_have_no_expert_reasons() -> None:
         ({"pp": 4, "vpp": 2, "schedule": "dualpipe_v", "dp": 8}, "layers_vpp"),
     ],
 )
-def test_the_first_of_several_counts(changes: dict[str, Any], code: str) -> None:
+def test_the_first_of_several_violations_is_reported(changes: dict[str, Any], code: str) -> None:
     assert reason(**changes) == code
 
 

@@ -77,7 +77,7 @@ def test_axes_that_are_not_named_follow_in_the_default_order(order: str, whole: 
         ("zero_stage=4", "k.zero_stage", "unknown stage"),
     ],
 )
-def test_text_that_is_refused(text: str, key: str, words: str) -> None:
+def test_malformed_text_of_a_strategy_is_refused(text: str, key: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         parse_fields(text, key="k")
     assert caught.value.key == key
@@ -90,7 +90,7 @@ def test_counts_of_layers_may_be_zero() -> None:
     }
 
 
-def test_what_is_not_named_is_plain() -> None:
+def test_unnamed_fields_have_their_defaults() -> None:
     """16 devices, 10 layers: dp takes what tp leaves; one stage holds all layers."""
     assert completed("tp=2") == Strategy(
         tp=2, pp=1, vpp=1, cp=1, cp_kind="ring", ep=1, etp=1, dp=8, param_shard=1, grad_shard=1,
@@ -122,7 +122,7 @@ def test_what_is_not_named_is_plain() -> None:
         ("param_shard=2", {"optim_shard": 2, "grad_shard": 2, "param_shard": 2}),
     ],
 )
-def test_given_fields_decide_the_others(text: str, fields: dict[str, object]) -> None:
+def test_given_fields_determine_the_others(text: str, fields: dict[str, object]) -> None:
     strategy = completed(text)
     assert {name: getattr(strategy, name) for name in fields} == fields
 
@@ -204,12 +204,12 @@ def test_aliases_over_twelve_ranks(fields: dict[str, int], chain: tuple[int, int
     assert (shards["param_shard"], shards["grad_shard"], shards["optim_shard"]) == chain
 
 
-def test_without_aliases_nothing_is_demanded() -> None:
+def test_without_aliases_no_field_is_required() -> None:
     assert shards_of({"tp": 2}, 12) == {}
 
 
 @pytest.mark.parametrize("fields", [{"dp_shard": 5}, {"dp_replicate": 5}, {"dp_shard": 4, "dp_replicate": 4}])
-def test_aliases_that_cannot_be_had(fields: dict[str, int]) -> None:
+def test_impossible_aliases_are_refused(fields: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         shards_of(fields, 12)
 

@@ -66,7 +66,7 @@ def test_a_flag_a_line(name: str) -> None:
     assert shlex.split("\n".join(lines), comments=True) == words_of(plan)
 
 
-def test_the_head_says_what_the_file_is() -> None:
+def test_the_head_of_the_file_describes_it() -> None:
     plan = PLANS["layout"]()
     best = plan.best
     # 2^36 bytes are 64 GiB.
@@ -97,7 +97,7 @@ def test_settings_of_a_run_are_comments() -> None:
         ("2x8xH100-SXM", "torchrun --nnodes 2 --nproc-per-node 8 --node-rank"),
     ],
 )
-def test_how_it_is_started(cluster: str, line: str) -> None:
+def test_the_command_that_starts_the_run(cluster: str, line: str) -> None:
     plan = small_plan(LLAMA, "", cluster=cluster)
     assert f"# {line}" in exported(plan, TARGET).files["megatron-lm.sh"]
 

@@ -58,6 +58,7 @@ def test_counts_are_those_of_an_enumeration(space: str, moe: bool, axes: Axes) -
     assert int(tree.count_below_grids(tree.grids(tree.degrees())).sum()) == len(expected)
 
 
+@pytest.mark.slow
 def test_axes_and_fixed_values_both_count() -> None:
     counted = count_space(
         model_layers=LAYERS, experts=None, devices=DEVICES, global_batch_size=BATCH, space="default",
