@@ -1,7 +1,7 @@
 """Hooks of the documentation site (mkdocs.yml): patterns in the navigation, and links that leave docs/.
 
-Pages link to files of the repository by relative paths, such as `../../tests/unit/test_ties.py`, so that the links
-work where the repository is read. The site has no such files: there the text of the link stays, or, where mkdocs.yml
+Pages link to files of the repository by relative paths, such as `../../tests/unit/test_ties.py`, which work
+where the repository is read. The site has no such files: there the text of the link stays. Where mkdocs.yml
 names a `repo_url`, the link leads to the file in the repository. A file that does not exist fails the build.
 """
 

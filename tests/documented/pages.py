@@ -1,9 +1,9 @@
 """Command lines, shown outputs and example files, as they are written in a page.
 
-A command is a line of an indented block, or of a fenced block that is not an output, that starts with
-`shardwise` or `python -m shardwise`. A ```text block that follows a block of commands shows what its last command
-prints: whole sections (blank lines divide them), where a section "…" stands for sections left out, and a last
-line "…" of a section for lines left out. A fenced block whose first line is the comment `# NAME` is the file NAME.
+A command is a line that starts with `shardwise` or `python -m shardwise`, of an indented block or of a fenced
+block that is not an output. A ```text block after a block of commands shows what the last of them prints: as many
+of its sections as are shown (blank lines divide them). A line "…" stands for lines left out: the output goes on
+at the next line that begins with the word after it. A fenced block with `title="NAME"` is the file NAME.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SHELLS = ("", "sh", "bash", "shell", "console")
 ELLIPSIS = "…"
 
-_FENCE = re.compile(r"^ {0,3}```(\S*)\s*$")
+_FENCE = re.compile(r"^ {0,3}```(\S*)(?: title=\"([\w.-]+)\")?\s*$")
 _PREFIX = re.compile(r"^(?:\$ )?(?:sudo )?(?:python -m )?(?=shardwise\s)")
 _OPERATORS = frozenset({"|", ">", ">>", "2>", "2>&1", "<", "&", "&&", "||", ";"})
 _PLACEHOLDER = re.compile(r"[A-Z_]+(\.[a-z]+)?|.*[|\\].*|.*(\.\.\.|…).*")
+_GAP = re.compile(r"((?:\A|\n+) *…(?=\n|\Z)\n*)")
 _INLINE = re.compile(r"`(?:python -m )?(shardwise [a-z][^`]*)`")
-_FILE = re.compile(r"# ([\w-]+\.(?:py|yaml|csv|jsonl|txt))")
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class Block:
     """None where it is indented."""
     first: int
     lines: tuple[str, ...]
+    title: str | None = None
 
     @property
     def after(self) -> int:
@@ -86,7 +87,7 @@ def blocks(text: str) -> Iterator[Block]:
         fence = _FENCE.match(lines[at])
         if fence is not None:
             end = next((n for n in range(at + 1, len(lines)) if _FENCE.match(lines[n])), len(lines))
-            yield Block(fence[1], at + 1, tuple(lines[at + 1 : end]))
+            yield Block(fence[1], at + 1, tuple(lines[at + 1 : end]), fence[2])
             at = end + 1
         elif lines[at].startswith("    ") and lines[at].strip():
             end = next((n for n in range(at, len(lines)) if not lines[n].startswith("    ")), len(lines))
@@ -147,35 +148,32 @@ def inline_commands(page: Path) -> list[Command]:
 
 def files(page: Path) -> dict[str, str]:
     """The example files of a page, by name."""
-    result = {}
-    for block in blocks(page.read_text("utf-8")):
-        name = _FILE.fullmatch(block.lines[0]) if block.language and block.lines else None
-        if name is not None:
-            result[name[1]] = "\n".join(block.lines) + "\n"
-    return result
+    found = blocks(page.read_text("utf-8"))
+    return {block.title: "\n".join(block.lines) + "\n" for block in found if block.title is not None}
 
 
 def as_shown(printed: str, shown: str) -> str:
     """As much of what a command printed as the page shows of it."""
-    sections = printed.strip("\n").split("\n\n")
-    result: list[str] = []
-    at, is_skipping = 0, False
-    for section in shown.strip("\n").split("\n\n"):
-        if section.strip() == ELLIPSIS:
-            is_skipping = True
-            result.append(section)
+    lines = printed.strip("\n").split("\n")
+    parts = _GAP.split(shown.strip("\n"))
+    result, at = "", 0
+    for place, part in enumerate(parts):
+        if place % 2:
+            result += part
             continue
-        if is_skipping:
-            title = section.split()[0]
-            at = next((n for n in range(at, len(sections)) if sections[n].split()[0] == title), len(sections))
-        assert at < len(sections), f"no section as\n{section}\nin\n{printed}"
-        result.append(_lines_as_shown(sections[at], section))
-        at, is_skipping = at + 1, False
-    return "\n\n".join(result) + "\n"
+        wanted = part.split("\n") if part else []
+        if wanted and place:
+            at = _found(lines, wanted[0], at)
+        if place == len(parts) - 1:
+            taken = "\n".join(lines[at:]).split("\n\n")[: len(part.split("\n\n"))] if part else []
+            return result + "\n\n".join(taken) + "\n"
+        result += "\n".join(lines[at : at + len(wanted)])
+        at += len(wanted)
+    return result
 
 
-def _lines_as_shown(section: str, shown: str) -> str:
-    lines = shown.split("\n")
-    if lines[-1].strip() != ELLIPSIS:
-        return section
-    return "\n".join([*section.split("\n")[: len(lines) - 1], lines[-1]])
+def _found(lines: list[str], like: str, start: int) -> int:
+    title = like.split()[0]
+    places = [at for at in range(start, len(lines)) if lines[at].split()[:1] == [title]]
+    assert places, f"no line as\n{like}\nin\n" + "\n".join(lines)
+    return places[0]

@@ -7,7 +7,7 @@ from typing import Any
 from shardwise.app.cli.commands import command
 
 NESTED = {"emulate": [], "launch": ["train", "PLAN"]}
-"""What the words after `--` of these commands are arguments of; nothing: of `shardwise`, where it is named."""
+"""Command of which the words after `--` are arguments; none: the words name it, if they are `shardwise ...`."""
 
 
 def check(words: list[str], *, is_partial: bool) -> None:

@@ -8,12 +8,18 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+from tests.documented.pages import ROOT
+
 import shardwise
 from shardwise.app.cli.commands import command
-from tests.documented.pages import ROOT
 
 CLI_PAGE = ROOT / "docs" / "reference" / "cli.md"
 API_PAGE = ROOT / "docs" / "reference" / "api.md"
+PLANNING = """\
+They train under a plan on PyTorch (`pip install 'shardwise[torch]'`); [Running a plan](../how-to/train.md) shows
+a program. Planning is available through the [command line](cli.md) today: `shardwise plan --save plan.yaml`
+writes a plan file, and `--json` gives every answer to scripts ([formats](formats.md)). Modules of the package that
+this page does not name may change."""
 REMAKE = "This page is made from the code by `python -m tests.documented`."
 
 
@@ -63,8 +69,10 @@ def _leaves(node: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def _usage(name: str, node: Any) -> str:
     arguments = [each.metavar for each in node.params if _is_argument(each)]
-    needed = [f"{each.opts[0]} {each.metavar}" for each in node.params if each.required and not _is_argument(each)]
-    return " ".join([name, *arguments, *needed, "[OPTIONS]"])
+    needed = [
+        f"{each.opts[0]} {each.metavar}" for each in node.params if each.required and not _is_argument(each)
+    ]
+    return " ".join([name, *arguments, *needed, "..."])
 
 
 def _is_argument(parameter: Any) -> bool:
@@ -105,10 +113,7 @@ def _cell(text: str) -> str:
 def _api_lines() -> Iterator[str]:
     yield "# Python interface"
     yield f"\nThe public names of the package `shardwise`. {REMAKE}\n"
-    yield "They train under a plan on PyTorch (`pip install 'shardwise[torch]'`);"
-    yield "[Train under a plan](../how-to/train.md) shows a program. Planning is available through the"
-    yield "[command line](cli.md) today: `shardwise plan --save plan.yaml` writes a plan file, and `--json` gives every"
-    yield "answer to scripts ([formats](formats.md)). Modules of the package that this page does not name may change."
+    yield f"{PLANNING}"
     for name in sorted(shardwise.__all__):
         yield from _documented(name, getattr(shardwise, name), 2)
 
@@ -123,6 +128,8 @@ def _documented(name: str, value: Any, level: int) -> Iterator[str]:
 
 def _signature(value: Any) -> str:
     text = str(inspect.signature(value)).replace("'", "")
-    return text if len(text) < 80 else text.replace("(", "(\n    ", 1).replace(", *, ", ",\n    *,\n    ").replace(
-        ") ->", ",\n) ->"
+    return (
+        text
+        if len(text) < 80
+        else text.replace("(", "(\n    ", 1).replace(", *, ", ",\n    *,\n    ").replace(") ->", ",\n) ->")
     )

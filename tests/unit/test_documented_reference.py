@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from tests.documented.reference import API_PAGE, CLI_PAGE, api_page, cli_page
+
 import shardwise
 from shardwise.app.cli.commands import command
-from tests.documented.reference import API_PAGE, CLI_PAGE, api_page, cli_page
 
 REMAKE = "out of date: python -m tests.documented"
 
