@@ -1,9 +1,10 @@
 """Command lines, shown outputs and example files, as they are written in a page.
 
-A command is a line that starts with `shardwise` or `python -m shardwise`, of an indented block or of a fenced
-block that is not an output. A ```text block after a block of commands shows what the last of them prints: as many
-of its sections as are shown (blank lines divide them). A line "…" stands for lines left out: the output goes on
-at the next line that begins with the word after it. A fenced block with `title="NAME"` is the file NAME.
+A command is a line that starts with `shardwise` or `python -m shardwise`, of an indented block or of a
+fenced block that is not an output. A ```text block after a block of commands shows what the last of them
+prints: as many of its sections as are shown (blank lines divide them). A line "…" stands for lines left
+out: the output goes on at the next line that begins with the word after it. A fenced block with
+`title="NAME"` is the file NAME.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 from shardwise.app.cli.commands import command
 
 NESTED = {"emulate": [], "launch": ["train", "PLAN"]}
-"""Command of which the words after `--` are arguments; none: the words name it, if they are `shardwise ...`."""
+"""Commands of which the words after `--` are arguments; none: the words begin with `shardwise` themselves."""
 
 
 def check(words: list[str], *, is_partial: bool) -> None:

@@ -16,10 +16,10 @@ from shardwise.app.cli.commands import command
 CLI_PAGE = ROOT / "docs" / "reference" / "cli.md"
 API_PAGE = ROOT / "docs" / "reference" / "api.md"
 PLANNING = """\
-They train under a plan on PyTorch (`pip install 'shardwise[torch]'`); [Running a plan](../how-to/train.md) shows
-a program. Planning is available through the [command line](cli.md) today: `shardwise plan --save plan.yaml`
-writes a plan file, and `--json` gives every answer to scripts ([formats](formats.md)). Modules of the package that
-this page does not name may change."""
+They train under a plan on PyTorch (`pip install 'shardwise[torch]'`); [Running a plan](../how-to/train.md)
+shows a program. Planning is available through the [command line](cli.md) today: `shardwise plan --save
+plan.yaml` writes a plan file, and `--json` gives every answer to scripts ([formats](formats.md)). Modules
+of the package that this page does not name may change."""
 REMAKE = "This page is made from the code by `python -m tests.documented`."
 
 
@@ -113,7 +113,7 @@ def _cell(text: str) -> str:
 def _api_lines() -> Iterator[str]:
     yield "# Python interface"
     yield f"\nThe public names of the package `shardwise`. {REMAKE}\n"
-    yield f"{PLANNING}"
+    yield PLANNING
     for name in sorted(shardwise.__all__):
         yield from _documented(name, getattr(shardwise, name), 2)
 

@@ -1,5 +1,5 @@
-"""The parser accepts every `shardwise` command in README.md and docs/. Commands of pages for users are run, and
-print what the page shows, but for what depends on the speed of the machine.
+"""The parser accepts every `shardwise` command in README.md and docs/. Commands of pages for users are run,
+and print what the page shows, but for what depends on the speed of the machine.
 
 `python -m tests.documented` writes what they print today into the pages.
 """
@@ -84,7 +84,7 @@ def test_what_is_not_run(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "Text.\n\n    shardwise models\n    shardwise plan MODEL --cluster C\n    sudo shardwise models\n"
-        "    shardwise models | head\n    shardwise calibrate --out c.yaml\n    shardwise check c.yaml  # it\n"
+        "    shardwise models | head\n    shardwise calibrate --out c.yaml\n    shardwise check c.yaml # it\n"
     )
     assert [runs(command, {"c.yaml"}) for command in commands(page)] == [
         True,
