@@ -33,7 +33,7 @@ test-targets: .venv/installed-for-targets .cache/megatron/installed-$(MEGATRON)
 
 # The documentation site, into .cache/site; a broken link or anchor fails.
 docs: .venv/installed-for-docs
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open .cache/site/index.html"
 
 bench: .venv/installed-for-tests
