@@ -11,7 +11,7 @@ MEGATRON := 0.19.2
 # Tests start hundreds of processes: where the shell forbids bytecode, each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: plan check test test-random test-targets bench accuracy demo clean
+.PHONY: plan check test test-random test-targets docs bench accuracy demo clean
 .DELETE_ON_ERROR:
 
 plan: .venv/installed
@@ -38,6 +38,11 @@ test-random: .venv/installed-for-tests
 # Exports read back by the software that they are for, which is installed into .cache and needs no GPU.
 test-targets: .venv/installed-for-targets .cache/megatron/installed-$(MEGATRON)
 	$(BIN)/pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup tests/targets
+
+# The documentation site, into .cache/site; a broken link or anchor fails.
+docs: .venv/installed-for-docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open .cache/site/index.html"
 
 bench: .venv/installed-for-tests
 	@$(BIN)/python -m benchmarks
@@ -69,6 +74,11 @@ clean:
 	@echo "installing what the tests need into .venv" >&2
 	@$(PIP) install -c constraints.txt torch==2.13.0
 	@$(PIP) install -c constraints.txt -e '.[dev,fast,oracle,plot]'
+	@touch $@
+
+.venv/installed-for-docs: pyproject.toml constraints.txt | .venv/installed
+	@echo "installing what the documentation needs into .venv" >&2
+	@$(PIP) install -c constraints.txt -e '.[docs]'
 	@touch $@
 
 .venv/installed-for-targets: pyproject.toml constraints.txt | .venv/installed-for-tests

@@ -125,12 +125,8 @@ def test_chains_of_up_to_eight_operators_are_compared() -> None:
     assert largest == 8
 
 
-<<<<<<< HEAD:tests/property/test_search_pareto.py
-@pytest.mark.parametrize("many", [0, elimination.TOLERANCE_FROM_PAIRS])
-=======
 @pytest.mark.slow
-@pytest.mark.parametrize("many", [0, eliminate.TOLERANCE_FROM_PAIRS])
->>>>>>> d-tiers:tests/property/test_search_tracking.py
+@pytest.mark.parametrize("many", [0, elimination.TOLERANCE_FROM_PAIRS])
 @pytest.mark.parametrize("epsilon", [0.1, 0.4])
 def test_every_point_is_matched_within_epsilon(
     monkeypatch: pytest.MonkeyPatch, epsilon: float, many: int, full: bool
@@ -151,12 +147,8 @@ def test_every_point_is_matched_within_epsilon(
     assert dropped > 0
 
 
-<<<<<<< HEAD:tests/property/test_search_pareto.py
-@pytest.mark.parametrize("few", [1, dominance.BINS_FROM_ROWS])
-=======
 @pytest.mark.slow
-@pytest.mark.parametrize("few", [1, bins.BINS_FROM_ROWS])
->>>>>>> d-tiers:tests/property/test_search_tracking.py
+@pytest.mark.parametrize("few", [1, dominance.BINS_FROM_ROWS])
 def test_long_chains_are_searched_by_runs_of_equal_links(
     monkeypatch: pytest.MonkeyPatch, few: int, full: bool
 ) -> None:

@@ -546,14 +546,9 @@ def test_a_broken_loop_is_noticed(
     assert not agrees(range(60))
 
 
-<<<<<<< HEAD:tests/property/test_search_pareto_numba.py
-def test_without_numba_numpy_does_it(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
-    monkeypatch.setattr(numba_dispatch, "is_installed", lambda: False)
-=======
 @pytest.mark.slow
 def test_without_numba_numpy_is_used(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
-    monkeypatch.setattr(machine, "is_installed", lambda: False)
->>>>>>> d-tiers:tests/property/test_search_tracking_machine.py
+    monkeypatch.setattr(numba_dispatch, "is_installed", lambda: False)
     for module, function in (
         (labels_numba, "labels_of_pairs"), (labels_numba, "joined_sides"), (joins_numba, "terminal_pairs"),
         (joins_numba, "number_of_pairs"), (elimination_numba, "eliminated_labels"),

@@ -59,13 +59,8 @@ def test_the_least_time_of_a_subproblem_is_that_of_the_twin(seeds: range) -> Non
     assert [seed for seed in seeds if not is_found(seed)] == []
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("module", [lower_bounds, pipeline_search])
-def test_ends_of_a_step_that_are_too_long_lose_plans(
-=======
-@pytest.mark.parametrize("module", [bounds, grown])
 def test_a_bound_with_too_long_step_ends_loses_plans(
->>>>>>> d-tiers
     module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sound = module.completion_lower_bound_s

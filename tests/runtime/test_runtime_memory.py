@@ -143,13 +143,8 @@ def test_offloaded_tensors_are_not_on_the_device(
     assert ratio(plan_on(devices, text, batch, dtype, small(text, full))) == pytest.approx(1.0, abs=WITHIN)
 
 
-<<<<<<< HEAD
-def test_a_mutant_whose_layers_do_not_leave_is_caught() -> None:
-    with patch("shardwise.runtime.offload.ActivationOffload._finish_offload", lambda _: None):
-=======
 def test_a_mutant_that_does_not_offload_layers_is_caught() -> None:
-    with patch("shardwise.runtime.host_activations.ActivationOffload._finish_offload", lambda _: None):
->>>>>>> d-tiers
+    with patch("shardwise.runtime.offload.ActivationOffload._finish_offload", lambda _: None):
         assert ratio(plan_on(1, "micro_batch_size=8,offload=activations", 8, "bf16")) > 1.0 + WITHIN
 
 

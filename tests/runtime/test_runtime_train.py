@@ -286,13 +286,8 @@ def test_a_data_file_that_is_too_short_is_refused(tmp_path: Path, capsys: pytest
     assert error.count("\n") == 1
 
 
-<<<<<<< HEAD
-def test_without_gloo_the_error_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardwise.runtime.workers.distributed.is_gloo_available", lambda: False)
-=======
 def test_without_gloo_an_error_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardwise.runtime.team.distributed.is_gloo_available", lambda: False)
->>>>>>> d-tiers
+    monkeypatch.setattr("shardwise.runtime.workers.distributed.is_gloo_available", lambda: False)
     with pytest.raises(ConfigError, match="torch: has no gloo"), process_group(0, 1, 0, name="none"):
         pass
 

@@ -37,11 +37,6 @@ def test_the_least_memory_is_found_without_enumeration() -> None:
     assert smallest_bytes() == 6.0
 
 
-<<<<<<< HEAD:tests/unit/search/test_search_pareto_borders.py
-def test_without_steps_within_links_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supported_points, "MEMORY_ASCENT_STEPS", 0)
-=======
 def test_without_ascent_the_least_memory_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draw, "MEMORY_ASCENT_STEPS", 0)
->>>>>>> d-tiers:tests/unit/search/test_search_tracking_ends.py
+    monkeypatch.setattr(supported_points, "MEMORY_ASCENT_STEPS", 0)
     assert smallest_bytes() == 10.0
