@@ -319,7 +319,7 @@ def _weights_of(
     model, places = problem.model, partition.places
     have_experts = [kind.experts is not None for kind in model.kinds]
     of_dense = places.layers.sum(axis=0) + places.has_embedding + places.has_head
-    if model.tied_embeddings:  # a stage with both ends has their table once, in one block
+    if model.tied_embeddings:  # a stage with both ends has the tied embedding once, in one block
         of_dense = of_dense - places.has_embedding * places.has_head
     of_expert = places.layers[have_experts].sum(axis=0)
     of_expert = of_expert + (model.head_experts is not None) * places.has_head
