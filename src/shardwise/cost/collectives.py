@@ -1,7 +1,7 @@
 """Process groups on the tiers of a cluster, and the seconds of their collectives and sends.
 
 `Neighbours` and `HopTimes` are sends between neighbouring pipeline stages, `ProcessGroups` the groups of a
-table of strategies by their sizes per tier, `CollectiveModel` the times of all-reduce, all-gather,
+table of strategies by their sizes per tier. `CollectiveModel` has the times of all-reduce, all-gather,
 reduce-scatter, all-to-all and send. docs/concepts/cost-model.md, sections 4 and 5.
 """
 
@@ -243,9 +243,9 @@ def groups_of(problem: Problem, table: Any) -> ProcessGroups:
 def alike_grids(problem: Problem, table: Any) -> tuple[Any, Any]:
     """Grids with equal costs: (representatives, which of them each row equals).
 
-    Rows that differ in `axis_order` alone have equal costs where every group has the same sizes per tier, and
-    neighbouring stages have the same tiers between them with as many senders. The first of them is the
-    representative.
+    Rows that differ in `axis_order` alone have equal costs under two conditions. Every group has the same
+    sizes per tier, and neighbouring stages have the same tiers between them with as many senders. The first
+    of them is the representative.
     """
     groups = groups_of(problem, table)
     sizes = [size for f in fields(ProcessGroups) if f.name != "stages" for size in getattr(groups, f.name)]

@@ -180,8 +180,8 @@ class BlockCost:
     """Costs of one kind of layer (or of embedding or head) per micro-batch and rank, as columns over grids.
 
     Seconds: the stage before waits for `backward_input`; `backward_weight` may come later. `selective` is
-    what selective recomputation adds, `repeated_s` what full recomputation adds. The former has no waits for
-    the host.
+    what selective recomputation adds, `repeated_s` what full recomputation adds. `selective` has no waits for
+    the host; `repeated_s` is at least the host's dispatch time.
 
     Weights are elements per rank, before sharding: `dense_weights` are replicated over dp x cp,
     `expert_weights` over their own replicas, `replicated_weights` are whole on every tp rank.

@@ -39,8 +39,8 @@ def single_backward_bytes(problem: Problem, table: Any, costs: TableCosts) -> Si
     """Peaks of the rows with a single backward pass: gradients replace activations as it proceeds.
 
     It applies to software that reduces by block, with one micro-batch on one stage. Weights are unsharded
-    until their gradients are reduced, and gradients are not allocated all the time, as they are where
-    replicas update the weights in place.
+    until their gradients are reduced. Gradients are not allocated throughout the step, unlike with
+    replicated weights that have no master copy.
 
     Equal layers allocate and free the same bytes, so one of four moments is the peak. At the head, all
     activations are saved and there is no gradient. At the last layer, there are the head's gradients and the

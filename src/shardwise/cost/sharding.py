@@ -30,7 +30,7 @@ class Degrees:
     """Sharding of one family of weights (dense or expert) over the group of its replicas: degrees and groups.
 
     `scatter` are the ranks that reduce-scatter at the end of a step, `replicate` those that all-reduce the
-    shards, `regather` those with the same parameters but different optimizer states. Groups are sizes per
+    shards. `regather` are those with the same parameters but different optimizer states. Groups are sizes per
     tier. `replicas` is the size of the whole group.
     """
 
@@ -273,8 +273,8 @@ def shards_of(
 def own_bytes(problem: Problem, param_shard: Any, optim_shard: Any) -> Any:
     """Bytes per element of a rank's own share: master copy and optimizer states.
 
-    Software that reduces block by block also has the weights of these states, if there is no master copy and
-    the parameters are sharded less than the states.
+    Software that reduces block by block may also have the weights of these states. It does if there is no
+    master copy and parameters are sharded less than states.
     """
     recipe, state_bytes = problem.recipe, problem.optimizer.state_bytes
     own = recipe.master_bytes + state_bytes

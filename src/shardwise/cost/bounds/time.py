@@ -1,8 +1,8 @@
 """Lower bounds of the step time of a subproblem (docs/concepts/lower-bounds.md).
 
 Every term is the length of a path through the schedule's graph of actions, or a weighted mean of such
-lengths, plus the end of the step. So no term exceeds the evaluated time of any strategy in the subproblem.
-`grid_work_lower_bound_s`, `grid_lower_bound_s` and `any_micro_batch_lower_bound_s` bound a grid;
+lengths. The end of the step is added. So no term exceeds the evaluated time of any strategy in the
+subproblem. `grid_work_lower_bound_s`, `grid_lower_bound_s` and `any_micro_batch_lower_bound_s` bound a grid;
 `lower_bound_s` adds the critical paths of the schedules (`CriticalPaths`).
 """
 
@@ -268,7 +268,7 @@ class CriticalPaths:
         """Lower bound of the mean of `_steady_s` over all ranks, if only the whole of their work is known.
 
         The first chunk of rank r < (p-1)/2 counts at most p-2r-1 times less. The last one of rank r > (p-1)/2
-        counts 2r+1-p times more, and the stages after the last chunks of lower ranks at least r times more.
+        counts 2r+1-p times more. The stages after the last chunks of lower ranks count at least r times more.
         """
         subproblem, totals, layer_counts, split = (
             self._subproblem,
@@ -292,8 +292,8 @@ class CriticalPaths:
         """The same for two ranks, weighted so that the first stage's work x does not count.
 
         W is the work of the model, S one micro-batch through all stages and back, y the last stage's work, c
-        a hop. The ranks' work has w_0 + w_1 = W and w_0 - w_1 >= x - y, because stages between the ends share
-        evenly and the later ones have more. The bounds are T_0 = S + 2 c + y + (m-2) w_0 - x and T_1 = S +
+        a hop. For the ranks' work, w_0 + w_1 = W and w_0 - w_1 >= x - y: stages between the ends share
+        evenly, and the later ones have more. The bounds are T_0 = S + 2 c + y + (m-2) w_0 - x and T_1 = S +
         (m-2) w_1 + y. With weight a for T_0, a T_0 + (1-a) T_1 >= S + (m-2) W/2 + (a - 1/2)(m-2)(x-y) + y + 2
         a c - a x. At a = (m-2) / (2m-6) x cancels: S + (m-2) W/2 + (1-a) y + 2 a c.
         """
@@ -565,9 +565,9 @@ class CriticalPaths:
 
         The first micro-batch reaches the first backward before the steady state; the last micro-batch
         continues from the last forward after it. Until its first backward a rank has done as many forwards as
-        it has in flight, and as many backwards remain after its last forward. With p ranks, m micro-batches,
-        s_c the time of its chunk c and W of the whole model, the bound is W + 2 (n-1) hops + the stages after
-        its last chunk, plus
+        it has in flight, and as many backwards remain after its last forward. Let p be the ranks, m the
+        micro-batches, s_c the time of its chunk c and W that of the model. The bound is W + 2 (n-1) hops +
+        the stages after its last chunk, plus
 
             1F1B:         (m - p + r) s
             interleaved:  (m - p) sum(s) - max(p - 2 r - 1, 0) s_first + max(2 r + 1 - p, 0) s_last

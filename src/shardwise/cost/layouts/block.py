@@ -210,7 +210,7 @@ def _repeated(
 
 
 Role = Literal["rules", "tensors", "stored", "used"]
-"""What a variable chooses; the fields of `BlockLayout`."""
+"""Field of `BlockLayout` that a variable chooses."""
 
 ROLES: tuple[Role, ...] = ("rules", "tensors", "stored", "used")
 

@@ -39,7 +39,7 @@ from shardwise.schedule import NAMES, in_flight
 
 
 class Chosen(Protocol):
-    """What a solution chose in one segment: the index of its mode, and an option of each variable."""
+    """Choices of a solution in one segment: the index of the mode, and an option of each variable."""
 
     @property
     def mode(self) -> int: ...

@@ -1,4 +1,4 @@
-"""What the costs of one graph on one mesh share (`CostContext`), and costs by column (`CostColumns`).
+"""Context of all costs of one graph on one mesh (`CostContext`), and sums of costs (`CostColumns`).
 
 A cost has the five columns of `pareto.COLUMNS`. docs/concepts/pareto-search.md, section "Costs".
 """

@@ -333,8 +333,8 @@ class OperatorCosts:
     """Costs of an operator's layouts, (K) each.
 
     `times` and `collective_times` are seconds. `saved_bytes` are own tensors saved for the backward pass,
-    `data_bytes` the graph inputs that it reads, `saved_data_bytes` those that its backward pass reads,
-    `working_bytes` its temporaries. `overlap` is the share of its input redistributions that can overlap with
+    `working_bytes` temporaries. `data_bytes` are the graph inputs that it reads, `saved_data_bytes` those
+    that its backward pass reads. `overlap` is the share of its input redistributions that can overlap with
     its computation (forward, backward).
     """
 

@@ -183,7 +183,7 @@ def redistribute_s(
     Axes with the same collective form one group. Each collective takes the bytes of the rank with the largest
     parts: those before it for reduce-scatter, all-to-all and all-reduce, those after it for all-gather. Parts
     that shift (`shifted_axes`) need an all-to-all in addition. It takes the bytes after a slice, and the
-    larger of before and after for other steps, because some rank may have none of them yet.
+    larger of before and after for other steps: some rank may have none of them yet.
     """
     start, end = np.broadcast_arrays(start, end)
     seconds = np.zeros(start.shape[:-1])

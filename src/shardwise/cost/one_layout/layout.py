@@ -262,7 +262,7 @@ def _gather_s(rank: Rank, use: ParameterUse, used: Placements) -> float:
 
 
 def _after_backward(use: ParameterUse, used: Placements) -> tuple[LocalShard, ...]:
-    """What ranks have of a gathered parameter's gradient after a backward pass.
+    """Local shards of a gathered parameter's gradient after a backward pass.
 
     Along axes that shard the parameter it is reduced to shards; along the others it stays as its reader makes
     it.

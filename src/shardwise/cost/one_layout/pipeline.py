@@ -61,7 +61,7 @@ def estimate_pipeline(
     """
     if layout.schedule != "1f1b" or graph.batch % layout.microbatches:
         raise InternalError(
-            f"{layout.schedule} of batch {graph.batch} in {layout.microbatches} micro-batches has no estimate"
+            f"no estimate: {layout.microbatches} micro-batches of batch {graph.batch}, {layout.schedule}"
         )
     of_one = scaled(graph, graph.batch // layout.microbatches)
     count = len(layout.cuts) + 1

@@ -25,7 +25,7 @@ from shardwise.graph import (
 from shardwise.strategy import Profile
 
 LocalShard = int | Literal["whole", "partial", "share"]
-"""What a rank has of a tensor along an axis: a shard of a dim, the whole, a partial sum, or a share.
+"""Part of a tensor on a rank, along an axis: a shard of a dim, the whole, a partial sum, or a share.
 
 A share (of optimizer states) is along no dim in particular.
 """
@@ -34,7 +34,7 @@ Placements = tuple[Placement, ...]
 
 
 def value_shards(placements: Placements) -> tuple[LocalShard, ...]:
-    """What ranks have of the values of a tensor with these placements."""
+    """Local shards, per axis, of the values of a tensor with these placements."""
     words: dict[int, LocalShard] = {
         REPLICATE: "whole",
         REPLICATE_SUM_GRAD: "whole",
@@ -45,13 +45,13 @@ def value_shards(placements: Placements) -> tuple[LocalShard, ...]:
 
 
 def gradient_shards(placements: Placements) -> tuple[LocalShard, ...]:
-    """What ranks have of the gradient of a tensor with these placements."""
+    """Local shards, per axis, of the gradient of a tensor with these placements."""
     words: dict[int, LocalShard] = {REPLICATE: "whole", REPLICATE_SUM_GRAD: "partial", PARTIAL: "whole"}
     return tuple(words.get(each, int(each)) for each in placements)
 
 
 def owned_shards(placements: Placements) -> tuple[LocalShard, ...]:
-    """What ranks have of the optimizer states of a parameter stored with these placements."""
+    """Local shards, per axis, of the optimizer states of a parameter with these stored placements."""
     return tuple(
         "share" if each == REPLICATE_SHARD_STATES else shards
         for each, shards in zip(placements, value_shards(placements), strict=True)
@@ -277,7 +277,7 @@ class Rank:
 
 
 Step = tuple[str, list[int], tuple[LocalShard, ...], tuple[LocalShard, ...]]
-"""Kind of step, its axes, what ranks have before it and after it."""
+"""Kind of redistribution step, its axes, local shards before it and after it."""
 
 
 def _steps(start: tuple[LocalShard, ...], end: tuple[LocalShard, ...]) -> Iterator[Step]:
