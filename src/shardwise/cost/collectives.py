@@ -19,8 +19,9 @@ from shardwise.cost.problem import Machine, Problem, distinct_rows
 from shardwise.equations import comm
 from shardwise.strategy import axis_strides
 
-
 # Sends between pipeline stages
+
+
 @dataclass(frozen=True, slots=True)
 class Neighbours:
     """Placement of the ranks of pipelines with `pp` ranks, as columns.
@@ -152,6 +153,7 @@ class HopTimes:
 
 
 # Process groups
+
 Sizes = tuple[Any, ...]
 """Members of a group per tier, innermost first: columns whose product is the group's size."""
 
@@ -270,6 +272,8 @@ def _stage_group(tiers: Sequence[Tier], table: Any, pp_stride: Any, offset: Any,
 
 
 # Collectives
+
+
 @dataclass(frozen=True, slots=True)
 class CollectiveModel:
     """Latency and achieved bandwidth per tier, and the collectives of the backend on groups of any sizes.

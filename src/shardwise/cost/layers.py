@@ -29,6 +29,8 @@ from shardwise.equations import comm, compute, memory
 from shardwise.model import Experts
 from shardwise.operators import Attention, GroupedMatmul, Lookup, Loss, Matmul, Operator, Pointwise, Weight
 
+# Seconds of a phase
+
 
 @dataclass(frozen=True, slots=True)
 class Contention:
@@ -99,6 +101,8 @@ class PhaseTimes:
 COMPONENTS = tuple(f.name for f in fields(PhaseTimes))
 
 
+# Temporaries
+
 TENSOR_COPIES = 2.0
 """The largest operation has its tensor and the gradient of it."""
 
@@ -165,6 +169,8 @@ def has_single_backward(problem: Problem, table: Any) -> Any:
     microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)
     return 1 * ((microbatches == 1) & (table.pp == 1))
 
+
+# Costs of blocks and grids
 
 GRID_FIELDS = (
     "tp", "cp", "cp_kind", "pp", "dp", "ep", "etp", "micro_batch_size", "sequence_parallel", "axis_order",

@@ -19,6 +19,8 @@ from shardwise.cost.problem import Problem
 from shardwise.cost.times import ends_of_step, step_end
 from shardwise.equations import memory
 
+# Single backward pass
+
 
 @dataclass(frozen=True, slots=True)
 class SingleBackwardBytes:
@@ -82,6 +84,8 @@ def single_backward_bytes(problem: Problem, table: Any, costs: TableCosts) -> Si
     most = moments[moments.sum(axis=1).argmax(axis=0), :, np.arange(len(rows))]
     return SingleBackwardBytes(rows, *most.T)
 
+
+# Parts of the memory of a rank
 
 BOUNDARY_BUFFERS = 4.0
 """Number of receive and send buffers of a pipeline stage: one each, in both directions."""
@@ -219,6 +223,8 @@ def communicators(table: Any) -> Any:
         + 1.0 * (table.ep > 1)
     )  # fmt: skip
 
+
+# Peaks, and seconds outside of the schedule
 
 FIRST = slice(0, 1)
 """The first place of `costs_of_peak_stages`: the first stage."""

@@ -22,6 +22,8 @@ from shardwise.model import Model
 from shardwise.operators import Attention, Extent, Operator
 from shardwise.strategy import Job, Limits, Optimizer, Profile
 
+# Distinct rows of tables
+
 Index = NDArray[np.intp]
 
 
@@ -64,6 +66,8 @@ def _packed(columns: Sequence[NDArray[np.int64]]) -> Any:
         radix *= span
     return key
 
+
+# Layer patterns
 
 Pattern = tuple[int, ...]
 """The kind of every layer."""
@@ -122,6 +126,9 @@ class Patterns:
     def taken(self, rows: Any) -> Patterns:
         """The patterns of these rows."""
         return Patterns(self.patterns, self.before, self.of_row[rows]) if self.columns else self
+
+
+# Machine and problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

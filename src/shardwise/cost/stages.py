@@ -18,6 +18,8 @@ from shardwise.cost.problem import Patterns, Problem, distinct_rows
 from shardwise.schedule import SPLIT_NAMES, in_flight, pending_weights
 from shardwise.strategy import IS_V, SCHEDULES, stage_starts
 
+# Places of layers
+
 SPLIT_FIELDS = ("pp", "vpp", "schedule", "first_stage_layers", "last_stage_layers")
 """The fields that decide which layers each stage has."""
 
@@ -149,6 +151,8 @@ def _padded(groups: list[tuple[Any, Places]], width: int, rows: int) -> Places:
         columns[f.name] = full
     return Places(**columns)
 
+
+# Costs of partitions
 
 GPIPE = SCHEDULES.index("gpipe")
 

@@ -23,6 +23,8 @@ from shardwise.cost.sharding import ShardedBlocks, shard_degrees
 from shardwise.cost.stages import IS_SPLIT, Sums, block_columns, whole_sums
 from shardwise.strategy import IS_V, largest_stage
 
+# Subproblems and their layer counts
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -164,6 +166,8 @@ def layer_counts_of(subproblem: Subproblem) -> LayerCounts:
         full_last=np.where(chunked, np.where(is_v, layers(pp), layers(stages - pp - 1)), 0),
     )
 
+
+# Totals of grids
 
 WEIGHT_FIELDS = ("tp", "cp", "pp", "dp", "ep", "etp", "axis_order")
 """The fields on which weights and their groups depend."""
@@ -363,6 +367,9 @@ def _layer_costs(problem: Problem, kinds: Sequence[Sums]) -> LayerCosts:
         dense_weights=cost(lambda kind: kind.dense_weights),
         expert_weights=cost(lambda kind: kind.expert_weights),
     )
+
+
+# Traffic of sharding
 
 
 @dataclass(frozen=True, slots=True)

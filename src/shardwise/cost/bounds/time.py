@@ -24,8 +24,9 @@ from shardwise.equations import compute
 from shardwise.schedule import in_flight
 from shardwise.strategy import SCHEDULES
 
+# Bounds of grids
 
-# Bounds of a grid
+
 def grid_lower_bound_s(problem: Problem, subproblem: Subproblem, totals: Totals, traffic: Traffic) -> Any:
     """Lower bound in seconds for every schedule and number of chunks of a grid.
 
@@ -167,6 +168,7 @@ def end_s(problem: Problem, subproblem: Subproblem, totals: Totals) -> Any:
 
 
 # Bounds of schedules
+
 ONE_F_ONE_B = SCHEDULES.index("1f1b")
 GPIPE = SCHEDULES.index("gpipe")
 INTERLEAVED = SCHEDULES.index("interleaved_1f1b")

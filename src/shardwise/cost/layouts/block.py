@@ -38,6 +38,8 @@ from shardwise.cost.layouts.redistribute import Integers, PlacementTable, activa
 from shardwise.graph import MODES, Block, Mode, OpNode, Placement, SavedTensors, ShardingRule, saved_of
 from shardwise.pareto import COLUMNS, Costs, Factor, FactorGraph
 
+# Structure of a block
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
@@ -208,6 +210,8 @@ def _repeated(
             is_repeated[place] |= is_repeated[reader] or slot in saved[reader].inputs
     return tuple(is_repeated)
 
+
+# Factor graphs of a block
 
 Role = Literal["rules", "tensors", "stored", "used"]
 """Field of `BlockLayout` that a variable chooses."""

@@ -37,6 +37,8 @@ from shardwise.graph import Block, BlockLayout, GraphLayout, OpGraph, skip_tenso
 from shardwise.pareto import COLUMNS, Chain, Factor, FactorGraph, Segment
 from shardwise.schedule import NAMES, in_flight
 
+# Layouts of a whole graph
+
 
 class Chosen(Protocol):
     """Choices of a solution in one segment: the index of the mode, and an option of each variable."""
@@ -213,6 +215,9 @@ def next_saves_entry(structures: Sequence[Structure], place: int) -> bool:
     return place + 1 < len(structures) and structures[place + 1].saves_entry
 
 
+# Layouts of a pipeline stage
+
+
 def entry_shapes(graph: OpGraph) -> tuple[tuple[int, ...] | None, ...]:
     """Shape of the entry of each block, repetitions counted; None where a block has no entry."""
     shapes: list[tuple[int, ...] | None] = []
@@ -384,6 +389,9 @@ class _RelaxedBuilder(_Builder):
 
     def crossing(self, variable: int, shape: tuple[int, ...]) -> Sequence[Factor]:
         return ()
+
+
+# Sends between stages
 
 
 @dataclass(frozen=True, slots=True, eq=False)

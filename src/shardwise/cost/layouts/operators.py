@@ -49,6 +49,8 @@ from shardwise.graph import (
     work_of,
 )
 
+# Layouts of an operator
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperatorLayouts:
@@ -109,6 +111,9 @@ def operator_layouts_of(op: OpNode, ranks: tuple[int, ...]) -> OperatorLayouts:
     )
 
 
+# Collective calls inside operators
+
+
 @dataclass(frozen=True, slots=True)
 class CollectiveTimes:
     """Seconds (K) of collective calls inside an operator, forward and backward."""
@@ -146,6 +151,8 @@ def _once_s(context: CostContext, call: CollectiveCall, nbytes: Values, sizes: t
         outermost = np.where(members > 1, tier, outermost)
     return np.asarray(context.fabric.send_s(2.0 * nbytes, outermost))
 
+
+# Computation
 
 FUSED_KINDS = ("embedding", "cross_entropy")
 """Memory-bound kinds that software fuses completely; their passes are counted one by one."""
@@ -328,6 +335,9 @@ def _given(
     return Times(forward_s, (float(needs.left) + float(needs.right)) * forward_s)
 
 
+# Costs of an operator by itself
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class OperatorCosts:
     """Costs of an operator's layouts, (K) each.
@@ -422,6 +432,9 @@ def _working_bytes(context: CostContext, choices: OperatorLayouts, data_slots: t
         if slot not in data_slots:
             total = total + tensor_bytes(context, op.shape(operand.dims), choices.inputs[slot])
     return total
+
+
+# Redistribution between operators
 
 
 @dataclass(frozen=True, slots=True)

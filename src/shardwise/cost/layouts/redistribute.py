@@ -38,6 +38,9 @@ Placements = tuple[Placement, ...]
 _LOWEST = REPLICATE_SHARD_STATES
 
 
+# Placements
+
+
 @dataclass(frozen=True, eq=False)
 class PlacementTable:
     """Placements of a tensor of `shape` on a mesh of `ranks` per axis: rows of `placements` (placements,
@@ -147,6 +150,8 @@ def gradient_placements(placements: Integers) -> Integers:
     swapped = np.where(placements == REPLICATE_SUM_GRAD, PARTIAL, placements)
     return np.where(placements == PARTIAL, REPLICATE, swapped)
 
+
+# Redistribution
 
 SLICE, REDUCE_SCATTER, ALL_TO_ALL, ALL_REDUCE, ALL_GATHER, PAD = range(1, 7)
 """Redistribution steps of an axis, in their order: first those that shrink the tensor, last those that grow

@@ -45,6 +45,8 @@ from shardwise.graph import (  # fmt: skip
     work_of,
 )
 
+# Ledger of a step
+
 When = Literal["forward", "backward", "step"]
 """The pass of a micro-batch in which seconds are spent, or once per step."""
 
@@ -185,6 +187,9 @@ class StepLedger:
     def exposed_s(self) -> float:
         """Exposed seconds of gradient synchronisation after overlap with the last micro-batch."""
         return self.summed_s - min(self.hideable_s, self.computed_s - self.busy_s)
+
+
+# Parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,6 +367,9 @@ def use_shared(
     if start != end:
         copy = rank.elements(use.shape, end) * (recipe.weight_bytes + recipe.gradient_bytes)
         ledger.need(use.working_bytes + copy)
+
+
+# Walk over the operators
 
 
 @dataclass(frozen=True, slots=True)

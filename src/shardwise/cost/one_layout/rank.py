@@ -24,6 +24,8 @@ from shardwise.graph import (
 )
 from shardwise.strategy import Profile
 
+# Collectives and redistribution
+
 LocalShard = int | Literal["whole", "partial", "share"]
 """Part of a tensor on a rank, along an axis: a shard of a dim, the whole, a partial sum, or a share.
 
@@ -323,6 +325,8 @@ def rank_of(cluster: Cluster, training: Training, mesh: Mesh) -> Rank:
     machine = machine_of(cluster, training.dtype, training.optimizer, training.profile)
     return Rank(machine, training.profile, mesh)
 
+
+# Computation of operators
 
 Extents = dict[str, int]
 """Elements of each dim of an operator on the rank."""
