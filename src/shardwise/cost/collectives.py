@@ -31,7 +31,8 @@ class Neighbours:
     apart. Both are 1 where every hop leaves its group.
 
     `senders` is per tier: how many adjacent devices of a group of the tier below send at each hop over the
-    tier. It is 0 where none sends, or where a device has no more than its share with fewer senders.
+    tier. It is 0 where none sends, or where so few senders have no more bandwidth than with all devices
+    sending.
     """
 
     pp: Any

@@ -189,8 +189,8 @@ class BlockCost:
     what selective recomputation adds, `repeated_s` what full recomputation adds. `selective` has no waits for
     the host; `repeated_s` is at least the host's dispatch time.
 
-    Weights are elements per rank, before sharding: `dense_weights` are replicated over dp x cp,
-    `expert_weights` over their own replicas, `replicated_weights` are whole on every tp rank.
+    Weights are elements per rank, before sharding: `dense_weights` can be sharded over dp x cp,
+    `expert_weights` over the replicas of an expert. `replicated_weights` are whole on every tp rank.
 
     Activation bytes: saved without recomputation, under selective recomputation, and the input alone.
     `largest_bytes` is the largest single tensor, `output_bytes` are all outputs of products with weights.

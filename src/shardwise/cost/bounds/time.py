@@ -533,7 +533,7 @@ class CriticalPaths:
 
     @cached_property
     def _steady_stages_s(self) -> tuple[Any, Any, Any]:
-        """Least seconds of the last stage, of the last stage of a steady state, and of a stage between."""
+        """Least seconds of (the last stage, the stage that ends a steady state, a stage between the ends)."""
         subproblem, head_s = self._subproblem, micro_batch_work_s(self._totals.head) + self._traffic.head_s
         last_s = self._stage_s(subproblem.split.last, self._totals.head, head_s)
         ended_s = np.maximum(last_s, np.where(subproblem.vpp > 1, self._longest_back_s(), 0.0))

@@ -288,7 +288,7 @@ class _Builder:
     ) -> None:
         if shared := shared_across(graph):
             raise ConfigError(
-                "cannot be cut into stages: several blocks read one parameter", key="--stages",
+                "cannot be cut into stages: blocks share a parameter", key="--stages",
                 found=", ".join(shared), allowed="a graph in which only one block reads each parameter",
             )  # fmt: skip
         self.shapes = tensor_shapes(graph)

@@ -243,7 +243,7 @@ def _matmul(context: CostContext, choices: OperatorLayouts, work: KernelWork, ne
 
 
 SPLIT_SUM = 1024.0
-"""Least number of summands per part of a split sum (split-k kernels)."""
+"""Fewest summands per part of a split sum (split-k kernels); smaller parts cost more than they save."""
 
 
 def _sum_parts(context: CostContext, rows: Values, columns: Values, inner: Values) -> Any:

@@ -247,8 +247,8 @@ def redistribution_elements(
 
     `start` and `end` are (..., axes) and differ. Counted are the tensor before, and both ends of each step.
     Collectives send and receive the parts of ranks one after another. A further copy exists where these parts
-    are not contiguous in the tensor that is sent or received. They are along its first dim of more than one
-    element. All-gathers of uneven parts, which are padded to the largest, need a copy too.
+    are not contiguous in the tensor that is sent or received. They are contiguous along its first dim of more
+    than one element. All-gathers of uneven parts, which are padded to the largest, need a copy too.
     """
     start, end = np.broadcast_arrays(start, end)
     given = local_elements(shape, ranks, start)
