@@ -1,4 +1,9 @@
-"""Equations bound to a model, a cluster and a job: prices of strategies, one or many."""
+"""The cost model: equations bound to a model, a cluster and a job. It estimates one strategy or many.
+
+`costs_of_all_stages` and `peaks_of` estimate tables of uniform strategies, `stage_costs` single stages of
+uneven plans, `layout_chain` all layouts of an operator graph, `estimate_layout` one of them. `bounds` has
+lower bounds of subproblems of the search. See docs/concepts/cost-model.md.
+"""
 
 from shardwise.cost.activations import ACTIVATIONS
 from shardwise.cost.bounds.capacity import LayerCapacity, capacity_of, memory_capacity

@@ -1,4 +1,4 @@
-"""Formulas on plain numbers: communication, computation, goodput, memory, pipelines. numpy only."""
+"""Formulas on plain numbers: communication, computation, goodput, memory, pipelines. They need numpy only."""
 
 from shardwise.equations import comm, compute, goodput, memory, pipeline
 
