@@ -81,7 +81,7 @@ def test_groups_talk_over_what_the_accelerator_has_in_addition_to_gloo() -> None
 
 
 def test_plans_for_accelerators_are_refused_where_there_are_none() -> None:
-    with pytest.raises(ConfigError, match="finds here; found 8 x H100-SXM; allowed: 0"):
+    with pytest.raises(ConfigError, match="finds on this machine; found 8 x H100-SXM; allowed: 0"):
         check_local_devices(load_cluster("1x8xH100-SXM"), 8)
     with pytest.raises(ConfigError, match="needs an accelerator for each of its processes; found process 3"):
         select_device(load_cluster("1x8xH100-SXM"), 3)
@@ -116,7 +116,7 @@ def test_plans_of_devices_that_no_backend_is_for_are_refused() -> None:
 def test_a_ring_of_context_ranks_is_narrow_on_accelerators() -> None:
     check_runnable(plan_of("cp=4,cp_kind=ring", "bf16", "H100-SXM"))
     check_runnable(plan_of("cp=4,cp_kind=ring", "fp32", "cpu"))
-    with pytest.raises(ConfigError, match="fp32 with a ring of context ranks"):
+    with pytest.raises(ConfigError, match="fp32 with ring attention"):
         check_runnable(plan_of("cp=4,cp_kind=ring", "fp32", "H100-SXM"))
 
 
@@ -124,9 +124,9 @@ def test_what_is_measured_on_hosts_alone_is_refused_by_name() -> None:
     plan = plan_of("dp=4", "fp32", "H100-SXM")
     check_options(plan, is_adaptive=False, is_traced=False)
     check_options(plan_of("dp=4", "fp32", "cpu"), is_adaptive=True, is_traced=True)
-    with pytest.raises(ConfigError, match="--adaptive: is not there on accelerators; found H100-SXM"):
+    with pytest.raises(ConfigError, match="--adaptive: is not available on accelerators; found H100-SXM"):
         check_options(plan, is_adaptive=True, is_traced=False)
-    with pytest.raises(ConfigError, match="--trace: is not there on accelerators"):
+    with pytest.raises(ConfigError, match="--trace: is not available on accelerators"):
         check_options(plan, is_adaptive=False, is_traced=True)
 
 
@@ -148,5 +148,8 @@ def test_train_names_the_launcher_where_the_devices_are_elsewhere(
     write_plan(str(path), plan_of("dp=4", "bf16", "H100-SXM"))
     assert main(["train", str(path), "--steps", "1"]) == 2
     reported = capsys.readouterr().err
-    assert "has more accelerators than PyTorch finds here" in reported and "shardwise launch" in reported
+    assert (
+        "needs more accelerators than PyTorch finds on this machine" in reported
+        and "shardwise launch" in reported
+    )
     assert "Traceback" not in reported

@@ -75,7 +75,7 @@ def halves(graph: OpGraph = MLP) -> GraphPlan:
     ("options", "named"),
     [
         (["--data", "{}/none"], "/none/x.npy: --data: cannot be read: no such file"),
-        (["--adaptive"], "--adaptive: is not there for the plan of an operator graph"),
+        (["--adaptive"], "--adaptive: is not available for the plan of an operator graph"),
         (["--resume"], "--resume: needs --checkpoint"),
         (["--export", "{}/e"], "--export: needs --checkpoint"),
         (["--checkpoint", "{}/none", "--resume"], "has no finished checkpoint"),
@@ -102,7 +102,7 @@ def test_a_model_does_not_go_on_from_a_graph(tmp_path: Path, capsys: pytest.Capt
     write_plan(str(tmp_path / "q.yaml"), make_plan("dp=2"))
     assert main(["train", str(tmp_path / "q.yaml"), "--checkpoint", root, "--resume"]) == 2
     error = capsys.readouterr().err
-    assert "found the plan of an operator graph; allowed: a plan of strategies" in error
+    assert "found the plan of an operator graph; allowed: a plan of a model" in error
     assert error.count("\n") == 1
 
 
@@ -143,7 +143,7 @@ def test_a_run_goes_on_under_another_plan_and_writes_its_log_on(
     written["w_up"] = written["w_up"][:, :5].contiguous()
     save_file(written, out / "model.safetensors")
     assert main(["train", first, "--weights", str(out)]) == 2
-    assert "w_up: is of another shape than the model's; found (6, 5)" in capsys.readouterr().err
+    assert "w_up: does not have the model's shape; found (6, 5)" in capsys.readouterr().err
     del written["b_up"]
     save_file(written | {"w_up": torch.zeros(6, 12)}, out / "model.safetensors")
     assert main(["train", first, "--weights", str(out)]) == 2

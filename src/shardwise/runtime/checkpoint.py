@@ -242,7 +242,7 @@ def read_manifest(path: str) -> Manifest:
     version = fields.integer("version", low=1, high=10**9)
     if version > VERSION:
         raise fields.error(
-            "version", "is newer than this shardwise supports", found=str(version), allowed=str(VERSION)
+            "version", "is newer than this shardwise reads", found=str(version), allowed=str(VERSION)
         )
     listed = fields.mapping("files")
     manifest = Manifest(
@@ -554,7 +554,7 @@ def resumable(plan: AnyPlan, root: str) -> tuple[str, Manifest]:
     required = _trained(plan)
     is_of_graph = manifest.graph is not None
     if is_of_graph is not isinstance(plan, GraphPlan):
-        kinds = ("a plan of a model", "a plan of an operator graph")
+        kinds = ("a plan of a model", "the plan of an operator graph")
         raise ConfigError(
             "is a checkpoint of another kind of plan", file=folder, found=kinds[is_of_graph],
             allowed=kinds[not is_of_graph],

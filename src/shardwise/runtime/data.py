@@ -330,7 +330,7 @@ class ArrayFolder:
         counts = {name: self._arrays[name].shape[along] for name, along in dims.items()}
         if len(set(counts.values())) > 1 or 0 in counts.values():
             raise ConfigError(
-                "has different numbers of samples of the inputs", file=self._folder, key="--data",
+                "has different numbers of samples for the inputs", file=self._folder, key="--data",
                 found=", ".join(f"{name} {count:,}" for name, count in counts.items()),
                 allowed="the same number of samples for each input, at least 1",
             )  # fmt: skip

@@ -219,10 +219,10 @@ def _tokens(plan: AnyPlan, steps: int) -> int | None:
 def check_options(plan: AnyPlan, *, is_adaptive: bool, is_traced: bool) -> None:
     """ConfigError if an option is not available for this kind of plan or its devices."""
     if is_adaptive and isinstance(plan, UnevenFile):
-        raise ConfigError("is not available for uneven plans", key="--adaptive", allowed="train without it")
+        raise ConfigError("is not available for an uneven plan", key="--adaptive", allowed="train without it")
     if is_adaptive and isinstance(plan, GraphPlan):
         raise ConfigError(
-            "is not available for plans of operator graphs", key="--adaptive", allowed="train without it"
+            "is not available for the plan of an operator graph", key="--adaptive", allowed="train without it"
         )
     if is_on_host(plan.cluster):
         return
