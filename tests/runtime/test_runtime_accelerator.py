@@ -124,9 +124,9 @@ def test_what_is_measured_on_hosts_alone_is_refused_by_name() -> None:
     plan = plan_of("dp=4", "fp32", "H100-SXM")
     check_options(plan, is_adaptive=False, is_traced=False)
     check_options(plan_of("dp=4", "fp32", "cpu"), is_adaptive=True, is_traced=True)
-    with pytest.raises(ConfigError, match="--adaptive: is not available on accelerators; found H100-SXM"):
+    with pytest.raises(ConfigError, match="--adaptive: is not supported on accelerators; found H100-SXM"):
         check_options(plan, is_adaptive=True, is_traced=False)
-    with pytest.raises(ConfigError, match="--trace: is not available on accelerators"):
+    with pytest.raises(ConfigError, match="--trace: is not supported on accelerators"):
         check_options(plan, is_adaptive=False, is_traced=True)
 
 

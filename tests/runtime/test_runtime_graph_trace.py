@@ -280,5 +280,5 @@ def test_traces_are_not_there_on_accelerators(tmp_path: Path, capsys: pytest.Cap
     path, trace = str(tmp_path / "p.yaml"), tmp_path / "t.json"
     write_graph_plan(path, estimated(replace(plan, cluster=cluster, mesh=mesh_of(cluster, (2,)))))
     assert main(["train", path, "--trace", str(trace)]) == 2
-    assert "--trace: is not available on accelerators" in capsys.readouterr().err
+    assert "--trace: is not supported on accelerators" in capsys.readouterr().err
     assert not trace.exists()

@@ -75,7 +75,7 @@ def halves(graph: OpGraph = MLP) -> GraphPlan:
     ("options", "named"),
     [
         (["--data", "{}/none"], "/none/x.npy: --data: cannot be read: no such file"),
-        (["--adaptive"], "--adaptive: is not available for the plan of an operator graph"),
+        (["--adaptive"], "--adaptive: is not supported for the plan of an operator graph"),
         (["--resume"], "--resume: needs --checkpoint"),
         (["--export", "{}/e"], "--export: needs --checkpoint"),
         (["--checkpoint", "{}/none", "--resume"], "has no finished checkpoint"),

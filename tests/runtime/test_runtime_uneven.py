@@ -312,7 +312,7 @@ PLAN = make_uneven("5 l4 + 3 l4")
         (braided(PLAN), [], "best.layout: is not supported by this runtime; found a stage on two pools"),
         (doubled(PLAN), [], "best.layout: is not supported by this runtime; found ranks used twice"),
         (PLAN, ["--resume"], "--resume: needs --checkpoint"),
-        (PLAN, ["--adaptive"], "--adaptive: is not available for an uneven plan"),
+        (PLAN, ["--adaptive"], "--adaptive: is not supported for an uneven plan"),
         (PLAN, ["--data", "none.bin"], "none.bin"),
     ],
 )  # fmt: skip

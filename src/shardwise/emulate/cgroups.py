@@ -16,6 +16,8 @@ from pathlib import Path
 
 from shardwise.errors import ConfigError
 
+# Control groups
+
 QUOTA_US = 1_000
 """CPU time of a device in each period, in microseconds: the smallest that the kernel accepts. A rank that has
 waited starts with a full quota, so a small quota makes it less early."""
@@ -117,12 +119,14 @@ def remove_leftover_shares() -> None:
             _delete([*folder.glob("d*"), folder])
 
 
+# Ticks
+
 INTERVAL_S = 5e-4
 """Seconds between two ticks on a core: half of a device's quota. Ticks take 2 to 3 % of a core."""
 
 _MOST_PER_S = 32_000
-"""Most ticks per second on all cores together, since one interpreter runs them all; limits more than 16
-cores."""
+"""Most ticks per second on all cores together, which one interpreter runs. With more than 16 cores, each core
+gets fewer ticks."""
 
 
 class Ticks:

@@ -17,6 +17,8 @@ from pathlib import Path
 from shardwise.cluster import Cluster, Link, link_graph
 from shardwise.errors import ConfigError
 
+# System commands
+
 TOOLS = ("ip", "tc")
 
 _LACKS = (
@@ -76,6 +78,8 @@ def _done(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run a command in its own session: Ctrl-C in a terminal would end a foreground process half-way."""
     return subprocess.run(words, capture_output=True, text=True, check=False, start_new_session=True)
 
+
+# The network
 
 _NAME = re.compile(r"sw(\d+)-\w+")
 _PACKET_BYTES = 9_000

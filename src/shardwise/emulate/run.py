@@ -24,6 +24,8 @@ from shardwise.emulate.cgroups import CpuShares, Ticks, remove_leftover_shares
 from shardwise.emulate.network import EmulatedNetwork, check_system, remove_leftovers, tool_path
 from shardwise.errors import ConfigError
 
+# Changes during a run
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedChange:
@@ -79,6 +81,8 @@ def _change(event: object) -> EmulatedChange:
     )  # fmt: skip
 
 
+# Signals
+
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -123,6 +127,8 @@ def deferred_signals() -> Iterator[DeferredSignals]:
         os.close(writer)
     noted.check()
 
+
+# The run
 
 PORT = "29500"
 GRACE_S = 5.0

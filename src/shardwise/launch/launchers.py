@@ -23,6 +23,8 @@ from shardwise.cluster import Node
 from shardwise.errors import ConfigError
 from shardwise.plans import AnyPlan, GraphPlan, UnevenFile
 
+# What all launchers need
+
 LAUNCHERS = ("torchrun", "slurm", "ray", "k8s")
 
 _LABEL_LENGTH = 40
@@ -113,6 +115,8 @@ def _kind(node: Node) -> str:
     """Device class and speed of a host, by which hosts of an uneven plan are distinguished."""
     return node.device_class if node.speed == 1.0 else f"{node.device_class} at {node.speed:g}"
 
+
+# Kubernetes
 
 _PLAN_FOLDER = "/etc/shardwise"
 PLAN_PATH = f"{_PLAN_FOLDER}/plan.yaml"
@@ -214,6 +218,8 @@ def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
+# Ray
+
 _DRIVER = '''\
 """Runs a plan on a Ray cluster: ray job submit --working-dir . -- python THIS_FILE"""
 
@@ -263,6 +269,8 @@ def ray_script(launch: Launch) -> str:
     return _DRIVER.format(hosts=launch.hosts, devices=devices, command=", ".join(words))
 
 
+# Slurm
+
 # Shell words inside single quotes: `$0` is the argument after them.
 _RANK, _HEAD = '"$SLURM_NODEID"', '"$0"'
 
@@ -287,6 +295,9 @@ def slurm_script(launch: Launch) -> str:
         'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
         f'srun --kill-on-bad-exit=1 bash -c {inner} "$head"\n'
     )
+
+
+# torchrun
 
 
 def torchrun_commands(launch: Launch) -> list[list[str]]:

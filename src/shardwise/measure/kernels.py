@@ -19,6 +19,8 @@ from torch.nn import functional
 from shardwise.accuracy import AttentionSample, MatmulSample, MemorySample
 from shardwise.errors import ConfigError
 
+# Timing
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTimer:
@@ -50,6 +52,9 @@ class BatchTimer:
             call()
         self.wait()
         return (self.now() - start_s) / calls
+
+
+# Kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +186,8 @@ def _attention(
         AttentionSample(seq_len=seq_len, work_flop=work, is_backward=True, seconds=backward_s),
     )
 
+
+# Accelerators
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -23,6 +23,8 @@ from shardwise.accuracy import COLLECTIVES, Collective, LinkSample, OverlapSampl
 from shardwise.errors import ConfigError
 from shardwise.measure.kernels import BatchTimer
 
+# Collectives
+
 LINK_SIZES = (2**12, 2**19, 2**21, 2**23, 2**25)
 """Bytes of the full tensor."""
 
@@ -205,6 +207,8 @@ def _batch_s(call: Callable[[], object], calls: int) -> float:
     return float(spent) / calls
 
 
+# Current bandwidth of links
+
 Pair = tuple[int, int]
 """Sender and receiver of a message."""
 
@@ -247,6 +251,9 @@ def _sent(pairs: Sequence[Pair], nbytes: int) -> dict[Pair, float]:
     every = own.new_empty(distributed.get_world_size())
     distributed.all_gather_single(every, own)
     return {(source, target): float(max(every[source], every[target])) for source, target in pairs}
+
+
+# Set-up of a measuring process
 
 
 def torch_version() -> str:

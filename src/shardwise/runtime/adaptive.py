@@ -24,6 +24,8 @@ from shardwise.runtime.migration import migrate, nodes_of
 from shardwise.search import plan_of_strategy
 from shardwise.strategy import Strategy
 
+# Step times
+
 RECENT = 3
 """Number of last steps whose median is compared: three, so that one slow step alone does not count."""
 
@@ -69,6 +71,8 @@ class StepTimeMonitor:
         self._recent.clear()
         self._is_first = True
 
+
+# Replanning
 
 MEASURED_SHARE = 0.02
 """Share of the run's time that measurements may take while steps are as expected."""

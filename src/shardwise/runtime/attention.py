@@ -26,6 +26,8 @@ from shardwise.runtime.layers import RmsNorm
 from shardwise.runtime.numerics import Numerics
 from shardwise.runtime.rope import Rotation, rotated
 
+# Attention with soft-caps, windows and sinks
+
 QUERIES = 128
 """Queries per block in `scored_attention`; bounds the memory of the scores."""
 
@@ -115,6 +117,8 @@ def _product(x: Tensor, y: Tensor, groups: int) -> Tensor:
     """x @ y, where x is (batch, heads, rows, ...) and y has `groups` times fewer heads."""
     return (x.unflatten(1, (-1, groups)) @ y.unsqueeze(2)).flatten(1, 2)
 
+
+# Attention blocks
 
 PositionEncoding: TypeAlias = Rotation | Tensor | None
 """Position encoding of a layer: rotary embedding, positions (tokens,) for ALiBi, or None (learned

@@ -45,6 +45,8 @@ from shardwise.runtime.state_dict import make_states, named, state_of, whole_nam
 from shardwise.runtime.uneven import UnevenTrainingJob
 from shardwise.runtime.weights import save_graph_weights, save_weights
 
+# The manifest and the folders
+
 SCHEMA = "shardwise.checkpoint"
 VERSION = 3
 """Version of the manifest. Version 1 has only the name of the data; version 2 has no graphs."""
@@ -287,6 +289,8 @@ def _file_entry(fields: Fields, name: str) -> tuple[int, str]:
     return entry[0], entry[1]
 
 
+# Saving
+
 AnyJob = TrainingJob | UnevenTrainingJob | GraphTrainingJob
 
 _PARAMETER = "model."
@@ -473,6 +477,9 @@ def _not_written(folder: str, error: BaseException) -> ConfigError:
     if isinstance(error, ConfigError):
         return error
     return ConfigError(f"cannot be written: {_why(error)}", file=folder, key="--checkpoint")
+
+
+# Loading
 
 
 def load(job: AnyJob, folder: str) -> None:

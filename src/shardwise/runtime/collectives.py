@@ -22,6 +22,8 @@ from torch.distributed.tensor import DTensor
 
 from shardwise.runtime.private import COLLECTIVE_OPERATORS, DispatchMode
 
+# Recording of collectives
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class CollectiveRecord:
@@ -79,6 +81,9 @@ def _output(args: Any, output: Any) -> int:
 
 _SIZED: dict[str, Callable[[Any, Any], int]] = {"first": _first, "second": _second, "output": _output}
 _MEASURED = {operator: (kind, _SIZED[whole]) for operator, kind, whole in COLLECTIVE_OPERATORS}
+
+
+# Collectives with gradients
 
 
 def padded(rows: Tensor, length: int) -> Tensor:
@@ -208,6 +213,9 @@ def _reduce(tensor: Tensor, dim: int | None, group: ProcessGroup) -> Tensor:
         distributed.all_reduce(total, group=group)
         return total
     return reduce_scatter_rows(tensor.transpose(0, dim), group).transpose(0, dim).contiguous()
+
+
+# Values as JSON
 
 
 def all_gather_json(value: Any, group: ProcessGroup | None = None) -> list[Any]:

@@ -25,9 +25,11 @@ from shardwise.graph import OpGraph, OpNode, samples_dim
 from shardwise.runtime.initialization import generator_of
 from shardwise.strategy import Job
 
+# Random permutations
+
 ROUNDS = 8
-"""Rounds of the Feistel network. Four give a pseudorandom permutation (Luby and Rackoff 1988); eight are
-safe."""
+"""Rounds of the Feistel network. Four give a pseudorandom permutation if the rounds are ideal (Luby and
+Rackoff 1988); eight leave a margin for simple ones."""
 
 _Words = NDArray[np.uint64]
 
@@ -66,6 +68,8 @@ def _mix_bits(words: _Words) -> _Words:
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
 
+
+# Tokens
 
 ORDER_VERSION = 2
 """Version of the order of windows. Version 1 drew whole permutations."""
@@ -227,6 +231,8 @@ def _memory_mapped(path: str, dtype: np.dtype[np.unsignedinteger]) -> NDArray[np
     except OSError as error:
         raise ConfigError(f"cannot be read: {(error.strerror or str(error)).lower()}", file=path) from None
 
+
+# Inputs of operator graphs
 
 RANDOM_BATCHES = 4
 """Number of different random batches, which repeat. Few, so that a model can memorise their targets."""

@@ -16,6 +16,8 @@ from shardwise.cluster import Cluster
 from shardwise.errors import ConfigError
 from shardwise.launch import TARGET
 
+# Devices and backends
+
 LOCAL_RANK = "LOCAL_RANK"
 """Environment variable of launchers: local rank of this process on its host."""
 
@@ -110,9 +112,13 @@ def _check_group(device_type: str) -> None:
         )  # fmt: skip
 
 
+# Compute dtypes
+
 COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Compute dtype by the dtype of a job. Parameters are always fp32."""
 
+
+# Host memory
 
 # Parameters of `mallopt` (malloc.h).
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4

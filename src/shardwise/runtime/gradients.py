@@ -21,6 +21,8 @@ from torch.nn.utils import get_total_norm
 
 from shardwise.runtime.private import multiply_all
 
+# Norm and clipping
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
@@ -85,6 +87,9 @@ def clip(loss: Tensor, squares: Tensor, parameters: Iterable[nn.Parameter], max_
 
 def scale(parameters: Iterable[nn.Parameter], factor: float) -> None:
     multiply_all([local(each.grad) for each in parameters if each.grad is not None], factor)
+
+
+# Reductions
 
 
 class TiedWeights:

@@ -47,6 +47,8 @@ from shardwise.runtime.tensor_parallel import split_tensors
 from shardwise.schedule import SPLIT_NAMES
 from shardwise.strategy import Strategy, layer_counts
 
+# Stages of a rank
+
 Stages = tuple[tuple[int, ModelStage], ...]
 """Stages of one rank, in order, each with its number in the pipeline."""
 
@@ -198,6 +200,9 @@ def _parts(module: ModelStage, plan: Plan, place: RankCoordinates) -> Stages:
         if plan.model.tied_embeddings and part.head is not None and part.embedding is None:
             part.head.output.weight = nn.Parameter(part.head.output.weight.detach().clone())
     return parts
+
+
+# The job
 
 
 class TrainingJob:

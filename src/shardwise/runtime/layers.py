@@ -16,6 +16,8 @@ from torch.nn import functional
 from shardwise.model import Mlp
 from shardwise.runtime.numerics import Activation, Gate
 
+# Norms
+
 
 class RmsNorm(nn.Module):
     """RMSNorm over the last dim, computed in fp32: x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich
@@ -55,6 +57,9 @@ class _Normed(Function):
         return of_input.to(x.dtype), of_weight.to(weight.dtype), None
 
 
+# Soft-caps
+
+
 def softcapped(logits: Tensor, cap: float) -> Tensor:
     """cap * tanh(logits / cap) (Gemma 2, arXiv 2408.00118). Overwrites `logits`."""
     found: Tensor = _SoftCap.apply(logits, cap)
@@ -75,6 +80,9 @@ class _SoftCap(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         slopes, ctx.slopes = ctx.slopes, None
         return slopes.mul_(grads[0]), None
+
+
+# MLPs
 
 
 def activated(x: Tensor, kind: Activation) -> Tensor:

@@ -18,6 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardwise.strategy import Strategy
 
+# Process groups
+
 
 def group_among(rows: Sequence[Sequence[int]]) -> ProcessGroup | None:
     """This rank's process group among disjoint `rows` of ranks, None if it is in no row.
@@ -42,6 +44,8 @@ def mesh_of(ranks: Tensor, names: tuple[str, ...], device_type: str) -> DeviceMe
     ]
     return DeviceMesh.from_group(groups, device_type, ranks.contiguous(), mesh_dim_names=names)
 
+
+# Axes and coordinates
 
 AXES = ("pp", "replicate", "shard", "tp")
 """Axes of the mesh. `replicate` x `shard` are the dp * cp ranks of a stage: `shard` neighbours shard the

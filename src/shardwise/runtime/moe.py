@@ -26,6 +26,8 @@ from shardwise.runtime.layers import FeedForward, activated, gated
 from shardwise.runtime.numerics import Gate, Numerics, Routing
 from shardwise.runtime.private import all_to_all_rows
 
+# Token dispatch
+
 
 class TokenDispatcher:
     """Process groups of experts: ranks of `expert` hold different experts, those of `tensor` shards of the
@@ -163,6 +165,9 @@ class _Scatter(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return all_gather_rows(grads[0], ctx.group), None
+
+
+# Experts
 
 
 class Router(nn.Module):

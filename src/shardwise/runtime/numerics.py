@@ -23,6 +23,8 @@ from shardwise.runtime.rope import (
     yarn_attention_factors,
 )
 
+# The record
+
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 
@@ -120,6 +122,8 @@ class Numerics:
         """Factor of query-key products for heads of width `elements`."""
         return (self.score_divisor or elements) ** -0.5 * self.score_factor
 
+
+# Families and configs
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",

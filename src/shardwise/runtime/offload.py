@@ -24,6 +24,8 @@ from shardwise.runtime.gradients import local
 from shardwise.runtime.private import OffloadedShard, offloaded_shards, with_layout_of
 from shardwise.runtime.profiling import FROM_HOST, TO_HOST
 
+# Buffers and copies
+
 
 def host_buffer_like(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A host buffer of this shape and dtype for copies from or to `tensor`'s device. It is pinned if that is
@@ -62,6 +64,8 @@ def wait_on_host(event: torch.Event | None) -> None:
     if event is not None:
         event.synchronize()
 
+
+# Activation offload
 
 OFFLOADS_ACTIVATIONS = ("activations", "both")
 """Values of the strategy's `offload` that offload activations."""
@@ -233,6 +237,8 @@ class ActivationOffload:
                     buffer.on_host = None
         block.event = self._copy_stream.record()
 
+
+# Optimizer offload
 
 OFFLOADS_STATES = ("optimizer", "both")
 """Values of the strategy's `offload` that offload optimizer states."""

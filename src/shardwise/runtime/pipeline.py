@@ -17,6 +17,8 @@ from shardwise.runtime.private import SynchronisedStage, executed_actions, pipel
 from shardwise.schedule import SPLIT_NAMES, Action, ActionKind, Schedule, lower
 from shardwise.strategy import Strategy
 
+# With pipeline parallelism
+
 
 class PipelineRunner:
     """Runs the actions of a schedule on the stages of one pipeline rank."""
@@ -103,6 +105,9 @@ def _reduce(stage: ModelStage) -> None:
     """The schedule's REDUCE_GRAD for replicated weights."""
     if stage.replicas is not None:
         stage.replicas.reduce()
+
+
+# Without pipeline parallelism
 
 
 class GradientAccumulation:

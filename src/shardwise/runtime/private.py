@@ -87,6 +87,8 @@ ALL_TO_ALL = torch.ops._c10d_functional.all_to_all_single.default
 """All-to-all as an operator that returns its result, so that selective recomputation can save it."""
 
 
+# Collectives
+
 _c10d, _functional = torch.ops.c10d, torch.ops._c10d_functional
 COLLECTIVE_OPERATORS = (
     # Of these, the first operand is the output buffer, and the second the input.
@@ -118,6 +120,9 @@ def arrived(result: Tensor) -> Tensor:
     """The result of `ALL_TO_ALL` after the collective has completed; before that, its memory is undefined."""
     there: Tensor = torch.ops._c10d_functional.wait_tensor(result)
     return there
+
+
+# Tensors and attention
 
 
 def multiply_all(tensors: Sequence[Tensor], factor: float) -> None:
@@ -159,6 +164,9 @@ def attention_part_backward(
             seed, seed, scale=scale,
         )  # fmt: skip
     return dq, dk, dv
+
+
+# Pipeline stages
 
 
 class SynchronisedStage(PipelineStage):
@@ -297,6 +305,8 @@ def executed_actions(runtime: Any, rank: int) -> list[str]:
     return [str(action) for action in runtime.pipeline_order_with_comms[rank]]
 
 
+# Profiles
+
 _BACKWARD_FUNCTION = 1
 """Scope of backward functions in a profile (at::RecordScope::BACKWARD_FUNCTION)."""
 
@@ -317,6 +327,9 @@ def profiled_events(profiler: Any) -> Iterator[ProfiledEvent]:
 def is_profiled() -> bool:
     """Whether this thread is being profiled."""
     return bool(torch.autograd._profiler_enabled())
+
+
+# Checkpoints
 
 
 def chunk_of(tensor: Tensor) -> tuple[Sequence[int], Sequence[int]]:
@@ -385,6 +398,9 @@ class ChunkLoadPlanner(DefaultLoadPlanner):
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
         found = self.state_dict[index.fqn]
         return found.at(index) if isinstance(found, TensorChunks) else super().lookup_tensor(index)
+
+
+# Optimizer and offload
 
 
 class LocalAdamW(torch.optim.AdamW):
@@ -474,6 +490,9 @@ def _redistributed_like(grad: Tensor, param: Tensor) -> Tensor:
     if isinstance(grad, DTensor) and isinstance(param, DTensor) and grad.placements != param.placements:
         return grad.redistribute(param.device_mesh, param.placements)
     return grad
+
+
+# Process groups and hooks
 
 
 def process_groups() -> set[ProcessGroup]:

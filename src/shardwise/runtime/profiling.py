@@ -27,6 +27,8 @@ from shardwise.runtime.collectives import all_gather_json
 from shardwise.runtime.private import ProfiledEvent, is_profiled, profiled_events
 from shardwise.sim import BLOCKS, COMMUNICATION, COMPUTE, OPERATORS, TRAFFIC, Span
 
+# Marks
+
 BLOCK, OPERATOR, TRAFFIC_MARK = "BLOCK:", "OP:", "TO:"
 """Prefixes of marks: forward pass of a block or an operator, whose name follows, and communication that
 redistributes tensors for their readers."""
@@ -43,6 +45,8 @@ def profiled_range(kind: str, name: str) -> AbstractContextManager[object]:
     profile."""
     return record_function(kind + name) if is_profiled() else _NOTHING
 
+
+# Passes of operators and blocks
 
 _PASS = re.compile(r"PP:\d+([FB])(\d+)")
 
@@ -171,6 +175,8 @@ def _backward(rank: int, number: str, forward: _Pass, nodes: Iterable[ProfiledEv
     yield from hulls
 
 
+# Traces of a step
+
 _ACTION = re.compile(r"PP:(\d+[FBIW]\d+)")
 _TRANSFER = re.compile(r"PP:(\d+(?:SEND|RECV)_[FB]\d+|\d+REDUCE_GRAD)")
 _COLLECTIVE = re.compile(r"(?:gloo|nccl):(\w+)")
@@ -224,6 +230,8 @@ def _shown(event: str) -> Iterator[tuple[str, str]]:
     elif match := _TRANSFER.fullmatch(event) or _COLLECTIVE.match(event):
         yield COMMUNICATION, match[1]
 
+
+# One clock for all ranks
 
 ROUNDS = 8
 """Number of round trips by which a clock offset is measured; the fastest one counts."""

@@ -19,6 +19,8 @@ from torch import Tensor, distributed
 
 from shardwise.runtime.private import chunk_of
 
+# Transfers
+
 Region = tuple[tuple[int, int], ...]
 """A box of a tensor: start and stop along every dim."""
 
@@ -146,6 +148,8 @@ def _pairs(
             receiver_by_node[node] = target
             yield 0, min(holders, key=lambda rank: (sent[rank], rank)), target
 
+
+# Regions of a rank
 
 DIMS = 3
 """Most dims of a parameter; missing dims count as size 1."""

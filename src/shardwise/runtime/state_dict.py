@@ -24,6 +24,8 @@ from shardwise.runtime.private import TensorChunks
 from shardwise.runtime.regions import DIMS, LocalRegion, Region, region_of
 from shardwise.runtime.uneven import UnevenTrainingJob
 
+# Uniform plans
+
 STATES = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 """Optimizer states per parameter. `step` is a scalar; others have the parameter's shape."""
 
@@ -69,6 +71,8 @@ def state_of(job: TrainingJob) -> dict[str, Tensor]:
     return state
 
 
+# Initial values
+
 ParameterValue = Callable[[str, torch.Size], Tensor]
 """Value of a parameter by its name in the whole model and its full shape, in fp32 on the host."""
 
@@ -107,6 +111,8 @@ def _part(value: Tensor, region: Region) -> Tensor:
     bounds = tuple((0, size) for size in value.shape) + ((0, 1),) * (DIMS - value.dim())
     return LocalRegion(bounds, {"": value}).view("", region)
 
+
+# Uneven plans
 
 MODEL = "model"
 
@@ -204,6 +210,8 @@ def _steps(job: UnevenTrainingJob) -> dict[str, Tensor]:
 def _key(kind: str, name: str) -> str:
     return f"model.{name}" if kind == MODEL else f"optimizer.{name}.{kind}"
 
+
+# Operator graphs
 
 STEP = "step"
 

@@ -19,6 +19,8 @@ from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.modules import reference_module
 from shardwise.runtime.parallelize import parallelize
 
+# Exposed communication
+
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 """Scheduler statistics of this thread (Linux): nanoseconds on a core, nanoseconds waiting for one, time
 slices."""
@@ -67,6 +69,9 @@ def thread_busy_s() -> float | None:
     except (OSError, ValueError, IndexError):
         return None
     return time.thread_time() + 1e-9 * ready_ns
+
+
+# Step times of a plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

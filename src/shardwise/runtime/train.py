@@ -48,6 +48,8 @@ from shardwise.runtime.workers import RankLost, RankTask, WorkerPool
 from shardwise.sim import Span
 from shardwise.strategy import Strategy
 
+# The training loop
+
 
 def module_of_graph(graph: OpGraph, *, seed: int, weights: str | None) -> GraphModule:
     """The module of `graph`, with the parameters in the folder `weights`, or initialised from the seed.
@@ -216,20 +218,23 @@ def _tokens(plan: AnyPlan, steps: int) -> int | None:
     return None if isinstance(plan, GraphPlan) else steps * plan.job.global_batch_size * plan.job.seq_len
 
 
+# Checks of options
+
+
 def check_options(plan: AnyPlan, *, is_adaptive: bool, is_traced: bool) -> None:
     """ConfigError if an option is not available for this kind of plan or its devices."""
     if is_adaptive and isinstance(plan, UnevenFile):
-        raise ConfigError("is not available for an uneven plan", key="--adaptive", allowed="train without it")
+        raise ConfigError("is not supported for an uneven plan", key="--adaptive", allowed="train without it")
     if is_adaptive and isinstance(plan, GraphPlan):
         raise ConfigError(
-            "is not available for the plan of an operator graph", key="--adaptive", allowed="train without it"
+            "is not supported for the plan of an operator graph", key="--adaptive", allowed="train without it"
         )
     if is_on_host(plan.cluster):
         return
     for key, is_requested in (("--adaptive", is_adaptive), ("--trace", is_traced)):
         if is_requested:
             raise ConfigError(
-                "is not available on accelerators", key=key, found=", ".join(plan.cluster.classes),
+                "is not supported on accelerators", key=key, found=", ".join(plan.cluster.classes),
                 allowed="train without it",
             )  # fmt: skip
 
@@ -289,6 +294,9 @@ def _check_data(options: TrainOptions, plan: AnyPlan, manifest: Manifest) -> Non
 
 def _describe(content: DataIdentity) -> str:
     return f"{content.nbytes:,} bytes ({content.hash[:19]}) in {content.windows:,} windows"
+
+
+# Training on this machine
 
 
 def train_locally(

@@ -38,6 +38,8 @@ from shardwise.runtime.regions import LocalRegion, Region, gather_rank_regions, 
 from shardwise.runtime.tensor_parallel import split_tensors
 from shardwise.schedule import generate
 
+# Stages of a rank
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnevenCoordinates:
@@ -205,6 +207,9 @@ def local_samples(plan: UnevenFile, coordinates: UnevenCoordinates, batch: Tenso
 def own_coordinates(plan: UnevenFile) -> UnevenCoordinates | None:
     """Coordinates of this rank; None if the plan leaves it idle."""
     return coordinates_by_rank(plan).get(distributed.get_rank())
+
+
+# Optimizer shards
 
 
 @dataclass(slots=True, kw_only=True)
@@ -411,6 +416,8 @@ def _packed(values: Sequence[Tensor], share_group: _ShareGroup) -> Tensor:
     flat = torch.cat([one.reshape(-1) for one in values])
     return torch.cat((flat, flat.new_zeros(-len(flat) % ranks)))
 
+
+# The job
 
 TABLE = "embedding.tokens.weight"
 

@@ -24,6 +24,8 @@ from shardwise.model import Model, decoder_of
 from shardwise.plans import write_file
 from shardwise.runtime.graphs import first_readers
 
+# Formats of model families
+
 Read = Callable[[str], Tensor]
 """Reads the tensor of a name."""
 
@@ -324,6 +326,8 @@ def _transposed_last(stacked: Tensor) -> Tensor:
     """Transpose stacked matrices; biases stay as they are."""
     return stacked.mT.contiguous() if stacked.dim() == 3 else stacked.contiguous()
 
+
+# Files
 
 SINGLE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_FILE_BYTES = 4 << 30
