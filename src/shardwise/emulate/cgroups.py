@@ -26,6 +26,8 @@ _LONGEST_US = 1_000_000
 """Longest period that the kernel accepts, in microseconds."""
 
 _PATIENCE_S = 10.0
+"""Seconds after which undeletable groups are left; the next emulation deletes them."""
+
 _PAUSE_S = 0.005
 """Seconds between two attempts to delete a group: ended processes take a moment to disappear."""
 
@@ -42,6 +44,7 @@ class CpuShares:
         self._ranks = ranks
 
     def build(self) -> None:
+        """Create the groups. ConfigError if the kernel or the user's rights do not allow it."""
         try:
             self._folder.mkdir()
             if self._is_v2:
@@ -134,7 +137,7 @@ class Ticks:
 
     The kernel checks a quota when it takes the core from a process, and otherwise at its own tick, often
     every 4 ms (`account_cfs_rq_runtime` in kernel/sched/fair.c). A device with a quota of 1 ms could then run
-    for up to 4 ms and pause longer later, so that ranks wait for it irregularly. A thread of a real-time
+    for up to 4 ms and pause longer later. Other ranks would wait for it irregularly. A thread of a real-time
     class preempts the devices for an instant, which triggers the check.
     """
 
@@ -174,6 +177,7 @@ class Ticks:
             time.sleep(interval_s)
 
     def close(self) -> None:
+        """Stop the threads."""
         self._is_over = True
         for thread in self._threads:
             thread.join()

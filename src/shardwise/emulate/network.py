@@ -20,6 +20,7 @@ from shardwise.errors import ConfigError
 # System commands
 
 TOOLS = ("ip", "tc")
+"""Required tools of iproute2."""
 
 _LACKS = (
     ("netns", "network namespaces (CONFIG_NET_NS)"),
@@ -109,9 +110,11 @@ class EmulatedNetwork:
         self._places: dict[str, tuple[str, str]] = {}
 
     def namespace(self, node: int) -> str:
+        """Name of a node's namespace."""
         return f"{self._prefix}-n{node}"
 
     def address(self, node: int) -> str:
+        """IP address of a node."""
         return f"10.77.{(node + 1) // 256}.{(node + 1) % 256}"
 
     @property
@@ -176,6 +179,7 @@ class EmulatedNetwork:
         )
 
     def close(self) -> None:
+        """Delete all namespaces."""
         nodes = [self.namespace(node) for node in range(self._nodes)]
         try_all([f"ip netns del {name}" for name in (*nodes, self._switches)])
 

@@ -84,6 +84,7 @@ def _change(event: object) -> EmulatedChange:
 # Signals
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end an emulation."""
 
 
 class DeferredSignals:
@@ -131,6 +132,8 @@ def deferred_signals() -> Iterator[DeferredSignals]:
 # The run
 
 PORT = "29500"
+"""Port of the rendezvous, torchrun's default."""
+
 GRACE_S = 5.0
 """Seconds that the other ranks may take to exit after one has failed."""
 

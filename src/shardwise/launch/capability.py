@@ -32,8 +32,8 @@ def check_runnable(plan: Plan) -> None:
 
 
 def check_uneven_runnable(plan: UnevenFile) -> None:
-    """ConfigError with the first reason why this runtime cannot run an uneven plan, including stages that do
-    not form pipelines on the ranks of its cluster."""
+    """ConfigError with the first reason why this runtime cannot run an uneven plan. Its stages must also form
+    pipelines on the ranks of its cluster."""
     _check_known(plan, TARGET.uneven_dtypes)
     if plan.model.experts is not None:
         raise _refusal("model", "experts", "models without experts")

@@ -1,12 +1,11 @@
-"""Launch commands and files for plans: torchrun commands, a Slurm batch script, a Ray driver, Kubernetes
-YAML.
+"""Launch commands and files for plans, with torchrun, Slurm, Ray or Kubernetes.
 
-`launch_of` collects what all launchers need from a plan in a `Launch`: hosts, processes per host and the
-command.
+`launch_of` collects what launchers need from a plan in a `Launch`: hosts, processes per host, the command.
 
-- `torchrun_commands`: one command per host. - `slurm_script`: a batch script for sbatch. - `ray_script`: a
-driver that reserves the hosts and starts torchrun on each. - `kubernetes_manifest`: an indexed Job, a Service
-for the names of its pods, and the plan as a ConfigMap.
+- `torchrun_commands`: one command per host.
+- `slurm_script`: a batch script for sbatch.
+- `ray_script`: a driver that reserves the hosts and starts torchrun on each.
+- `kubernetes_manifest`: an indexed Job, a Service for the names of its pods, and the plan as a ConfigMap.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from shardwise.plans import AnyPlan, GraphPlan, UnevenFile
 # What all launchers need
 
 LAUNCHERS = ("torchrun", "slurm", "ray", "k8s")
+"""Values of `--with`."""
 
 _LABEL_LENGTH = 40
 """Longest name; with a number appended, it stays within the 63 characters of a DNS label."""

@@ -26,10 +26,10 @@ from shardwise.errors import ConfigError
 class BatchTimer:
     """Times calls in `batches` batches of at least `batch_s` seconds each; the median batch counts.
 
-    A batch spans several periods of a scheduler that gives a process a share of a core (5 to 100 ms), so that
-    pauses are spread over the calls. `ready` returns when a batch may start: if several processes measure, at
-    the same time in all. `now` reads the clock in seconds, and `wait` waits for the device; tests replace
-    both.
+    A scheduler that gives a process a share of a core pauses it once per period (5 to 100 ms). A batch spans
+    several periods, so that pauses are spread over the calls. `ready` returns when a batch may start: if
+    several processes measure, at the same time in all. `now` reads the clock in seconds, and `wait` waits for
+    the device; tests replace both.
     """
 
     batches: int = 5
@@ -86,6 +86,7 @@ CPU_SIZES = KernelSizes(
     heads=8,
     head_dim=64,
 )
+"""Sizes of the kernels that are measured on CPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

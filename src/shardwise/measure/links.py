@@ -1,9 +1,10 @@
-"""Link times: collectives between processes by kind, bytes and number of ranks, with overlap and lockstep
-waits.
+"""Times of collectives and messages between processes, alone, during computation and after it.
 
-- `link_times`: each kind of collective alone. `overlap_times`: an all-reduce during computation. -
-`lockstep_s`: how long ranks wait for the slowest one. `message_rates`: current bandwidth of each link. -
-`launched_group`, `use_threads`: set-up of a measuring process.
+- `link_times`: each kind of collective alone, by bytes and number of ranks.
+- `overlap_times`: an all-reduce during computation.
+- `lockstep_s`: how long ranks wait for the slowest one.
+- `message_rates`: current bandwidth of each link.
+- `launched_group`, `use_threads`: set-up of a measuring process.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ LINK_SIZES = (2**12, 2**19, 2**21, 2**23, 2**25)
 """Bytes of the full tensor."""
 
 OVERLAP_BYTES = 2**21
+"""Bytes of the all-reduce whose overlap is measured."""
 
 PRODUCT_SIDE = 512
 """Side of the square matrices that ranks multiply during a collective, or before it."""
@@ -37,7 +39,10 @@ LOCKSTEP_CALLS = 4
 """Matmuls before each collective, as many as in a part of a small layer."""
 
 _BATCH_S = 0.1
+"""Seconds of a batch of calls; longer than the milliseconds by which ranks leave a barrier apart."""
+
 _MOST_CALLS = 50
+"""Most calls in a batch; bounds the time of small sizes."""
 
 _ENOUGH_S = 0.25
 """Seconds per call of one size above which larger sizes are not measured."""
@@ -85,8 +90,8 @@ def _own_group(groups: Sequence[Sequence[int]]) -> Iterator[distributed.ProcessG
 
 
 def overlap_times(groups: Sequence[Sequence[int]], *, repeats: int) -> list[OverlapSample]:
-    """Measure how an all-reduce overlaps with matmuls that take as long, in all disjoint `groups` at once, as
-    when gradients are reduced during the backward pass.
+    """Measure how an all-reduce overlaps with matmuls that take as long, in all disjoint `groups` at once.
+    Gradients are reduced in the same way during the backward pass.
 
     Every rank of the default process group calls it with the same groups; all return the same samples.
     """
@@ -213,7 +218,11 @@ Pair = tuple[int, int]
 """Sender and receiver of a message."""
 
 FIRST_BYTES = 1 << 18
+"""Size in bytes of the first message of each pair."""
+
 MAX_BYTES = 1 << 25
+"""Size in bytes above which messages are not doubled further."""
+
 ENOUGH_S = 0.05
 """Seconds of a message from which on its rate counts. Shorter messages are doubled in size, so that the burst
 allowance of a link does not count."""
@@ -257,6 +266,7 @@ def _sent(pairs: Sequence[Pair], nbytes: int) -> dict[Pair, float]:
 
 
 def torch_version() -> str:
+    """Version of PyTorch."""
     return str(torch.__version__)
 
 

@@ -112,8 +112,8 @@ class Advisor(Protocol):
 class ReplanEvent:
     """What the monitor noticed after a step, and what the run did.
 
-    Has the reason of the measurement, the bandwidth of each link in bytes/s, the advice, the seconds of
-    measurement and migration, and the bytes sent between nodes.
+    Has the reason of the measurement, the bandwidth of each link in bytes/s and the advice. Also has the
+    seconds of measurement and migration, and the bytes sent between nodes.
     """
 
     reason: str

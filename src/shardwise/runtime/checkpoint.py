@@ -60,6 +60,7 @@ MAX_CHECKPOINTS = 2
 
 _FOLDER = re.compile(r"step-([0-9]{8})")
 _MAX_FILES_BYTES = 8 << 20
+"""Largest manifest in bytes that is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,7 @@ class Manifest:
 
 
 def folder_of(root: str, step: int) -> str:
+    """The checkpoint folder of `step` in `root`."""
     return os.path.join(root, f"step-{step:08d}")
 
 

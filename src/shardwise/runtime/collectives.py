@@ -2,8 +2,8 @@
 
 - `record_collectives` counts all collectives of this thread with their bytes, as the cost model counts them.
 - `SharedTokens`, `Boundary`: tensor-parallel ranks that hold equal tensors split them and gather them again.
-- `reduce_over` (all-reduce, reduce-scatter) and `all_gathered` (all-gather) are differentiable. -
-`all_gather_json` gathers a value of each rank as JSON: received data is never unpickled.
+- `reduce_over` (all-reduce, reduce-scatter) and `all_gathered` (all-gather) are differentiable.
+- `all_gather_json` gathers a value of each rank as JSON: received data is never unpickled.
 """
 
 from __future__ import annotations
@@ -87,16 +87,19 @@ _MEASURED = {operator: (kind, _SIZED[whole]) for operator, kind, whole in COLLEC
 
 
 def padded(rows: Tensor, length: int) -> Tensor:
+    """`rows`, padded with zero rows to `length` rows."""
     return torch.cat((rows, rows.new_zeros(length - len(rows), rows.shape[1])))
 
 
 def all_gather_rows(rows: Tensor, group: ProcessGroup) -> Tensor:
+    """All-gather along the first dim."""
     whole = rows.new_empty(len(rows) * distributed.get_world_size(group), *rows.shape[1:])
     distributed.all_gather_single(whole, rows.contiguous(), group=group)
     return whole
 
 
 def reduce_scatter_rows(rows: Tensor, group: ProcessGroup) -> Tensor:
+    """Reduce-scatter (sum) along the first dim."""
     part = rows.new_empty(len(rows) // distributed.get_world_size(group), *rows.shape[1:])
     distributed.reduce_scatter_single(part, rows.contiguous(), group=group)
     return part
@@ -130,6 +133,7 @@ class Boundary:
         return _Split.apply(hidden, -1, self._group)
 
     def received(self, part: Tensor) -> Tensor:
+        """The whole hidden states, all-gathered from the received parts."""
         return _Gather.apply(part, -1, self._group)
 
 

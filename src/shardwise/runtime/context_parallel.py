@@ -41,10 +41,12 @@ class RingAttention:
         self._rank = distributed.get_rank(group)
 
     def positions(self, tokens: int) -> Tensor:
+        """Positions of this rank's two chunks."""
         chunks = torch.arange(tokens).chunk(2 * len(self._ranks))
         return torch.cat((chunks[self._rank], chunks[-1 - self._rank]))
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
+        """Attention on one rank's keys at a time, merged by log-sum-exp."""
         return _RingAttention.apply(q, k, v, scale, self)
 
     def ring_shift(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -147,11 +149,13 @@ class AllToAllAttention:
         self._group = group
 
     def positions(self, tokens: int) -> Tensor:
+        """Positions of this rank's tokens: one contiguous chunk."""
         return torch.arange(tokens).chunk(distributed.get_world_size(self._group))[
             distributed.get_rank(self._group)
         ]
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
+        """Attention on all tokens with a shard of the heads."""
         q, k, v = (_AllToAll.apply(tensor, 1, 2, self._group) for tensor in (q, k, v))
         heads = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
         return _AllToAll.apply(heads, 2, 1, self._group)

@@ -79,6 +79,7 @@ WORDS = 256
 
 _BLOCK_BYTES = 64 << 10
 _BLOCKS = 64
+"""Blocks of `_BLOCK_BYTES` bytes (64 KiB) that the hash of a large file covers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

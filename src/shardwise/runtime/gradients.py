@@ -86,6 +86,7 @@ def clip(loss: Tensor, squares: Tensor, parameters: Iterable[nn.Parameter], max_
 
 
 def scale(parameters: Iterable[nn.Parameter], factor: float) -> None:
+    """Multiply the gradients of `parameters` by `factor`, in place."""
     multiply_all([local(each.grad) for each in parameters if each.grad is not None], factor)
 
 

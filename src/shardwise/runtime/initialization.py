@@ -14,6 +14,7 @@ STD = 0.02
 sqrt(2 * layers) (Radford et al. 2019, section 2.3)."""
 
 _RESIDUAL = ("attention.out.weight", "mlp.down.weight", "experts.down", "shared.down.weight")
+"""Endings of names of matrices that write to the residual stream."""
 
 
 def initialise(module: nn.Module, *, seed: int, layers: int) -> None:

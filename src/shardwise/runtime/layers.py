@@ -86,6 +86,7 @@ class _SoftCap(Function):
 
 
 def activated(x: Tensor, kind: Activation) -> Tensor:
+    """Apply the activation function `kind`."""
     if kind == "silu":
         return functional.silu(x)
     if kind == "relu":

@@ -77,6 +77,7 @@ class RankCoordinates:
 
 
 def coordinates_of(strategy: Strategy, rank: int) -> RankCoordinates:
+    """Coordinates of `rank` under `strategy`."""
     pp, dp, cp, tp = ((rank_grid(strategy) == rank).nonzero()[0]).tolist()
     return RankCoordinates(rank=rank, pp=pp, dp=dp, cp=cp, tp=tp)
 
@@ -99,8 +100,8 @@ def device_mesh(strategy: Strategy, device_type: str) -> DeviceMesh:
 def expert_mesh(strategy: Strategy, device_type: str) -> DeviceMesh:
     """The mesh with axes `EXPERT_AXES`. Creates process groups; call it on every rank.
 
-    The ranks of a stage are ordered with etp fastest, then ep, then the ranks with the same weights, of which
-    neighbours shard the optimizer states (docs/concepts/cost-model.md, section 4).
+    The ranks of a stage are ordered with etp fastest, then ep, then the ranks with the same weights.
+    Neighbours among the latter shard the optimizer states (docs/concepts/cost-model.md, section 4).
     """
     ranks = rank_grid(strategy).flatten(1).sort(dim=1).values
     same = expert_ranks(strategy)

@@ -28,6 +28,7 @@ from shardwise.runtime.rope import Rope, Rotation, rotation_of
 
 
 def norm_module(shape: LayerShape, width: int, epsilon: float) -> nn.Module:
+    """The norm of a layer of this shape: RMSNorm or LayerNorm, the latter with or without weights."""
     if shape.norm == "rms":
         return RmsNorm(width, epsilon)
     return nn.LayerNorm(width, eps=epsilon, elementwise_affine=shape.norm == "layer")

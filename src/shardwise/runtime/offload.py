@@ -1,6 +1,6 @@
 """Activation and optimizer offload to host memory, with copies that overlap computation.
 
-`ActivationOffload` copies the saved activations of each layer to the host after its forward pass, and
+`ActivationOffload` copies the saved activations of each layer to the host after its forward pass. It
 prefetches them during the backward pass of the next layer. `OptimizerOffload` holds fp32 weights and
 optimizer states on the host and updates them there (ZeRO-Offload, Ren et al. 2021, arXiv 2101.06840).
 `CopyStream` is the stream of the copies.

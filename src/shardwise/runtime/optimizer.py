@@ -11,6 +11,8 @@ from torch.distributed.tensor import DTensor
 from shardwise.runtime.private import LocalAdamW
 
 BETAS = (0.9, 0.95)
+"""Momentum decay rates of AdamW (Brown et al. 2020, appendix B)."""
+
 WEIGHT_DECAY = 0.1
 """Weight decay of AdamW, for matrices only; this and `BETAS` as for GPT-3 (Brown et al. 2020, appendix B)."""
 

@@ -65,8 +65,9 @@ def parallelize(
     Call it on every rank of a process group with as many ranks as the plan has devices. If torchrun started
     the process and there is no group yet, it is created. `module` is the whole model, equal on every rank: a
     `reference_module`. For the plan of an operator graph, it is a `graph_module`, or the module that the
-    graph was captured from, with `inputs` of its forward pass for the whole batch. Afterwards this process
-    keeps freed host memory for later tensors. Raises ConfigError if the plan cannot run here.
+    graph was captured from. The latter needs `inputs`, the arguments of its forward pass for the whole batch.
+    Afterwards this process keeps freed host memory for later tensors. Raises ConfigError if the plan cannot
+    run here.
     """
     if not isinstance(plan, Plan | UnevenFile | GraphPlan):
         plan = read_any_plan(plan)

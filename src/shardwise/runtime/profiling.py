@@ -4,7 +4,7 @@
 finds the passes of operators and blocks of a graph.
 
 Forward passes of operators are marked (`profiled_range`), backward passes are not. Autograd numbers the nodes
-of its graph when they are created, and runs those of a backward pass from last to first, on the calling
+of its graph when they are created. It runs those of a backward pass from last to first, on the calling
 thread. So the nodes of an operator are those from the first one created within its mark up to the first one
 of the next operator.
 """

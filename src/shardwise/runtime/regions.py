@@ -49,6 +49,7 @@ class Transfer:
 
     @property
     def elements(self) -> int:
+        """Number of elements of the region."""
         return int(np.prod([stop - start for start, stop in self.region]))
 
 

@@ -32,6 +32,7 @@ ELECTION_S = 1.0
 """Seconds in which the survivors of a lost rank register for the election of the reporter."""
 
 _FIELDS = ("message", "file", "key", "found", "allowed")
+"""Fields of a ConfigError that ranks exchange."""
 
 
 class Rendezvous:

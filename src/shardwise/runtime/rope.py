@@ -25,6 +25,7 @@ class Llama3Scaling:
     length: float
 
     def scale_frequencies(self, frequencies: Tensor, theta: float) -> Tensor:
+        """Frequencies of all pairs (radians per token), scaled."""
         rotations = self.length * frequencies / (2 * torch.pi)  # within the original context
         blend = ((rotations - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
         return frequencies * (blend + (1 - blend) / self.factor)
@@ -38,6 +39,7 @@ class LinearScaling:
     factor: float
 
     def scale_frequencies(self, frequencies: Tensor, theta: float) -> Tensor:
+        """Frequencies of all pairs (radians per token), scaled."""
         return frequencies / self.factor
 
 
@@ -57,6 +59,7 @@ class YarnScaling:
     truncates: bool
 
     def scale_frequencies(self, frequencies: Tensor, theta: float) -> Tensor:
+        """Frequencies of all pairs (radians per token) for base `theta`, scaled."""
         pairs = len(frequencies)
         first, last = (
             pairs * math.log(self.length / (rotations * 2 * math.pi)) / math.log(theta)

@@ -42,6 +42,7 @@ class Stopwatch:
     def started(
         cls, *, now: Callable[[], float] = time.perf_counter, busy: Callable[[], float | None] | None = None
     ) -> Stopwatch:
+        """A stopwatch started now; `now` and `busy` are clocks in seconds, replaced in tests."""
         busy = busy or thread_busy_s
         return cls(start_s=now(), busy_s=busy(), now=now, busy=busy)
 

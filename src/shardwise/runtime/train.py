@@ -61,6 +61,7 @@ def module_of_graph(graph: OpGraph, *, seed: int, weights: str | None) -> GraphM
 
 
 SYNTHETIC = "synthetic"
+"""Value of `data` for synthetic samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,8 +241,8 @@ def check_options(plan: AnyPlan, *, is_adaptive: bool, is_traced: bool) -> None:
 
 
 def check_unused(folder: str) -> None:
-    """ConfigError if `folder` has checkpoints of an earlier run, which `--resume` would take for this run's,
-    or folders named like checkpoints that shardwise did not create."""
+    """ConfigError if `folder` has checkpoints of an earlier run, since `--resume` would take them for this
+    run's. Also if it has folders named like checkpoints that shardwise did not create."""
     steps = finished(folder)
     if steps:
         raise ConfigError(

@@ -420,6 +420,7 @@ def _packed(values: Sequence[Tensor], share_group: _ShareGroup) -> Tensor:
 # The job
 
 TABLE = "embedding.tokens.weight"
+"""Name of the embedding table, which tied output projections share."""
 
 
 class UnevenTrainingJob:

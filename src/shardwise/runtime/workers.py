@@ -34,8 +34,8 @@ GRACE_S = 5.0
 """Seconds that a process may take to exit after it closed its connection."""
 
 MAX_TEMPDIR_BYTES = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
-"""Longest path of the temporary folder with which the socket of multiprocessing's fork server, in a folder of
-its own there, fits into the 108 bytes of unix(7), with the terminating zero."""
+"""Longest path of the temporary folder in bytes. The socket of multiprocessing's fork server, in a folder of
+its own there, must fit into the 108 bytes of unix(7), with the terminating zero."""
 
 Report = Callable[[Any], None]
 """Receives the reports of a rank while it works."""
@@ -78,6 +78,7 @@ class WorkerPool:
 
     @property
     def pids(self) -> tuple[int, ...]:
+        """Process ids of the workers, by rank."""
         return tuple(process.pid for process, _ in self._workers)
 
     def run(self, ranks: int, work: RankTask, *arguments: Any, report: Report | None = None) -> list[Any]:
