@@ -336,7 +336,7 @@ class AsyncCheckpoint:
     def _write(self, state: dict[str, Tensor | TensorChunks], root: str, manifest: Manifest) -> None:
         hosts = all_gather_json(socket.gethostname(), self._group)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of being the only process, of plain tensors
+            warnings.simplefilter("ignore")  # warnings about a single process and plain tensors
             checkpoint.save(
                 state,
                 storage_writer=_Writer(self._folder, root, manifest, hosts),

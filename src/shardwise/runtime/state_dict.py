@@ -1,8 +1,8 @@
 """State dicts of jobs: parameters and optimizer states by the names of the whole model or graph.
 
-- Uniform plans: `state_of`, with the tensors themselves; loading fills them. - Uneven plans:
-`uneven_state_copies` and `uneven_load_targets`, as chunks of the full tensors. - Operator graphs:
-`graph_state_copies` and `graph_load_targets`, by the graph's names.
+- Uniform plans: `state_of`, with the tensors themselves; loading fills them.
+- Uneven plans: `uneven_state_copies` and `uneven_load_targets`, as chunks of the full tensors.
+- Operator graphs: `graph_state_copies` and `graph_load_targets`, by the graph's names.
 
 `fill_parameters` sets initial values, one full tensor at a time, of which each rank takes its part.
 """
