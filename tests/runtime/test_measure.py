@@ -345,7 +345,7 @@ def _timed(report: object, plan: Plan) -> TimedSteps:
 @pytest.mark.parametrize(
     ("options", "reported"),
     [
-        ((), "shardwise: error: --devices: finds no CUDA device here"),
+        ((), "shardwise: error: --devices: finds no CUDA device on this machine"),
         (("--links",), "shardwise: error: --links: does not go with --devices cuda"),
         (("--from", "steps.jsonl"), "shardwise: error: --from: does not go with --devices cuda"),
         (("--devices", "tpu"), "shardwise: error: --devices: is not measured"),

@@ -79,7 +79,7 @@ def test_groups_use_gloo_and_the_backend_of_the_accelerator() -> None:
 
 
 def test_plans_for_accelerators_are_refused_where_there_are_none() -> None:
-    with pytest.raises(ConfigError, match="finds here; found 8 x H100-SXM; allowed: 0"):
+    with pytest.raises(ConfigError, match="finds on this machine; found 8 x H100-SXM; allowed: 0"):
         check_local_devices(load_cluster("1x8xH100-SXM"), 8)
     with pytest.raises(ConfigError, match="needs an accelerator for each of its processes; found process 3"):
         select_device(load_cluster("1x8xH100-SXM"), 3)
@@ -114,7 +114,7 @@ def test_plans_for_devices_without_a_backend_are_refused() -> None:
 def test_fp32_with_a_ring_of_context_ranks_is_refused_on_accelerators() -> None:
     check_runnable(plan_of("cp=4,cp_kind=ring", "bf16", "H100-SXM"))
     check_runnable(plan_of("cp=4,cp_kind=ring", "fp32", "cpu"))
-    with pytest.raises(ConfigError, match="fp32 with a ring of context ranks"):
+    with pytest.raises(ConfigError, match="fp32 with ring attention"):
         check_runnable(plan_of("cp=4,cp_kind=ring", "fp32", "H100-SXM"))
 
 
@@ -122,9 +122,9 @@ def test_measurements_for_hosts_alone_are_refused_by_name() -> None:
     plan = plan_of("dp=4", "fp32", "H100-SXM")
     check_options(plan, is_adaptive=False, is_traced=False)
     check_options(plan_of("dp=4", "fp32", "cpu"), is_adaptive=True, is_traced=True)
-    with pytest.raises(ConfigError, match="--adaptive: is not there on accelerators; found H100-SXM"):
+    with pytest.raises(ConfigError, match="--adaptive: is not supported on accelerators; found H100-SXM"):
         check_options(plan, is_adaptive=True, is_traced=False)
-    with pytest.raises(ConfigError, match="--trace: is not there on accelerators"):
+    with pytest.raises(ConfigError, match="--trace: is not supported on accelerators"):
         check_options(plan, is_adaptive=False, is_traced=True)
 
 
@@ -146,5 +146,8 @@ def test_train_names_the_launcher_where_devices_are_on_other_hosts(
     write_plan(str(path), plan_of("dp=4", "bf16", "H100-SXM"))
     assert main(["train", str(path), "--steps", "1"]) == 2
     reported = capsys.readouterr().err
-    assert "has more accelerators than PyTorch finds here" in reported and "shardwise launch" in reported
+    assert (
+        "needs more accelerators than PyTorch finds on this machine" in reported
+        and "shardwise launch" in reported
+    )
     assert "Traceback" not in reported

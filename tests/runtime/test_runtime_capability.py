@@ -39,7 +39,7 @@ def refused(plan: Plan) -> tuple[str | None, str | None]:
     assert key is not None and allowed is not None
     if not key.startswith("best.strategy."):
         return key, allowed
-    values, reported, _ = allowed.partition(", as in what `plan --target shardwise` finds")
+    values, reported, _ = allowed.partition(", as in plans of `plan --target shardwise`")
     assert reported
     return key, values
 

@@ -172,10 +172,10 @@ def test_wide_vocabularies_take_four_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is no file of tokens"),
-        (b"\0" * 7, "is no file of tokens"),
+        (b"", "is not a file of tokens"),
+        (b"\0" * 7, "is not a file of tokens"),
         (b"\0" * 8, "is too short"),
-        (b"\xff" * 20, "has a token that the model does not know"),
+        (b"\xff" * 20, "has a token that is not in the model's vocabulary"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, content: bytes, message: str) -> None:

@@ -244,15 +244,15 @@ def test_the_checkpoint_of_another_run_is_refused_by_name(team: WorkerPool, tmp_
     root = str(tmp_path / "graph")
     assert resumable(staged_by_rules(replace(CHAIN, name="other"), (1,), (2,), 4, data), root)[1].step == 0
     for other, named in (
-        (alone(chain(8, 6, 14, 5)), "graph: is not the plan's"),
-        (alone(CHAIN, optimizer="sgd"), "optimizer: is not the plan's; found adamw"),
-        (alone(scaled(CHAIN, 16)), "global_batch_size: is not the plan's; found 8; allowed: 16"),
+        (alone(chain(8, 6, 14, 5)), "graph: differs from the plan"),
+        (alone(CHAIN, optimizer="sgd"), "optimizer: differs from the plan; found adamw"),
+        (alone(scaled(CHAIN, 16)), "global_batch_size: differs from the plan; found 8; allowed: 16"),
         (make_plan("dp=2"), "is a checkpoint of another kind of plan; found the plan of an operator graph"),
     ):
         with pytest.raises(ConfigError, match=named):
             resumable(other, root)
     committed(tmp_path / "model", 2, make_plan("dp=2"))
-    with pytest.raises(ConfigError, match="another kind of plan; found a plan of strategies"):
+    with pytest.raises(ConfigError, match="another kind of plan; found a plan of a model"):
         resumable(plan, str(tmp_path / "model"))
 
 

@@ -287,5 +287,5 @@ def test_traces_are_refused_on_accelerators(tmp_path: Path, capsys: pytest.Captu
     path, trace = str(tmp_path / "p.yaml"), tmp_path / "t.json"
     write_graph_plan(path, estimated(replace(plan, cluster=cluster, mesh=mesh_of(cluster, (2,)))))
     assert main(["train", path, "--trace", str(trace)]) == 2
-    assert "--trace: is not there on accelerators" in capsys.readouterr().err
+    assert "--trace: is not supported on accelerators" in capsys.readouterr().err
     assert not trace.exists()

@@ -77,7 +77,7 @@ def halves(graph: OpGraph = MLP) -> GraphPlan:
     ("options", "named"),
     [
         (["--data", "{}/none"], "/none/x.npy: --data: cannot be read: no such file"),
-        (["--adaptive"], "--adaptive: is not there for the plan of an operator graph"),
+        (["--adaptive"], "--adaptive: is not supported for the plan of an operator graph"),
         (["--resume"], "--resume: needs --checkpoint"),
         (["--export", "{}/e"], "--export: needs --checkpoint"),
         (["--checkpoint", "{}/none", "--resume"], "has no finished checkpoint"),
@@ -106,7 +106,7 @@ def test_a_model_does_not_resume_from_the_checkpoint_of_a_graph(
     write_plan(str(tmp_path / "q.yaml"), make_plan("dp=2"))
     assert main(["train", str(tmp_path / "q.yaml"), "--checkpoint", root, "--resume"]) == 2
     error = capsys.readouterr().err
-    assert "found the plan of an operator graph; allowed: a plan of strategies" in error
+    assert "found the plan of an operator graph; allowed: a plan of a model" in error
     assert error.count("\n") == 1
 
 
@@ -147,7 +147,7 @@ def test_a_run_resumes_under_another_plan_and_appends_to_its_log(
     written["w_up"] = written["w_up"][:, :5].contiguous()
     save_file(written, out / "model.safetensors")
     assert main(["train", first, "--weights", str(out)]) == 2
-    assert "w_up: is of another shape than the model's; found (6, 5)" in capsys.readouterr().err
+    assert "w_up: does not have the model's shape; found (6, 5)" in capsys.readouterr().err
     del written["b_up"]
     save_file(written | {"w_up": torch.zeros(6, 12)}, out / "model.safetensors")
     assert main(["train", first, "--weights", str(out)]) == 2

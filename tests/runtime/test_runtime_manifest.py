@@ -231,15 +231,15 @@ def test_data_is_identified_by_its_content(team: WorkerPool, tmp_path: Path) -> 
     longer = replace(options, steps=2, data=str(copy))
     assert resumed_options(longer, plan).start == 1
     copy.write_bytes(data.read_bytes()[:-64])
-    with pytest.raises(ConfigError, match="--data: is not what the checkpoint's data was; found 2,576 bytes"):
+    with pytest.raises(ConfigError, match="--data: differs from the checkpoint's data; found 2,576 bytes"):
         resumed_options(longer, plan)
-    with pytest.raises(ConfigError, match="--data: is not the checkpoint's; found synthetic"):
+    with pytest.raises(ConfigError, match="--data: differs from the checkpoint; found synthetic"):
         resumed_options(replace(longer, data="synthetic"), plan)
     path = Path(newest(root)[0]) / MANIFEST
     document = json.loads(path.read_text())
     del document["content"], document["graph"]
     path.write_text(json.dumps({**document, "version": 1}))
-    with pytest.raises(ConfigError, match="took samples in an order that this version"):
+    with pytest.raises(ConfigError, match="has an order of samples that this version"):
         resumed_options(replace(options, steps=2), plan)
 
 
@@ -263,5 +263,5 @@ def test_a_manifest_of_an_earlier_version_resumes_with_synthetic_data(tmp_path: 
 @pytest.mark.parametrize("changes", [{"graph": "sha256:0"}, {"model": None}])
 def test_a_manifest_is_of_a_model_or_of_a_graph(tmp_path: Path, changes: dict[str, Any]) -> None:
     committed(tmp_path, 2, make_plan("dp=2"), **changes)
-    with pytest.raises(ConfigError, match="model: is there beside a graph, or neither is"):
+    with pytest.raises(ConfigError, match="model: and graph are both given, or neither"):
         newest(str(tmp_path))

@@ -207,7 +207,7 @@ def test_models_without_modules_are_refused_by_name() -> None:
                 reference_module(entry)
             except ConfigError as error:
                 refused[name] = error.message
-    assert refused == {"deepseek-v3": "cannot be trained: its head has no module here"}
+    assert refused == {"deepseek-v3": "cannot be trained: its head is not supported"}
 
 
 def test_unknown_numerics_are_refused() -> None:

@@ -93,7 +93,7 @@ def test_the_command_to_resume_names_the_launcher(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv(COMMAND_VARIABLE, "")
     committed(tmp_path, 3, make_plan("dp=2", model="gpt"))
     (line,) = resume_lines(run, options)
-    assert line.startswith("  it cannot go on: ") and "model: is not the plan's" in line
+    assert line.startswith("  it cannot go on: ") and "model: differs from the plan" in line
 
 
 def step_line(step: int) -> str:

@@ -86,7 +86,8 @@ def test_an_unsupported_plan_is_refused_before_any_process_starts(
     assert main(["train", saved(tmp_path, text, **changes)]) == 2
     error = capsys.readouterr().err
     assert (
-        error.startswith(f"shardwise: error: {named}: is not run by this runtime") and error.count("\n") == 1
+        error.startswith(f"shardwise: error: {named}: is not supported by this runtime")
+        and error.count("\n") == 1
     )
 
 
@@ -304,7 +305,7 @@ def test_a_port_in_use_is_a_one_line_error(tmp_path: Path) -> None:
         done = ended([sys.executable, "-m", "shardwise", "train", plan], variables)
     assert done.returncode == 2
     lines = [line for line in done.stderr.splitlines() if line.startswith("shardwise")]
-    assert len(lines) == 1 and "MASTER_PORT: processes cannot meet there" in lines[0]
+    assert len(lines) == 1 and "MASTER_PORT: rendezvous of the processes failed" in lines[0]
     assert f"{HOST}:{port}" in lines[0] and "Traceback" not in done.stderr
 
 

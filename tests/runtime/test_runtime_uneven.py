@@ -305,15 +305,15 @@ PLAN = make_uneven("5 l4 + 3 l4")
 @pytest.mark.parametrize(
     ("plan", "options", "named"),
     [
-        (make_uneven("5 l4 + 3 l4", dtype="fp16"), [], "job.dtype: is not run by this runtime; found fp16;"),
-        (make_uneven("5 l4 + 3 l4", optimizer="muon"), [], "job.optimizer: is not run"),
-        (make_uneven("5 l4 + 3 l3"), [], "best.layout.pipelines.1: is not run by this runtime; found 3"),
-        (make_uneven("8 tp3l4"), [], "best.layout: is not run by this runtime; found tp 3"),
-        (changed(PLAN, microbatches=(5, 2)), [], "best.microbatches: is not run"),
-        (braided(PLAN), [], "best.layout: is not run by this runtime; found a stage on two pools"),
-        (doubled(PLAN), [], "best.layout: is not run by this runtime; found ranks taken twice"),
+        (make_uneven("5 l4 + 3 l4", dtype="fp16"), [], "job.dtype: is not supported by this runtime; found"),
+        (make_uneven("5 l4 + 3 l4", optimizer="muon"), [], "job.optimizer: is not supported"),
+        (make_uneven("5 l4 + 3 l3"), [], "best.layout.pipelines.1: is not supported by this runtime; found"),
+        (make_uneven("8 tp3l4"), [], "best.layout: is not supported by this runtime; found tp 3"),
+        (changed(PLAN, microbatches=(5, 2)), [], "best.microbatches: is not supported"),
+        (braided(PLAN), [], "best.layout: is not supported by this runtime; found a stage on two pools"),
+        (doubled(PLAN), [], "best.layout: is not supported by this runtime; found ranks used twice"),
         (PLAN, ["--resume"], "--resume: needs --checkpoint"),
-        (PLAN, ["--adaptive"], "--adaptive: is not there under an uneven plan"),
+        (PLAN, ["--adaptive"], "--adaptive: is not supported for an uneven plan"),
         (PLAN, ["--data", "none.bin"], "none.bin"),
     ],
 )  # fmt: skip

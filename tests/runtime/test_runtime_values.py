@@ -114,4 +114,7 @@ def _refused(report: Report, plan: Plan) -> str:
 
 def test_a_module_without_values_is_refused(team: WorkerPool) -> None:
     (reported,) = set(team.run(2, _refused, make_plan("dp=2", model="gpt")))
-    assert reported == "module: has no values yet; found parameters on the meta device; allowed: others"
+    assert (
+        reported
+        == "module: is on the meta device; found parameters without values; allowed: initialized parameters"
+    )

@@ -1,10 +1,10 @@
-"""Measures kernels of this machine and the links between processes, on PyTorch (`pip install
+"""Measures kernels of this machine, links between processes and CPU load, with PyTorch (`pip install
 'shardwise[torch]'`)."""
 
 from shardwise.errors import ConfigError
 
 try:
-    import torch as _torch  # noqa: F401 - asked for first, so that its absence is told as what it is
+    import torch as _torch  # noqa: F401 - imported first, so that a missing torch is reported clearly
 except ModuleNotFoundError as error:
     raise ConfigError(
         "is not installed, and measuring needs it", key="torch", allowed="pip install 'shardwise[torch]'"

@@ -1,9 +1,9 @@
-"""Trains as a plan says, on PyTorch (`pip install 'shardwise[torch]'`)."""
+"""Runs plans on PyTorch (`pip install 'shardwise[torch]'`): `parallelize`, `train`, checkpoints, weights."""
 
 from shardwise.errors import ConfigError
 
 try:
-    import torch as _torch  # noqa: F401 - asked for first, so that its absence is told as what it is
+    import torch as _torch  # noqa: F401 - imported first, so that a missing torch is reported clearly
 except ModuleNotFoundError as error:
     raise ConfigError(
         "is not installed, and running plans needs it", key="torch", allowed="pip install 'shardwise[torch]'"

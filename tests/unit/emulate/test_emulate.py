@@ -410,7 +410,7 @@ def test_events_become_changes_of_links_and_ranks(tmp_path: Path) -> None:
         EmulatedChange(time_s=5.0, value=0.125, ranks=(1,)),
     ]
     for refused in (NodeLost(time_s=1.0, node="n0"), LinkChange(time_s=1.0, link="n1>s1g0", latency_s=1.0)):
-        with pytest.raises(ConfigError, match="is not emulated"):
+        with pytest.raises(ConfigError, match="cannot be emulated"):
             changes_of(EventTrace(nodes=2, events=(refused,)), place)
     with pytest.raises(ConfigError, match="another cluster"):
         changes_of(EventTrace(nodes=3, events=()), place)

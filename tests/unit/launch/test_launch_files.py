@@ -226,7 +226,7 @@ def test_pods_ask_for_devices(vendor: str, resource: str) -> None:
 def test_plans_that_kubernetes_cannot_run_are_refused() -> None:
     with pytest.raises(ConfigError, match="too large for a ConfigMap"):
         manifest(launch(4), "x" * 1_000_001)
-    with pytest.raises(ConfigError, match="no device plugin"):
+    with pytest.raises(ConfigError, match="no known device plugin"):
         manifest(launch(4, gpu="Huawei"))
 
 
