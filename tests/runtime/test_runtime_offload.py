@@ -79,10 +79,11 @@ def test_offloading_keeps_gradients_and_moves_each_storage_once(kind: str) -> No
     stage = stage_of(kind)
     right = gradients(stage)
     buffers: list[int] = []
+    allocate = offload.host_buffer_like
 
     def host_buffer_like(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         buffers.append(torch.Size(shape).numel())
-        return offload.host_buffer_like(tensor, shape, dtype)
+        return allocate(tensor, shape, dtype)
 
     stage.host = ActivationOffload("cpu")
     for layer in stage.layers.values():
