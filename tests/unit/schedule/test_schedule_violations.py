@@ -30,7 +30,7 @@ BROKEN = [
     (table("0F0 0B0", "1F0 1I0"), "rank 1: stage 1, microbatch 0 ends after F I; it needs F B or F I W"),
     (table("0F0 0B0", "1F0 1W0 1I0"), "rank 1, action 1: 1W0 comes after F"),
     (table("0F0 0B0", "1F0 1I0 1B0"), "rank 1, action 2: 1B0 comes after F I"),
-    (table("0F0 0B0 1F0", "1F0 1B0"), "rank 0, action 2: stage 1 lies on rank 1"),
+    (table("0F0 0B0 1F0", "1F0 1B0"), "rank 0, action 2: stage 1 is on rank 1"),
     (table("0F0 0B0 2F0", "1F0 1B0"), "rank 0, action 2: stage 2 does not exist; the last is 1"),
     (table("0F0 0B0 0F1", "1F0 1B0"), "rank 0, action 2: microbatch 1 does not exist; the last is 0"),
     (table("0F0 0B0", "1F0 1B0", stage_rank="0,2"), "rank 2: holds stage 1, but ranks go from 0 to 1"),

@@ -60,7 +60,7 @@ def test_axes_that_are_not_named_follow_in_the_default_order(order: str, whole: 
         ("tpp=2", "k", "did you mean 'tp'"),
         ("zebra=2", "k", "unknown field 'zebra'"),
         ("tp=2,tp=2", "k", "'tp' is given twice"),
-        ("sequence_parallel=maybe", "k.sequence_parallel", "not a yes or no"),
+        ("sequence_parallel=maybe", "k.sequence_parallel", "not true or false"),
         ("axis_order=tp-tp", "k.axis_order", "not an order"),
         ("axis_order=tp-xp", "k.axis_order", "not an order"),
         ("schedule=1F1B", "k.schedule", "unknown value"),
