@@ -48,6 +48,7 @@ def join_key(key: str, name: str) -> str:
 MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 32
 MAX_NODES: Final = 100_000
+"""Default limits of an input file: bytes, levels of nesting, and number of values."""
 
 
 def too_large(path: str | None, nbytes: int, max_bytes: int) -> ConfigError:

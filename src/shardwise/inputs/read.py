@@ -32,6 +32,7 @@ from shardwise.inputs.messages import (
 JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 NOT_TEXT = re.compile("[\ud800-\udfff\0]")
 _MAX_DIGITS: Final = 40
+"""Digits of the longest whole number; longer ones are slow to parse and never meant."""
 
 
 def number(text: str) -> int | float:

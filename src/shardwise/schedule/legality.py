@@ -41,6 +41,7 @@ REASONS: tuple[str, ...] = (
 """Reasons why a combination is illegal; the first in this order that applies counts."""
 
 _NO_LIMIT = 1 << 30
+"""Larger than any vpp."""
 
 
 class _Rule(NamedTuple):

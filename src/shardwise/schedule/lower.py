@@ -23,6 +23,7 @@ from shardwise.errors import ConfigError
 from shardwise.schedule.action import Action, ActionKind, Schedule
 
 MAX_UNSHARDED_STAGES = 3
+"""Stages whose parameters a rank gathers ahead, at most; PyTorch's default (`max_active_stages`)."""
 
 
 class CommunicationKind(StrEnum):

@@ -28,7 +28,9 @@ Triple = tuple[int, int, int]
 MAX_CHARS = 1 << 20
 MAX_ACTIONS = 1 << 22
 MAX_RANKS = 1 << 12
+"""Limits of a schedule text, so that a short text cannot expand to a huge table."""
 _LONGEST_PATTERN = 8
+"""Actions of the longest repeated pattern that `to_text` looks for; the steady state of ZB-V has 6."""
 
 _NUMBER = r"(?:0|[1-9][0-9]{0,6})"
 _ACTION = re.compile(rf"({_NUMBER})([FBIW])({_NUMBER})")
@@ -50,7 +52,9 @@ def to_text(schedule: Schedule) -> str:
     header = f"schedule={schedule.name} microbatches={schedule.microbatches} stage_rank={ranks}"
     _parsed_header(header)
     if min(chain(stage, microbatch), default=0) < 0 or max(chain(stage, microbatch), default=0) >= 10**7:
-        raise ConfigError("a stage or microbatch has no text form", key="schedule", allowed="0 to 9999999")
+        raise ConfigError(
+            "a stage or micro-batch number is out of range", key="schedule", allowed="0 to 9999999"
+        )
     rows = (_row_text(triples[start:stop]) for start, stop in pairwise(offsets))
     return "\n".join([header, *rows])
 

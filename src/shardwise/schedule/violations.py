@@ -242,7 +242,7 @@ def findings(schedule: Table, in_flight_limit: Sequence[int] | None = None) -> l
 
 def _shape(schedule: Table) -> Iterator[Finding]:
     if schedule.microbatches < 1:
-        yield Finding(0, None, f"there are {schedule.microbatches} microbatches; at least 1 is needed")
+        yield Finding(0, None, f"there are {schedule.microbatches} micro-batches; at least 1 is needed")
     if not schedule.stages:
         yield Finding(0, None, "there is no stage")
     ranks = len(schedule.ranks)
@@ -263,7 +263,7 @@ def _work(schedule: Table) -> Iterator[Finding]:
                 yield Finding(rank, place, f"stage {stage} does not exist; the last is {stages - 1}")
             elif not 0 <= microbatch < microbatches:
                 yield Finding(
-                    rank, place, f"microbatch {microbatch} does not exist; the last is {microbatches - 1}"
+                    rank, place, f"micro-batch {microbatch} does not exist; the last is {microbatches - 1}"
                 )
             elif ranks_for[stage][microbatch] != rank:
                 yield Finding(rank, place, f"stage {stage} is on rank {ranks_for[stage][microbatch]}")
@@ -277,7 +277,9 @@ def _work(schedule: Table) -> Iterator[Finding]:
     for stage, row_done in enumerate(done):
         for microbatch, letters in enumerate(row_done):
             if letters not in _COMPLETE:
-                text = f"stage {stage}, microbatch {microbatch} ends {_after(letters)}; it needs F B or F I W"
+                text = (
+                    f"stage {stage}, micro-batch {microbatch} ends {_after(letters)}; it needs F B or F I W"
+                )
                 yield Finding(ranks_for[stage][microbatch], None, text)
 
 
@@ -292,7 +294,9 @@ def _deadlocks(schedule: Table) -> Iterator[Finding]:
         if len(starts) < len(row):
             action, stage = row[len(starts)], run.waits_for[rank]
             yield Finding(
-                rank, len(starts), f"{action} waits forever for stage {stage}, microbatch {action.microbatch}"
+                rank,
+                len(starts),
+                f"{action} waits forever for stage {stage}, micro-batch {action.microbatch}",
             )
 
 

@@ -253,7 +253,7 @@ def read_calibration(path: str) -> Calibration:
         known = _known(part, name)
         devices[known.name] = device_of(part, name=known.name, base=known, given=source)
     profile = _profile(fields.mapping("software"), source) if fields.has("software") else None
-    if fields.has("measured"):  # the measurements behind the numbers: for people, not used
+    if fields.has("measured"):  # source measurements: for people, not used
         fields.any("measured")
     fields.finish()
     return Calibration(machine=machine, devices=devices, profile=profile)

@@ -149,14 +149,14 @@ SCHEDULE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "interleaved_microbatches",
-        "interleaved_1f1b needs microbatches divisible by pp",
+        "interleaved_1f1b needs micro-batches divisible by pp",
         ("pp", "dp", "micro_batch_size"),
         ("global_batch_size",),
         lambda s, m: _is_illegal(s, m, "interleaved_1f1b"),
     ),
     Rule(
         "v_microbatches",
-        "zb_v and dualpipe_v need at least 2 pp microbatches",
+        "zb_v and dualpipe_v need at least 2 pp micro-batches",
         ("pp", "dp", "micro_batch_size"),
         ("global_batch_size",),
         lambda s, m: _is_illegal(s, m, "zb_v", "dualpipe_v"),

@@ -20,6 +20,7 @@ ALIASES = ("zero_stage", "dp_replicate", "dp_shard")
 
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _LARGEST = 10_000_000
+"""Largest number that a field may have; larger ones are typing errors."""
 
 
 def parse_fields(text: str, *, key: str = "strategy") -> dict[str, int | str | bool]:

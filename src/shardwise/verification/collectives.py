@@ -100,7 +100,7 @@ def hop_senders(groups: Groups, tier: Column) -> Column:
 
 def hop_tier(groups: Groups, first: int, second: int) -> Column:
     """The tier between the pipeline ranks `first` and `second` > `first`, in the worst pipeline: the tier
-    whose group border lies among the ranks of the two stages."""
+    whose group border is among the ranks of the two stages."""
     found: Column = 0
     for every, steps in zip(groups.hop_every, groups.hop_steps, strict=True):
         begin, end = first * steps, (second + 1) * steps

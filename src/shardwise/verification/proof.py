@@ -472,6 +472,7 @@ PROVEN_GAP = 1e-12
 """Relative difference up to which two step times, or two memory sizes, count as equal."""
 
 PROOF_BUDGET_S = 600.0
+"""Default time limit of a proof, seconds; a proof that takes longer is left open."""
 
 LARGEST_SPACE = 1 << 62
 """Candidates that the proof counts without overflow of 64-bit integers."""

@@ -580,6 +580,7 @@ def _text(value: Value) -> str:
 
 RECOMPUTE_CHOICES = ("none", "selective", "full")
 MAX_STAGES = 8
+"""Largest number of stages of a pipeline of an uneven plan; a limit of the space, as in the planner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,7 +124,9 @@ def _ledger_check(certificate: Certificate) -> Check:
 
 
 MAX_PLAN_BYTES = 8 << 20
+"""Size limit of a plan file, bytes; as that of the planner's own reader."""
 MAX_PLAN_NODES = 1_000_000
+"""Limit of the values in a plan file; as that of the planner's own reader."""
 EVALUATOR = "max-plus"
 
 UNHASHED = ("rejected", "cut_by_bound", "simulated", "search_s", "search_cpu_s")
@@ -302,7 +304,7 @@ def _best_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
         yield Check(
             name="step time",
             ok=False,
-            found="a schedule that deadlocks",
+            found="a schedule that cannot run to its end",
             expected=repr(estimate_strategy(figures, best.strategy).step_time_s),
         )
         return
