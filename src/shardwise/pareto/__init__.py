@@ -1,5 +1,5 @@
-"""The algebra of Pareto sets: columns of objectives, with back-pointers; and the chains of choices that are
-tracked."""
+"""Pareto frontiers with back-pointers (`Frontier`, `non_dominated`, `product`, `union`, `knee`), and the
+chains of factor graphs (`Chain`, `Segment`, `FactorGraph`) that the Pareto search minimises."""
 
 from shardwise.pareto.factor_graph import (
     ADDITIVE,

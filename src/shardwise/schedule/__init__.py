@@ -1,4 +1,5 @@
-"""Pipeline schedules as data: generate, check, count, print, parse, lower."""
+"""Pipeline schedules as data: generate, validate, lower, print and parse them; count activations in
+flight."""
 
 from shardwise.schedule.action import KINDS, Action, ActionKind, Schedule, Table
 from shardwise.schedule.generate import generate

@@ -1,4 +1,5 @@
-"""How a model is laid out: strategies, tables of them, rules, stages, text."""
+"""Strategies: how a model is laid out on a cluster. Also tables of them, legality rules, targets, software
+profiles and their text form."""
 
 from shardwise.strategy.profile import (
     CALIBRATION_SCHEMA,

@@ -1,4 +1,4 @@
-"""Exports plans to other training software, and reads back how that software understands them."""
+"""Export plans to other training software, and read back how that software parses them."""
 
 from shardwise.targets.export import EXPORTS, Exported, export_of, exported, reader_request
 from shardwise.targets.megatron_lm import WRITTEN_BY

@@ -278,14 +278,14 @@ def test_our_measured_software_is_planned_for_on_an_accelerator_on_request(run: 
     [
         ({"schema": "shardwise.plan"}, "is not a calibration"),
         ({"version": 2}, "is newer"),
-        ({"classes": {"cpu": {"device": "H100-SXM"}}}, "is not what the class is called"),
+        ({"classes": {"cpu": {"device": "H100-SXM"}}}, "differs from the name of its class"),
         ({"classes": {"gpu": {"device": "gpu"}}}, "is not a known device"),
         ({"software": {"like": "megatron"}}, "software.like"),
         ({"software": {"like": "fsdp2", "host_step_s": -1.0}}, "software.host_step_s"),
         ({"software": {"like": "fsdp2", "data_overlap": 1.5}}, "software.data_overlap"),
         ({"software": {"like": "fsdp2", "attention": ["flash-9"]}}, "attention"),
         ({"software": {"like": "fsdp2", "tensor_overlap": 0.6, "tensor_backward_overlap": 0.6}},
-         "hides more than there is"),
+         "at most 1 in sum with tensor_overlap"),
         ({"speed": 1}, "speed"),
     ],
 )  # fmt: skip

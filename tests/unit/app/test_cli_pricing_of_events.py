@@ -130,7 +130,7 @@ def test_a_graph_on_links_is_not_exact(run: Run, cluster: str, tmp_path: Path) -
     plan = str(next((tmp_path / "plans").glob("*.yaml")))
     assert f"priced as {LINE}" in read(run, "simulate", plan)
     assert answered(run, "timeline", "simulate", plan)["priced_as"] == [LINE]
-    assert "as priced: matches all layouts within" in run("check", plan).out
+    assert "as estimated: matches all layouts within" in run("check", plan).out
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_check_leaves_the_proof_open(run: Run, saved: str) -> None:
     ran = run("check", saved)
     assert ran.code == 0 and ran.err == "shardwise: not proven: optimal\n"
     lines = [line for line in ran.out.splitlines() if line.startswith("open")]
-    assert len(lines) == 1 and "as priced:" in lines[0] and "a proof on what was given" in lines[0]
+    assert len(lines) == 1 and "as estimated:" in lines[0] and "a proof for the input as given" in lines[0]
     assert "gap" not in ran.out
 
 

@@ -72,7 +72,7 @@ def test_broken_communication_is_named(rank: int, row: str, fault: str) -> None:
 
 def test_a_table_with_a_deadlock_is_not_lowered() -> None:
     deadlocked = from_text("schedule=x microbatches=2 stage_rank=0,1\n0F1 0B1 0F0 0B0\n1F0 1B0 1F1 1B1")
-    with pytest.raises(ConfigError, match="cannot be run to its end; found 0B1"):
+    with pytest.raises(ConfigError, match="the schedule deadlocks; found 0B1"):
         lower(deadlocked)
 
 

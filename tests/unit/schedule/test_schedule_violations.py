@@ -16,20 +16,20 @@ def table(*rows: str, microbatches: int = 1, stage_rank: str = "0,1") -> Schedul
 
 BROKEN = [
     (table("0F0 0B0", "1B0 1F0"), "rank 1, action 0: 1B0 comes before its F"),
-    (table("0F0 0B0", "1F0"), "rank 1: stage 1, microbatch 0 ends after F; it needs F B or F I W"),
-    (table("0F0 0B0", "-"), "rank 1: stage 1, microbatch 0 ends before its F; it needs F B or F I W"),
+    (table("0F0 0B0", "1F0"), "rank 1: stage 1, micro-batch 0 ends after F; it needs F B or F I W"),
+    (table("0F0 0B0", "-"), "rank 1: stage 1, micro-batch 0 ends before its F; it needs F B or F I W"),
     (table("0F0 0B0", "1F0 1F0 1B0"), "rank 1, action 1: 1F0 comes after F"),
     (table("0F0 0B0", "1F0 1B0 1B0"), "rank 1, action 2: 1B0 comes after F B"),
-    (table("0F0 0B0", "1F0 1I0"), "rank 1: stage 1, microbatch 0 ends after F I; it needs F B or F I W"),
+    (table("0F0 0B0", "1F0 1I0"), "rank 1: stage 1, micro-batch 0 ends after F I; it needs F B or F I W"),
     (table("0F0 0B0", "1F0 1W0 1I0"), "rank 1, action 1: 1W0 comes after F"),
     (table("0F0 0B0", "1F0 1I0 1B0"), "rank 1, action 2: 1B0 comes after F I"),
-    (table("0F0 0B0 1F0", "1F0 1B0"), "rank 0, action 2: stage 1 lies on rank 1"),
+    (table("0F0 0B0 1F0", "1F0 1B0"), "rank 0, action 2: stage 1 is on rank 1"),
     (table("0F0 0B0 2F0", "1F0 1B0"), "rank 0, action 2: stage 2 does not exist; the last is 1"),
-    (table("0F0 0B0 0F1", "1F0 1B0"), "rank 0, action 2: microbatch 1 does not exist; the last is 0"),
+    (table("0F0 0B0 0F1", "1F0 1B0"), "rank 0, action 2: micro-batch 1 does not exist; the last is 0"),
     (table("0F0 0B0", "1F0 1B0", stage_rank="0,2"), "rank 2: holds stage 1, but ranks go from 0 to 1"),
     (
         table("0F0 0B0", microbatches=0, stage_rank="0"),
-        "rank 0: there are 0 microbatches; at least 1 is needed",
+        "rank 0: there are 0 micro-batches; at least 1 is needed",
     ),
 ]
 
@@ -45,11 +45,11 @@ def test_a_schedule_without_stages_is_refused() -> None:
 
 
 def test_a_deadlock_is_found() -> None:
-    # Rank 0 wants the gradient of microbatch 1 first; rank 1 makes it only after microbatch 0.
+    # Rank 0 wants the gradient of micro-batch 1 first; rank 1 makes it only after micro-batch 0.
     deadlocked = table("0F1 0B1 0F0 0B0", "1F0 1B0 1F1 1B1", microbatches=2)
     assert violations(deadlocked) == [
-        "rank 0, action 1: 0B1 waits forever for stage 1, microbatch 1",
-        "rank 1, action 0: 1F0 waits forever for stage 0, microbatch 0",
+        "rank 0, action 1: 0B1 waits forever for stage 1, micro-batch 1",
+        "rank 1, action 0: 1F0 waits forever for stage 0, micro-batch 0",
     ]
     assert dry_run(deadlocked).starts == ((0,), ())
     assert dry_run(deadlocked).waits_for == (1, 0)
@@ -101,7 +101,7 @@ def test_grid_can_be_cut() -> None:
 def test_findings_mark_the_failing_actions() -> None:
     text = format_findings(table("0F1 0B1 0F0 0B0", "1F0 1B0 1F1 1B1", microbatches=2))
     lines = text.split("\n")
-    assert lines[0] == "rank 0, action 1: 0B1 waits forever for stage 1, microbatch 1"
+    assert lines[0] == "rank 0, action 1: 0B1 waits forever for stage 1, micro-batch 1"
     assert [line.split() for line in lines[3:5]] == [
         ["step", "0", "0F1", "1F0", "<--", "here"],
         ["step", "1", "0B1", "<--", "here", "1B0"],

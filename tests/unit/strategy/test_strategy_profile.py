@@ -191,7 +191,7 @@ FAULTS: list[tuple[str, Callable[[dict[str, Any]], None]]] = [
         if field.name not in OPTIONAL_FIELDS
     ),
     ("surplus", _set("surplus", 1)),
-    ("data_overlap", _set("data_overlap", 1.01)),  # hides more than there is
+    ("data_overlap", _set("data_overlap", 1.01)),  # more than the whole
     ("data_overlap", _set("data_overlap", -0.01)),
     ("data_overlap", _set("data_overlap", "all")),
     ("pipeline_overlap", _set("pipeline_overlap", None)),

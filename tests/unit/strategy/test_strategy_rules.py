@@ -158,4 +158,4 @@ def test_a_rule_names_the_fields_that_it_reads(rule: Rule) -> None:
 def test_a_violation_names_the_values() -> None:
     (rule,) = (rule for rule in RULES if rule.code == "batch_dp")
     message = rule.violation_text(strategy(dp=5), replace(LIMITS, global_batch_size=1024))
-    assert message == "dp divides the global batch; found dp 5, 1,024 sequences a batch"
+    assert message == "dp divides the global batch; found dp 5, 1,024 sequences per batch"

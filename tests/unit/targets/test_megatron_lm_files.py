@@ -76,8 +76,8 @@ def test_the_head_of_the_file_describes_it() -> None:
         assert "target megatron-lm-0.19 (Megatron-LM 0.19)" in text
         assert plan_hash(plan) in text
         assert "step time: 1.5 s (band 1.25 s to 2 s; profile megatron-2024)" in text
-        assert "peak memory: 64 GiB of 79.2 GiB a device" in text
-        assert "nothing of this file was run on hardware" in text
+        assert "peak memory: 64 GiB of 79.2 GiB per device" in text
+        assert "this file was not run on hardware" in text
 
 
 def test_settings_of_a_run_are_comments() -> None:
