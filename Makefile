@@ -1,4 +1,5 @@
-# shardwise: `make plan` answers a question, `make test` checks everything. Both set up .venv themselves.
+# shardwise: `make plan` answers a question, `make check` runs the fast tests, `make test` all of them.
+# Each sets up .venv itself.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,11 +11,18 @@ MEGATRON := 0.19.2
 # Tests start hundreds of processes: where the shell forbids bytecode, each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: plan test test-random test-targets bench accuracy demo clean
+.PHONY: plan check test test-random test-targets docs bench accuracy demo clean
 .DELETE_ON_ERROR:
 
 plan: .venv/installed
 	@$(BIN)/shardwise plan examples/llama-3.1-70b --cluster 8x8xH100-SXM --seq-len 8192 --global-batch-size 256
+
+# Everything but the tests marked `slow`: about two minutes on two cores. Run it before each commit.
+check: .venv/installed-for-tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -m "not slow" -n $(WORKERS) --maxprocesses 8 --dist loadgroup
 
 test: .venv/installed-for-tests
 	$(BIN)/ruff check .
@@ -30,6 +38,11 @@ test-random: .venv/installed-for-tests
 # Exports read back by the software that they are for, which is installed into .cache and needs no GPU.
 test-targets: .venv/installed-for-targets .cache/megatron/installed-$(MEGATRON)
 	$(BIN)/pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup tests/targets
+
+# The documentation site, into .cache/site; a broken link or anchor fails.
+docs: .venv/installed-for-docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open .cache/site/index.html"
 
 bench: .venv/installed-for-tests
 	@$(BIN)/python -m benchmarks
@@ -61,6 +74,11 @@ clean:
 	@echo "installing what the tests need into .venv" >&2
 	@$(PIP) install -c constraints.txt torch==2.13.0
 	@$(PIP) install -c constraints.txt -e '.[dev,fast,oracle,plot]'
+	@touch $@
+
+.venv/installed-for-docs: pyproject.toml constraints.txt | .venv/installed
+	@echo "installing what the documentation needs into .venv" >&2
+	@$(PIP) install -c constraints.txt -e '.[docs]'
 	@touch $@
 
 .venv/installed-for-targets: pyproject.toml constraints.txt | .venv/installed-for-tests

@@ -18,7 +18,8 @@ from benchmarks.accelerated_shapes import SHAPES, Shape, plan_of
 
 from shardwise.app.cli.main import main as shardwise
 from shardwise.plans import Plan
-from shardwise.runtime import Report, WorkerPool, timed_steps
+from shardwise.runtime import WorkerPool, timed_steps
+from shardwise.runtime.workers import Report
 from shardwise.strategy import Calibration, read_calibration
 
 STEPS, WARMING_UP = 10, 4

@@ -23,7 +23,7 @@ from shardwise.accuracy.measured import measured_of
 from shardwise.cluster import AttentionCurve, Efficiency
 from shardwise.cost import Problem, bind
 from shardwise.errors import ConfigError
-from shardwise.search import step_times_s
+from shardwise.search.step_times import step_times_s
 from shardwise.strategy import Profile
 
 CHANGE_SHARE = 0.01

@@ -23,11 +23,11 @@ from shardwise.cost import (
     subproblem_of,
 )
 from shardwise.model import load_model
-from shardwise.search import Question, Space, default_job
+from shardwise.search import Question, default_job
 from shardwise.search.bnb.incumbent import Fastest
 from shardwise.search.bnb.nodes import BLOCK_FIELDS
 from shardwise.search.bnb.roots import list_roots
-from shardwise.search.space import expanded
+from shardwise.search.space import Space, expanded
 
 ROWS_PER_TABLE = 1024
 """Grids with micro-batch sizes that are bounded side by side."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from shardwise import search
 from shardwise.cluster import (
     Cluster,
-    ClusterEvent,
     Conditions,
     EventTrace,
     NodeLost,
@@ -18,6 +17,7 @@ from shardwise.cluster import (
     generate_events,
     load_cluster,
 )
+from shardwise.cluster.events import ClusterEvent
 from shardwise.model import load_model
 from shardwise.replanning import (
     Costs,

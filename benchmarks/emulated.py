@@ -29,7 +29,7 @@ from benchmarks import captured
 from benchmarks.emulated_rounds import ROUNDS, STEPS_A_ROUND
 
 from shardwise import search
-from shardwise.accuracy import kendall_tau
+from shardwise.accuracy.validate import kendall_tau
 from shardwise.app.cli.measuring import STEPS
 from shardwise.cluster import link_graph, load_cluster, mesh_of
 from shardwise.cost import Training, estimate_layout

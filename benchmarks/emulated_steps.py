@@ -28,15 +28,9 @@ from shardwise.accuracy import calibration_document
 from shardwise.app.cli.measuring import KernelMeasurement, LinkMeasurement, ranks_of
 from shardwise.cluster import Cluster, load_cluster
 from shardwise.plans import is_graph_plan, read_graph_plan, read_plan
-from shardwise.runtime import (
-    RandomInputs,
-    TrainOptions,
-    graph_module,
-    initialise,
-    parallelize,
-    reference_module,
-    samples_of,
-)
+from shardwise.runtime import TrainOptions, graph_module, parallelize, reference_module, samples_of
+from shardwise.runtime.data import RandomInputs
+from shardwise.runtime.initialization import initialise
 from shardwise.runtime.private import destroy_groups, process_groups
 from shardwise.strategy import Calibration, read_calibration
 

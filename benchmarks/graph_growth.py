@@ -25,7 +25,7 @@ from shardwise.cluster import load_cluster, mesh_of
 from shardwise.cost import Training, layout_chain
 from shardwise.graph import Block, OpGraph, load_graph
 from shardwise.pareto import Chain, Factor, FactorGraph, Segment
-from shardwise.search import pareto_search
+from shardwise.search.pareto import pareto_search
 
 MOST_LABELS = 100_000
 """As in `shardwise frontier`."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from shardwise import search
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
+from shardwise.search.hetero import proportional_split
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -43,7 +44,7 @@ def figures(name: str) -> dict[str, float]:
     started = time.process_time()
     answer = search.plan_mixed_cluster(search.Question(model=model, cluster=cluster, job=job))
     taken = time.process_time() - started
-    split = search.proportional_split(search.UnevenSpace(model, cluster, job))
+    split = proportional_split(search.UnevenSpace(model, cluster, job))
     compared = {
         "uniform_step_time_s": None if answer.mixed is None else answer.mixed.uniform_step_time_s,
         "fastest_class_step_time_s": None if answer.mixed is None else answer.mixed.fastest_class_step_time_s,

@@ -68,7 +68,9 @@ def main(out: str, size: str) -> None:
     from shardwise import search
     from shardwise.cluster import load_cluster
     from shardwise.model import model_from_config
-    from shardwise.runtime import Synthetic, initialise, migrate, parallelize, reference_module
+    from shardwise.runtime import migrate, parallelize, reference_module
+    from shardwise.runtime.data import Synthetic
+    from shardwise.runtime.initialization import initialise
     from shardwise.strategy import Job, complete, parse_fields
 
     torch.set_num_threads(1)

@@ -19,7 +19,10 @@ from shardwise import search
 from shardwise.cluster import load_cluster
 from shardwise.model import model_from_config
 from shardwise.plans import Plan
-from shardwise.runtime import Report, Synthetic, WorkerPool, initialise, parallelize, reference_module
+from shardwise.runtime import WorkerPool, parallelize, reference_module
+from shardwise.runtime.data import Synthetic
+from shardwise.runtime.initialization import initialise
+from shardwise.runtime.workers import Report
 from shardwise.strategy import Job, complete, parse_fields
 
 CONFIG: dict[str, Any] = {

@@ -9,18 +9,12 @@ from collections.abc import Callable
 import numpy as np
 
 from shardwise.cluster import Capacity
-from shardwise.schedule import NAMES, generate, illegal_reason
-from shardwise.sim import (
-    Durations,
-    FlowLink,
-    TaskGraph,
-    TaskGraphBuilder,
-    Transfers,
-    compile_schedule,
-    makespan_s,
-    simulate,
-    task_graph,
-)
+from shardwise.schedule import NAMES, generate
+from shardwise.schedule.legality import illegal_reason
+from shardwise.sim import Durations, makespan_s, simulate, task_graph
+from shardwise.sim.engine import FlowLink, TaskGraph, TaskGraphBuilder
+from shardwise.sim.maxplus import compile_schedule
+from shardwise.sim.schedule_tasks import Transfers
 from shardwise.sim.steady import steady_schedule
 
 _SECONDS = 1.0

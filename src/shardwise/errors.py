@@ -1,4 +1,5 @@
-"""The three errors a user can meet. Everything else that escapes is a bug."""
+"""The public exceptions: ConfigError, Infeasible and InternalError. Any other exception that escapes is a
+bug."""
 
 from __future__ import annotations
 
@@ -6,14 +7,14 @@ from collections.abc import Mapping, Sequence
 
 
 class ShardwiseError(Exception):
-    """Base of the public errors; catch this to catch all three."""
+    """Base class of the public exceptions; catch it to catch all three."""
 
 
 class ConfigError(ShardwiseError):
-    """An input that cannot be used: one line says where, what was found, and what is allowed.
+    """An input that cannot be used. Its text is one line: where, what was found, and what is allowed.
 
-    `file` and `key` locate it (`key` is a dotted path such as `nodes[0].device`); either may be None where
-    the input has no such place. `found` and `allowed` are short texts ready to print.
+    `file` and `key` locate it (`key` is a dotted path such as `nodes[0].device`); either is None where the
+    input has no such place. `found` and `allowed` are short texts, ready to print.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class ConfigError(ShardwiseError):
         return text
 
     def within(self, *, file: str | None = None, key: str | None = None) -> ConfigError:
-        """The same error, located in `file` and below `key` (which is put in front of the key it has)."""
+        """The same error, located in `file`, with `key` put in front of its own key."""
         if key and self.key:
             path = key + self.key if self.key.startswith("[") else f"{key}.{self.key}"
         else:
@@ -53,10 +54,10 @@ class ConfigError(ShardwiseError):
 
 
 class Infeasible(ShardwiseError):
-    """No strategy of the space is legal and fits.
+    """No strategy of the search space is legal and fits in memory.
 
-    `reasons` counts the rejected candidates per reason code; `relaxations` are one-line changes that do fit,
-    cheapest first. `point` is the answer that came closest, as plain values, where there is one.
+    `reasons` counts the rejected candidates by reason code. `relaxations` are one-line changes of the
+    question with which a plan fits, cheapest first. `point` is the nearest answer as plain values, or None.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Infeasible(ShardwiseError):
 
 
 class InternalError(ShardwiseError):
-    """An invariant of shardwise broke: a bug. Carries what is needed to reproduce it."""
+    """An invariant of shardwise is broken: a bug. `seed` and `plan_hash` help to reproduce it."""
 
     def __init__(self, message: str, *, seed: int | None = None, plan_hash: str | None = None) -> None:
         super().__init__(message)

@@ -1,4 +1,5 @@
-"""Interrupts (Ctrl-C) while processes are started: they are for the process that starts them."""
+"""Block interrupts (Ctrl-C, SIGINT) while child processes are started, so that only the parent handles
+them."""
 
 from __future__ import annotations
 
@@ -9,8 +10,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_interrupts() -> Iterator[None]:
-    """An interrupt waits for the end of this: none is left between a start and its being noted. Processes
-    that start here do not take one for their own before they come to ignore it."""
+    """Context manager that blocks SIGINT until it ends.
+
+    No interrupt arrives between the start of a process and its registration. Child processes inherit the
+    blocked signal, so they receive none before they ignore it.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

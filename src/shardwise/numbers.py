@@ -1,8 +1,8 @@
-"""The numbers of a model that are not facts of a data sheet: each once, with what it holds for and where it
-is from.
+"""Tunable numbers of a model that come from no data sheet: each is listed once, with its scope and its
+source.
 
-A list of them is a data file. One number may hold for many things (`of`: devices, architectures, software,
-or `*` for all), so that counting the list counts the free parameters.
+A list of numbers is a data file. One number may apply to several names (`of`: devices, architectures,
+software, or `*` for all), so the length of the list is the count of free parameters.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ FITTED = "fitted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Number:
-    """`value` of `field` (a dotted path) of everything in `of`.
+    """`value` of `field` (a dotted path) for everything named in `of`.
 
-    `source` is `fitted` where `shardwise fit` finds the value from measured runs; else it names a document,
-    or says that the value is assumed.
+    `source` is `fitted` where `shardwise fit` finds the value from measured runs. Otherwise it names a
+    document or says that the value is assumed.
     """
 
     of: tuple[str, ...]
@@ -32,7 +32,7 @@ class Number:
 
     @property
     def name(self) -> str:
-        """How the number is called in tables and files: `ampere matmul.peak_fraction`."""
+        """Name of the number in tables and files: `ampere matmul.peak_fraction`."""
         return f"{','.join(self.of)} {self.field}"
 
     @property
@@ -41,7 +41,7 @@ class Number:
 
 
 def numbers_of(records: Iterable[Mapping[str, Any]]) -> tuple[Number, ...]:
-    """The numbers that a data file lists."""
+    """The numbers listed in a data file."""
     return tuple(
         Number(of=tuple(r["of"]), field=r["field"], value=_value(r["field"], r["value"]), source=r["source"])
         for r in records
@@ -49,7 +49,7 @@ def numbers_of(records: Iterable[Mapping[str, Any]]) -> tuple[Number, ...]:
 
 
 def _value(field: str, value: float) -> float | int:
-    """Numbers are floats, but for those that count elements."""
+    """Numbers are floats, except tile sizes, which count elements."""
     return int(value) if field.rpartition(".")[2].startswith("tile_") else float(value)
 
 
@@ -59,8 +59,11 @@ def numbers_record(numbers: Iterable[Number]) -> list[dict[str, Any]]:
 
 
 def most_specific(numbers: Iterable[Number], names: Sequence[str]) -> dict[str, Number]:
-    """The number of every field that holds for something called by `names`, the most general name first: of
-    two that hold, the one for the more particular name."""
+    """For each field, the number that applies to something with these `names` (most general name first).
+
+    Where several apply, the one for the most specific name wins. Raises InternalError where two numbers apply
+    to the same name.
+    """
     ranks = {name: rank for rank, name in enumerate((WILDCARD, *names))}
     found: dict[str, tuple[int, Number]] = {}
     for number in numbers:

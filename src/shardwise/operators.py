@@ -1,11 +1,11 @@
-"""Typed operators: the one vocabulary in which models, graphs and costs speak of work.
+"""Typed operators: the vocabulary of models, operator graphs and the cost model.
 
-A transformer layer is a tuple of these; so is an operator graph. An operator says how wide it is and *by
-which role* each width may be split; it does not know any strategy. `cost` maps a role to a degree (`heads`,
-`ffn`, `vocab` to tp, `expert_ffn` to etp, and so on), so that one sum over operators prices every layout.
+A transformer layer is a tuple of operators; so is an operator graph. An operator has widths, each with the
+`Role` *by which* it may be sharded; it knows no strategy. The cost model maps a role to a parallel degree
+(`heads`, `ffn`, `vocab` to tp, `expert_ffn` to etp), so one sum over operators estimates every layout.
 
-Widths count elements per row. A row is a token (or a token routed to an expert); `Rows` says which rows an
-operator works on.
+Widths count elements per row. A row is a token, or a token routed to an expert; `Rows` says which rows an
+operator processes.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from math import prod
 from typing import Literal
 
 Role = Literal["whole", "heads", "kv_heads", "ffn", "vocab", "expert_ffn"]
-"""How a width may be split: not at all, or over tp (heads, kv_heads up to their number, ffn, vocab), or over
-etp."""
+"""How a width may be sharded: not at all; over tp (heads, ffn, vocab, and kv_heads up to their number); or
+over etp."""
 
 Rows = Literal["tokens", "sequence", "routed", "head"]
-"""Which rows an operator works on, per rank and microbatch.
+"""Rows that an operator processes, per rank and micro-batch.
 
-`tokens`: micro_batch * seq / cp. `sequence`: the same, divided by tp where sequence parallelism is on (norms,
+`tokens`: micro_batch * seq / cp. `sequence`: the same, divided by tp under sequence parallelism (norms,
 residuals). `routed`: tokens * top_k, spread over the experts of a rank. `head`: like tokens, in the
 language-model head.
 """
 
 Dtype = Literal["compute", "operand", "fp32", "mask"]
-"""Storage of a saved tensor: the compute dtype, that of matmuls (for what only a matmul's weight gradient
-reads), 4 bytes, or 1 byte."""
+"""Storage of a saved activation: the compute dtype; the dtype of matmul operands (for tensors that only
+the weight gradient of a matmul reads); 4 bytes; or 1 byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A size in elements and the role by which it may be split."""
+    """A size in elements and the role by which it may be sharded."""
 
     size: int
     role: Role = "whole"
@@ -41,13 +41,12 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """A trained tensor: its extents, and whether there is one per expert (then the experts are split over
-    ep)."""
+    """A trained tensor: its extents and its number of experts (experts are sharded over ep)."""
 
     name: str
     shape: tuple[Extent, ...]
     experts: int = 0
-    """Number of experts that each hold one such tensor; 0 for a tensor outside the experts."""
+    """Number of experts that each have one such tensor; 0 for a tensor outside the experts."""
 
     @property
     def parameters(self) -> int:
@@ -57,10 +56,11 @@ class Weight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A tensor kept from forward to backward, per row: `width` elements of `dtype` on `rows`.
+    """A saved activation, per row: `width` elements of `dtype` on `rows`.
 
-    `selective` marks what selective recompute computes again instead of keeping (attention internals, norm
-    outputs, activation functions). A tensor that several operators need is listed once, at the first of them.
+    `selective` marks tensors that selective recomputation recomputes instead of saving (attention internals,
+    norm outputs, activation functions). A tensor that several operators read is listed once, at the first of
+    them.
     """
 
     name: str
@@ -72,8 +72,8 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matmul:
-    """[rows, k] x [k, n]: forward 2*rows*k*n flop; backward the same once for the input and once for the
-    weight."""
+    """[rows, k] x [k, n]: 2*rows*k*n FLOP forward; in the backward pass as many for the input gradient and
+    as many for the weight gradient."""
 
     name: str
     rows: Rows = "tokens"
@@ -102,7 +102,8 @@ class GroupedMatmul:
 class Attention:
     """Scaled dot-product attention: scores over `qk_dim`, values of `v_dim`, per head.
 
-    `window` limits each query to so many keys (None: all). `causal` halves the work of full attention.
+    `window` is the number of keys that each query attends to (None: all). `causal` halves the work of full
+    attention.
     """
 
     name: str
@@ -130,14 +131,14 @@ class Pointwise:
     weights: tuple[Weight, ...] = ()
     saved: tuple[Saved, ...] = ()
     selective: bool = False
-    """Computed again under selective recompute."""
+    """Recomputed under selective recomputation."""
     kind: Literal["pointwise"] = field(default="pointwise", init=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """A table lookup per row (embedding): reads and writes `width` elements; backward scatters the
-    gradient."""
+    """A table lookup per row (embedding): reads and writes `width` elements; the backward pass scatters
+    the gradient."""
 
     name: str
     width: Extent
@@ -149,7 +150,7 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """Softmax cross entropy over `classes` per row, in fp32 (logits read and written, then their
+    """Softmax cross entropy over `classes` per row, in fp32 (reads and writes the logits, then their
     gradient)."""
 
     name: str

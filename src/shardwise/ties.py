@@ -1,8 +1,8 @@
-"""Ties: which of several values is the extreme where some differ by rounding alone.
+"""Ties: which value is the extreme where several differ by rounding only.
 
-One rule for all that an answer names by its figure (the best, the slowest, the tightest): of the values
-within a relative tolerance of the extreme the first one counts as the extreme. Callers give the values in the
-order that decides: ranks from 0 on, strategies in the order of `StrategyTable.text_order`.
+One rule for every extreme that an answer names (the best, the slowest, the tightest): values within a
+relative tolerance of the extreme are equal, and the first of them counts. Callers pass the values in the
+deciding order: ranks from 0 on, strategies in the order of `StrategyTable.text_order`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 TIE = 1e-9
-"""Relative difference up to which two figures of one answer are equal; the planner and the checker, which add
-up in other orders, agree to as much."""
+"""Relative difference up to which two figures of one answer are equal. The planner and the checker add in
+different orders; they agree to this tolerance."""
 
 
 def ties_of_largest(values: ArrayLike, tie: float = TIE) -> Any:
-    """Which of the values, along the first axis, are equal to the largest."""
+    """Mask of the values, along the first axis, that equal the largest."""
     array = np.asarray(values, dtype=np.float64)
     largest = array.max(axis=0)
     with np.errstate(invalid="ignore"):
@@ -27,22 +27,22 @@ def ties_of_largest(values: ArrayLike, tie: float = TIE) -> Any:
 
 
 def ties_of_least(values: ArrayLike, tie: float = TIE) -> Any:
-    """Which of the values, along the first axis, are equal to the least."""
+    """Mask of the values, along the first axis, that equal the least."""
     return ties_of_largest(-np.asarray(values, dtype=np.float64), tie)
 
 
 def first_largest(values: ArrayLike, tie: float = TIE) -> Any:
-    """The place, along the first axis, of the first value that is equal to the largest."""
+    """Index, along the first axis, of the first value that equals the largest."""
     return ties_of_largest(values, tie).argmax(axis=0)
 
 
 def first_least(values: ArrayLike, tie: float = TIE) -> Any:
-    """The place, along the first axis, of the first value that is equal to the least."""
+    """Index, along the first axis, of the first value that equals the least."""
     return ties_of_least(values, tie).argmax(axis=0)
 
 
 def least_first(values: Sequence[float], tie: float = TIE) -> list[int]:
-    """The places of the values from the least to the largest; equal ones stay in their order."""
+    """Indices of the values in ascending order; equal values stay in their order."""
     remaining, found = list(range(len(values))), []
     while remaining:
         least = min(values[index] for index in remaining)

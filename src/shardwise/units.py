@@ -1,7 +1,7 @@
-"""Quantities as people write them: parsed to SI floats, formatted for reading.
+"""Quantities with units: parsed from text to SI floats, and formatted for reading.
 
-Spelling is exact where it changes the value: `b` is a bit and `B` a byte, `Ki` is 1024 and `k` is 1000. Text
-such as `80G` or `900gb/s`, whose meaning has to be guessed, is refused.
+Spelling is exact where it changes the value: `b` is a bit and `B` a byte, `Ki` is 1024 and `k` is 1000.
+Ambiguous text such as `80G` or `900gb/s` is rejected.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NUMBER = re.compile(
     r"([+-]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,4})?)[ ]?(\S.{0,39})?"
 )
 
-# A factor is (a number that multiplies exactly, a power of ten): 1.9us is the float nearest to 1.9e-6.
+# A factor is (exact multiplier, power of ten): 1.9us becomes the float nearest to 1.9e-6.
 _Factor = tuple[float, int]
 _DECIMAL: dict[str, _Factor] = {
     prefix: (1.0, power)
@@ -31,7 +31,7 @@ _SECONDS: dict[str, _Factor] = {
 
 
 def _byte_factors(per_second: bool) -> dict[str, _Factor]:
-    """Spelling to bytes (or bytes per second): `GB`, `GiB`, `Gb`, `Gbit`, and with `/s` or `ps` for rates."""
+    """Spelling -> bytes (or bytes per second): `GB`, `GiB`, `Gb`, `Gbit`; rates end in `/s` or `ps`."""
     factors: dict[str, _Factor] = {}
     for prefix, (scale, power) in (_DECIMAL | _BINARY).items():
         for spelling, size in (("B", 1.0), ("b", 0.125), ("bit", 0.125)):
@@ -61,19 +61,19 @@ _EXAMPLES = {
 }
 
 UNITS = tuple(_FACTORS)
-"""The base units that `parse_quantity` knows; its result is in exactly that unit."""
+"""Base units of `parse_quantity`; its result is in the unit that was passed."""
 
 
 def examples_of(unit: str) -> str:
-    """What may be written for a quantity of `unit`, in words and an example."""
+    """What may be written for a quantity of `unit`: a few words with an example."""
     return _EXAMPLES[unit]
 
 
 def parse_quantity(text: str, unit: str) -> float:
     """`text` in `unit` (one of UNITS): `parse_quantity("200Gb/s", "B/s") == 25e9`.
 
-    One space may stand between number and unit; the unit must be written. Raises ConfigError, with what is
-    allowed, for any other text and for numbers that are not finite.
+    One space may stand between number and unit; the unit is required. Raises ConfigError, with the allowed
+    spelling, for any other text and for numbers that are not finite.
     """
     match = _NUMBER.fullmatch(text.strip(" "))
     if match is None:
@@ -103,7 +103,7 @@ def _not_a_quantity(text: str, unit: str, why: str) -> ConfigError:
 
 
 def format_bytes(nbytes: float) -> str:
-    """Bytes in the largest binary unit that keeps the number at least 1: `79.2 GiB`."""
+    """Bytes in the largest binary unit in which the number is at least 1: `79.2 GiB`."""
     return _scaled(
         nbytes,
         (("PiB", 2.0**50), ("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)),
@@ -121,7 +121,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_rate(per_second: float, unit: str = "B/s") -> str:
-    """A rate with a decimal prefix: `450 GB/s`, and with unit `FLOP/s` `989 TFLOP/s`."""
+    """A rate with a decimal prefix: `450 GB/s`, or `989 TFLOP/s` with unit `FLOP/s`."""
     scales = tuple(
         (prefix + unit, 10.0**power) for prefix, power in zip("EPTGMk", (18, 15, 12, 9, 6, 3), strict=True)
     )
@@ -129,7 +129,7 @@ def format_rate(per_second: float, unit: str = "B/s") -> str:
 
 
 def format_count(count: float) -> str:
-    """A count: all digits below a million (`150,652`), above in words (`70.6 billion`)."""
+    """A count: all digits below a million (`150,652`), words above (`70.6 billion`)."""
     if abs(count) < 1e6:
         return f"{count:,.0f}" if float(count).is_integer() else f"{count:,.4g}"
     scales = (("quadrillion", 1e15), ("trillion", 1e12), ("billion", 1e9), ("million", 1e6))
@@ -144,7 +144,7 @@ def _scaled(value: float, scales: tuple[tuple[str, float], ...], base: str) -> s
 
 
 def _digits(value: float) -> str:
-    """Three significant digits, all digits before the point, no trailing zeros."""
+    """Three significant digits, all digits before the decimal point, no trailing zeros."""
     if abs(value) >= 100:
         return f"{value:.0f}"
     text = f"{value:.3g}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -190,3 +191,21 @@ def _checker_problems(target: str, names: Iterable[str]) -> Iterator[str]:
             continue
         if (name not in CHECKER_NAMES) if target == "strategy" else not name[0].isupper():
             yield f"the checker imports {name}, which is no record"
+
+
+def unused_exports(modules: list[Module], public: Mapping[str, frozenset[str]], documented: str) -> list[str]:
+    """Names in a package's `__all__` that no other package imports and no page shows, as `package: name`."""
+    used: dict[str, set[str]] = {}
+    for module in modules:
+        for found in imports_of(module):
+            if found.target == "shardwise":
+                for package in found.names:
+                    used.setdefault(package, set()).update(_attributes_of(module, package))
+            elif found.target != f"shardwise.{module.package}":
+                used.setdefault(found.target.removeprefix("shardwise."), set()).update(found.names)
+    return [
+        f"{package}: {name}"
+        for package, exported in sorted(public.items())
+        for name in sorted(exported - used.get(package, set()))
+        if not re.search(rf"\b{name}\b", documented)
+    ]

@@ -19,16 +19,19 @@ ONE_VALUE = {"shardwise.cost.stages:_stages"}
 """Functions in cost/ whose table has one value throughout in a column that they read as a number."""
 
 
-def test_no_module_does_what_is_banned() -> None:
+@pytest.mark.slow
+def test_no_module_has_a_banned_statement() -> None:
     assert [problem for module in MODULES for problem in ban_violations(module)] == []
 
 
+@pytest.mark.slow
 def test_no_module_or_function_grows_beyond_its_limit() -> None:
     long = {name: lines for module in MODULES for name, lines, limit in sizes(module) if lines > limit}
     assert {name: lines for name, lines in long.items() if lines > LONGER.get(name, 0)} == {}
     assert set(LONGER) <= set(long), "an exception that is no longer needed"
 
 
+@pytest.mark.slow
 def test_tests_are_not_skipped_away() -> None:
     marks = {module.name: skip_marks(module) for module in test_modules() if skip_marks(module)}
     assert sum(marks.values()) <= SKIP_MARKS, marks
@@ -89,7 +92,7 @@ def test_a_banned_statement_is_caught(mutant: str) -> None:
         "np.maximum(a, b)",
     ],
 )
-def test_what_is_allowed_is_not_caught(source: str) -> None:
+def test_allowed_statements_are_not_caught(source: str) -> None:
     assert ban_violations(module_of("shardwise.cost.twin", source)) == []
 
 

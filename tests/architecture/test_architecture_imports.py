@@ -7,13 +7,21 @@ import subprocess
 import sys
 
 import pytest
-from tests.architecture.import_rules import BASE, LAYERS, TOP, import_violations, imports_of, public_names
+from tests.architecture.import_rules import (
+    BASE,
+    LAYERS,
+    TOP,
+    import_violations,
+    imports_of,
+    public_names,
+    unused_exports,
+)
 from tests.architecture.sources import ROOT, module_of, package_modules
 
 MODULES = package_modules()
 
 WITH_TORCH = ("runtime", "measure")
-"""Rooms that nothing imports before a command needs them."""
+"""Packages that nothing imports before a command needs them."""
 
 WITH_NUMBA = tuple(
     f"shardwise.search.pareto.{name}"
@@ -54,6 +62,14 @@ def test_public_names_exist() -> None:
         if module.name == f"shardwise.{module.package}":
             for name in PUBLIC[module.package]:
                 assert re.search(rf"\b{name}\b", module.source.split("__all__")[0]), (module.name, name)
+
+
+def test_a_package_exports_what_others_use() -> None:
+    documented = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    public = {name: names for name, names in PUBLIC.items() if name}
+    assert unused_exports(MODULES, public, documented) == []
+    public["sim"] |= {"makespan_s", "unused_name"}
+    assert unused_exports(MODULES, public, documented) == ["sim: unused_name"]
 
 
 CHECKER = "shardwise.verification.plan"
@@ -152,6 +168,7 @@ def test_a_module_that_obeys_is_not_caught() -> None:
     assert import_violations(module_of("shardwise.sim.engine", source), PUBLIC) == []
 
 
+@pytest.mark.slow
 def test_one_module_imports_numba() -> None:
     found = [
         module.name for module in MODULES if any(own.target.startswith("numba") for own in imports_of(module))
@@ -159,6 +176,7 @@ def test_one_module_imports_numba() -> None:
     assert found == ["shardwise.search.pareto.joins_numba"]
 
 
+@pytest.mark.slow
 def test_planning_imports_no_heavy_package() -> None:
     """All modules in a fresh process, but those that run PyTorch and those that numba compiles."""
     names = [

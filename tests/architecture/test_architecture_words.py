@@ -10,6 +10,7 @@ from tests.architecture.test_architecture_bans import MODULES
 from tests.architecture.words import RETIRED, public_classes, retired_names
 
 
+@pytest.mark.slow
 def test_no_identifier_has_a_retired_word() -> None:
     assert [name for module in MODULES for name in retired_names(module)] == []
 
@@ -28,6 +29,7 @@ def test_a_retired_word_is_noticed(word: str) -> None:
     assert not retired_names(module_of("shardwise.cost.twin", f"x = '{word}'  # {word}"))
 
 
+@pytest.mark.slow
 def test_no_two_public_classes_share_a_name() -> None:
     counts = Counter(name for module in MODULES for name in public_classes(module))
     assert [name for name, count in counts.items() if count > 1] == []

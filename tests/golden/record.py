@@ -34,8 +34,8 @@ from shardwise.cost import (
     outside_schedule_s,
     peaks_of,
     subproblem_of,
-    traffic_of,
 )
+from shardwise.cost.bounds.subproblem import traffic_of
 from shardwise.inputs import Fields
 from shardwise.model import load_model
 from shardwise.search.result import result_of

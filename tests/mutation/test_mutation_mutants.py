@@ -46,7 +46,7 @@ def test_changes_of_one_expression(tmp_path: Path, body: str, changes: list[str]
     assert sorted(found) == sorted(changes)
 
 
-def test_a_mutant_changes_the_tree_of_its_module(tmp_path: Path) -> None:
+def test_a_mutant_changes_the_syntax_tree_of_its_module(tmp_path: Path) -> None:
     first, _ = made_of(tmp_path, "return a + b * c")
     assert (first.line, first.function, first.key) == (2, "f", "sample:f: a + b * c -> a - b * c")
     assert "a + b * c" in ast.unparse(first.tree)
@@ -76,13 +76,15 @@ def campaign(tests: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *script], cwd=ROOT, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_campaign_with_the_packages_own_tests_kills() -> None:
     run = campaign("tests/unit/pareto/test_pareto_by_hand.py")
     assert re.search(r"\n[23] of 3 killed", run.stdout), run.stdout
     assert run.returncode == (0 if "\n3 of 3 killed" in run.stdout else 1)
 
 
-def test_a_campaign_with_tests_of_something_else_kills_nothing() -> None:
+@pytest.mark.slow
+def test_a_campaign_with_unrelated_tests_kills_nothing() -> None:
     run = campaign("tests/property/test_dimension_number.py")
     assert "0 of 3 killed: 0.0%" in run.stdout, run.stdout
     assert "survived src/shardwise/frontier" in run.stdout

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from shardwise.cost import (
-    GRID_FIELDS,
     NO_TRAFFIC,
     Grids,
     Index,
@@ -28,11 +27,11 @@ from shardwise.cost import (
     grids_of,
     known_split,
     subproblem_of,
-    traffic_of,
 )
+from shardwise.cost.bounds.subproblem import traffic_of
+from shardwise.cost.layers import GRID_FIELDS
 from shardwise.schedule import in_flight
-from shardwise.search import Space
-from shardwise.search.space import Variants
+from shardwise.search.space import Space, Variants
 from shardwise.strategy import StrategyTable
 
 FULL = 2

@@ -17,7 +17,7 @@ from tests.property.software import SOFTWARE, with_drawn_software
 from shardwise.cluster import Cluster, load_cluster
 from shardwise.cost import Index, Problem, bind, distinct_rows
 from shardwise.model import load_model, model_from_config
-from shardwise.search import Space
+from shardwise.search.space import Space
 from shardwise.strategy import FIELDS, GRID_RULES, Column, Job, StrategyTable, first_broken, largest_stage
 
 

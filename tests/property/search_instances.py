@@ -16,7 +16,8 @@ from tests.property.software import PLAIN, with_drawn_software
 from shardwise.cluster import Cluster, load_cluster
 from shardwise.cost import Problem, costs_of_all_stages, host_bytes, rank_bytes
 from shardwise.model import Model, model_from_config
-from shardwise.search import Question, Space
+from shardwise.search import Question
+from shardwise.search.space import Space
 from shardwise.strategy import (
     ALIASES,
     CP_KINDS,

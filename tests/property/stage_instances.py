@@ -10,7 +10,8 @@ import numpy.typing as npt
 from tests.property.layout_instances import op
 
 from shardwise.cluster import load_cluster, mesh_of
-from shardwise.cost import LayoutEstimate, PipelineEstimate, Training, estimate_pipeline, estimate_stage
+from shardwise.cost import LayoutEstimate, PipelineEstimate, Training, estimate_pipeline
+from shardwise.cost.one_layout import estimate_stage
 from shardwise.graph import Block, GraphLayout, OpGraph, SizeGrowth, StagedLayout, scaled
 from shardwise.pareto import Chain, non_dominated
 from shardwise.search.pareto.solution import SegmentChoice, Solution

@@ -25,7 +25,6 @@ from tests.property.search_space_twin import first_reason
 
 from shardwise.cost import (
     Index,
-    PeakBytes,
     Problem,
     Split,
     end_s,
@@ -36,6 +35,7 @@ from shardwise.cost import (
     peaks_of,
 )
 from shardwise.cost.bounds import capacity
+from shardwise.cost.memory import PeakBytes
 from shardwise.search.step_times import pipeline_makespan_s, step_times_s
 from shardwise.strategy import SCHEDULES, StrategyTable
 
@@ -128,6 +128,7 @@ def with_least_end_s(levels: Levels) -> Any:
     return pipeline_makespan_s(problem, states) + end_s(problem, block, totals)
 
 
+@pytest.mark.slow
 def test_no_subproblem_takes_less_than_its_bound(drawn: Drawn) -> None:
     bounds = least_times_s(drawn.levels)
     assert exceeding(bounds, drawn.times_s) == {}
@@ -147,7 +148,8 @@ def test_no_subproblem_needs_less_memory_than_its_bound(drawn: Drawn) -> None:
     assert exceeding(least_hosts_bytes(drawn.levels), drawn.peaks.host_bytes) == {}
 
 
-def test_what_fits_in_time_has_capacity(drawn: Drawn) -> None:
+@pytest.mark.slow
+def test_candidates_within_the_time_have_capacity(drawn: Drawn) -> None:
     assert lacking_capacity(drawn) == set()
 
 
@@ -172,7 +174,7 @@ def test_memory_falls_with_every_recomputed_layer(drawn: Drawn) -> None:
             last = now
 
 
-def test_nodes_with_options_are_bounded_as_each_alone(drawn: Drawn) -> None:
+def test_nodes_with_options_have_the_bounds_of_each_option(drawn: Drawn) -> None:
     """The search bounds rows (down) with splits (across) at once."""
     levels = drawn.levels
     for rows in list(levels.groups("pp", "vpp", "schedule"))[:12]:
@@ -212,6 +214,7 @@ LOOSE = {"any micro batch": 1.05, "computation alone": 1.5, "sharded": 1.1, "fam
 """How much higher bounds must be to be caught that are not close; 1.01 for the others."""
 
 
+@pytest.mark.slow
 @DRAWN_ONCE
 def test_bounds_of_time_that_are_a_little_too_high_are_caught(several: list[Drawn]) -> None:
     missed = set(least_times_s(several[0].levels))
@@ -222,6 +225,7 @@ def test_bounds_of_time_that_are_a_little_too_high_are_caught(several: list[Draw
     assert missed == set()
 
 
+@pytest.mark.slow
 @DRAWN_ONCE
 def test_bounds_of_memory_that_are_a_little_too_high_are_caught(several: list[Drawn]) -> None:
     missed = {("device", name) for name in least_device_bytes(several[0].levels)}
@@ -254,6 +258,7 @@ def block_s(levels: Levels, rows: Index) -> Any:
     return lower_bound_s(levels.problem, block, layer_counts_of(block), totals, traffic)
 
 
+@pytest.mark.slow
 @DRAWN_ONCE
 def test_a_layer_less_of_capacity_is_caught(several: list[Drawn], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "ROUNDING", -1.0)

@@ -14,7 +14,6 @@ from shardwise.cost import (
     MEMORY_PARTS,
     Problem,
     StageTimes,
-    StepEnd,
     bind,
     costs_of_all_stages,
     costs_of_peak_stages,
@@ -23,6 +22,7 @@ from shardwise.cost import (
     stage_times,
     step_end,
 )
+from shardwise.cost.times import StepEnd
 from shardwise.search.step_times import step_times_s
 from shardwise.strategy import StrategyTable
 
@@ -71,7 +71,7 @@ def drawn(request: pytest.FixtureRequest) -> tuple[Problem, StrategyTable]:
     return problem, sampled(problem, 400, seed=100 + CASES.index(case))
 
 
-def test_a_row_alone_costs_what_it_costs_in_a_table(drawn: Any, full: bool) -> None:
+def test_a_row_costs_the_same_alone_and_in_a_table(drawn: Any, full: bool) -> None:
     problem, table = drawn
     rows = range(len(table)) if full else range(0, len(table), 46)
     assert mismatches(problem, table, rows) == []

@@ -88,7 +88,7 @@ def memory_of(found: list[Result], name: str) -> list[float]:
 
 
 @varies("tp", "dp")
-def test_more_tensor_parallelism_holds_less_and_talks_more(dense: Problem) -> None:
+def test_more_tensor_parallelism_needs_less_memory_and_more_communication(dense: Problem) -> None:
     found = results(dense, *(f"tp={tp},sequence_parallel=no" for tp in (8, 4, 2, 1)))
     assert rising(memory_of(found, "parameters")) and rising(memory_of(found, "activations"))
     assert rising([-seconds for seconds in parts(found, "tensor_communication")])
@@ -104,7 +104,7 @@ def test_tensor_ranks_beyond_the_key_value_heads_repeat_them() -> None:
 
 
 @varies("pp")
-def test_more_stages_hold_less_and_wait_more(dense: Problem) -> None:
+def test_more_stages_need_less_memory_and_have_a_larger_bubble(dense: Problem) -> None:
     found = results(dense, *(f"pp={pp}" for pp in (8, 4, 2, 1)))
     assert rising(memory_of(found, "parameters"))
     assert rising([-seconds for seconds in parts(found, "pipeline_bubble")])
@@ -122,7 +122,7 @@ def test_more_context_parallelism_saves_fewer_activations_and_sends_keys() -> No
 
 
 @varies("cp_kind")
-def test_a_ring_hides_what_an_all_to_all_of_heads_exposes() -> None:
+def test_a_ring_hides_communication_that_an_all_to_all_of_heads_exposes() -> None:
     # A long sequence: 0.9 of the ring's messages hide beside attention; the exchange sends queries and output
     # too.
     p = problem("llama-3.1-8b", "2x8xH100-SXM", batch=16, seq_len=131_072)
@@ -148,7 +148,7 @@ def test_experts_split_over_tensor_ranks_join_more_than_they_send(routed: Proble
 
 
 @varies("axis_order")
-def test_tensor_ranks_apart_talk_slowly(dense: Problem) -> None:
+def test_tensor_ranks_in_different_nodes_communicate_slowly(dense: Problem) -> None:
     near, far = results(dense, "tp=2,dp=8", "tp=2,dp=8,axis_order=dp-tp-cp-pp")
     # 50 GB/s of network instead of 450 GB/s of NVLink.
     assert far.breakdown["tensor_communication"] > 4.0 * near.breakdown["tensor_communication"]
@@ -169,7 +169,7 @@ def test_sequence_parallelism_saves_less_and_works_less_on_norms(dense: Problem)
 
 
 @varies("micro_batch_size")
-def test_larger_microbatches_save_more_wait_more_and_compute_better(dense: Problem) -> None:
+def test_larger_microbatches_save_more_bubble_more_and_compute_better(dense: Problem) -> None:
     found = results(dense, *(f"tp=8,pp=2,micro_batch_size={size}" for size in (1, 4, 16)))
     assert rising(memory_of(found, "activations"))
     assert rising(parts(found, "pipeline_bubble"))
@@ -191,7 +191,7 @@ def test_schedules_trade_waiting_for_memory(dense: Problem) -> None:
 
 
 @varies("first_stage_layers", "last_stage_layers")
-def test_the_stage_with_the_head_wants_fewer_layers() -> None:
+def test_fewer_layers_on_the_stage_with_the_head_shorten_the_step() -> None:
     # gemma-2-9b's head of 256,000 words is worth several layers.
     p = problem("gemma-2-9b", "4x3xH100-SXM", batch=96)
     even, less = results(p, "pp=6,tp=2", "pp=6,tp=2,last_stage_layers=4")

@@ -11,7 +11,7 @@ from shardwise.strategy import OFFLOADS, RECOMPUTES, SCHEDULES
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_memory_is_exactly_the_most_of_any_place(case: Case, full: bool) -> None:
+def test_memory_is_the_maximum_over_all_ranks(case: Case, full: bool) -> None:
     problem = problem_of(case)
     table = sampled(problem, 20_000 if full else 2_000, seed=CASES.index(case))
     found = peaks_of(problem, table)

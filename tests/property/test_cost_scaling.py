@@ -63,7 +63,7 @@ def test_faster_links_never_take_longer(drawn: Any, factor: float) -> None:
     ).all()
 
 
-def test_each_tier_alone_and_its_latency(drawn: Any) -> None:
+def test_improving_one_tier_makes_no_step_longer(drawn: Any) -> None:
     problem, table = drawn
     before, cluster = step_times_s(problem, table), problem.cluster
     for t, tier in enumerate(cluster.tiers):

@@ -60,7 +60,7 @@ def test_a_scalar_is_a_row_of_the_column(name: str) -> None:
     assert column_mismatches(EQUATIONS[name], 1e-14 if name in TRANSCENDENTAL else 0.0) == 0
 
 
-def test_an_equation_that_looks_at_the_whole_column_is_caught() -> None:
+def test_an_equation_that_depends_on_the_whole_column_is_caught() -> None:
     def relative_s(nbytes: Any, bw_bytes_per_s: Any) -> Any:
         return nbytes / np.max(bw_bytes_per_s)
 

@@ -29,7 +29,7 @@ def test_unit_of_the_result_is_that_of_the_name(name: str) -> None:
         assert np.isfinite(value)
 
 
-def test_there_are_equations_of_every_module() -> None:
+def test_every_module_has_checked_equations() -> None:
     assert {name.split(".")[0] for name in EQUATIONS} >= {"comm", "compute", "goodput", "memory", "pipeline"}
     assert len(EQUATIONS) >= 30
 
@@ -60,7 +60,7 @@ def sums_tiers_and_sizes_s(sizes: Sequence[Any], alphas_s: Sequence[Any]) -> Any
 @pytest.mark.parametrize(
     "twin", [forgets_to_divide_s, floors_at_a_plain_zero_s, branches_s, sums_tiers_and_sizes_s]
 )
-def test_units_that_do_not_meet_are_caught(twin: Equation) -> None:
+def test_incompatible_units_are_caught(twin: Equation) -> None:
     with pytest.raises(UnitError):
         result_unit(twin)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.property.test_inputs_fuzz import SCALARS, TREES, outcome
@@ -39,9 +40,10 @@ def _places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [found for key, item in items for found in ((*way, key), *_places(item, (*way, key)))]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(st.data())
-def test_a_bent_file_is_read_or_refused_in_one_line(data: st.DataObject) -> None:
+def test_a_mutated_file_is_read_or_refused_in_one_line(data: st.DataObject) -> None:
     document = deepcopy(data.draw(st.sampled_from(DOCUMENTS)))
     for _ in range(data.draw(st.integers(1, 3))):
         *way, last = data.draw(st.sampled_from(_places(document)))
@@ -64,9 +66,10 @@ def test_a_bent_file_is_read_or_refused_in_one_line(data: st.DataObject) -> None
         assert parameter_count(graph) >= 0 and forward_flop(graph) <= step_flop(graph)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from(sorted(SHIPPED)), st.integers(1, 10**6), st.integers(1, 10**5))
-def test_scaling_is_a_law(name: str, batch: int, seq_len: int) -> None:
+def test_scaling_back_gives_the_same_graph(name: str, batch: int, seq_len: int) -> None:
     """Any batch and length; back again it is the same; text and back, too."""
     graph = SHIPPED[name]
     length = seq_len if graph.seq_len is not None else None

@@ -17,7 +17,6 @@ from tests.property.spmd import Array, Call, Mesh, Spmd, Value
 from tests.property.window_programs import PROGRAMS
 
 from shardwise.graph import (
-    KINDS,
     PARTIAL,
     REPLICATE,
     REPLICATE_SUM_GRAD,
@@ -29,6 +28,7 @@ from shardwise.graph import (
     local_sizes,
     rules_of,
 )
+from shardwise.graph.kinds import KINDS
 
 TOLERANCE = 1e-7
 
@@ -154,7 +154,7 @@ SPATIAL = ("convolution", "pool")
 
 
 @pytest.mark.parametrize("name", INSTANCES)
-def test_ranks_make_what_one_rank_makes(name: str) -> None:
+def test_ranks_compute_the_results_of_a_single_rank(name: str) -> None:
     op = INSTANCES[name]
     check_op(op)
     for rule in rules_of(op):
@@ -176,7 +176,7 @@ def declared(op: OpNode, rule: ShardingRule, count: int) -> Counter[tuple[str, s
 
 
 @pytest.mark.parametrize("name", INSTANCES)
-def test_ranks_send_what_rules_declare(name: str) -> None:
+def test_ranks_send_the_declared_bytes_of_the_rules(name: str) -> None:
     op = INSTANCES[name]
     for rule in rules_of(op):
         for count in ranks_for(op, rule)[:1]:
@@ -205,7 +205,7 @@ def test_rules_go_together_along_two_axes(name: str, full: bool) -> None:
                 assert agree(name, [outer, inner], [2, 2]), (outer.name, inner.name)
 
 
-def test_every_kind_is_carried_out() -> None:
+def test_every_operator_kind_is_executed() -> None:
     assert {op.kind for op in INSTANCES.values()} == set(KINDS) == set(PROGRAMS)
 
 

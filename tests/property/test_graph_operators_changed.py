@@ -14,8 +14,6 @@ from shardwise.cluster import load_cluster, tier_mesh
 from shardwise.cost import Training, layout_chain
 from shardwise.errors import ConfigError
 from shardwise.graph import (
-    KINDS,
-    Attribute,
     Block,
     Operand,
     OpGraph,
@@ -27,6 +25,7 @@ from shardwise.graph import (
     saved_of,
     work_of,
 )
+from shardwise.graph.kinds import KINDS, Attribute
 
 Dims = tuple[str, ...]
 
@@ -132,7 +131,7 @@ def test_a_changed_operator_is_refused_by_name_or_accepted(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_accepted_has_a_price(kind: str) -> None:
+def test_every_accepted_operator_has_a_cost(kind: str) -> None:
     """Of one operator of each kind."""
     op = next(each for each in EVEN_INSTANCES.values() if each.kind == kind)
     assert outcome(op, price=True) == "accepted"
@@ -165,7 +164,7 @@ SIZES = {"b": 4, "k": 3, "n": 6, "h": 4, "g": 4, "r": 4}
         ),
     ],
 )
-def test_a_kind_says_which_dim_it_needs(op: OpNode, message: str, key: str) -> None:
+def test_an_operator_kind_names_the_dim_that_it_needs(op: OpNode, message: str, key: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         check_op(op)
     assert caught.value.key == key

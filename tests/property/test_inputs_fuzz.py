@@ -59,6 +59,7 @@ def parsed_or_refused(text: str, file: str | None = None) -> dict[str, object] |
     return value
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.dictionaries(KEYS, TREES, max_size=4))
 def test_json_values_survive(mapping: dict[str, Any]) -> None:
@@ -107,6 +108,7 @@ def mutated(tree: Any, data: st.DataObject) -> Any:
     return data.draw(TREES)
 
 
+@pytest.mark.slow
 @given(st.sampled_from(EXAMPLES), st.data())
 @settings(max_examples=300, deadline=None)
 def test_a_changed_cluster_file_is_a_cluster_or_a_config_error(path: Path, data: st.DataObject) -> None:
@@ -120,7 +122,7 @@ def test_a_changed_cluster_file_is_a_cluster_or_a_config_error(path: Path, data:
 
 
 @pytest.mark.parametrize("name", ["\n", "", "x" * 300])
-def test_a_class_by_a_name_that_is_no_text_is_refused_in_one_line(name: str) -> None:
+def test_a_class_name_that_is_no_text_is_refused_in_one_line(name: str) -> None:
     """It was named among what is allowed where a node has no device."""
     tree = read_mapping(str(next(path for path in EXAMPLES if path.name == "mixed.yaml")))
     classes = tree["classes"]
@@ -130,6 +132,7 @@ def test_a_class_by_a_name_that_is_no_text_is_refused_in_one_line(name: str) -> 
     assert isinstance(refusal, ConfigError) and refusal.key == "classes"
 
 
+@pytest.mark.slow
 @given(st.sampled_from(EXAMPLES), st.data())
 @settings(max_examples=200, deadline=None)
 def test_a_changed_record_is_a_cluster_or_a_config_error(path: Path, data: st.DataObject) -> None:

@@ -39,17 +39,19 @@ VALUES = st.recursive(
 DOCUMENTS = st.dictionaries(st.one_of(TEXT, AWKWARD), VALUES, min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @given(DOCUMENTS)
 @example(
     {"a": 1e-05, "b": 1e22, "c": -0.0, "d": 5e-324, "e": [1.0, 2], "f": {}, "g": [], "h": [[], [[1]], {}]}
 )
 @example({"a": [{"b": {"c": [{"d": []}, {}]}}], "e": ["x" * 60, "y" * 60], "f": list(range(60))})
-def test_what_is_written_reads_back_equal(document: dict[str, Any]) -> None:
+def test_written_yaml_reads_back_equal(document: dict[str, Any]) -> None:
     text = dumps_yaml(document)
     assert _typed(parse_mapping(text, file="plan.yaml")) == _typed(document)
     assert dumps_yaml(document) == text
 
 
+@pytest.mark.slow
 @given(DOCUMENTS, st.sampled_from(["plan.json", "plan.yaml", "a/b.JSON", "plan"]))
 def test_a_file_reads_back_equal_whatever_its_name(document: dict[str, Any], name: str) -> None:
     text = dumps(document, file=name)
@@ -57,6 +59,7 @@ def test_a_file_reads_back_equal_whatever_its_name(document: dict[str, Any], nam
     assert (text == dumps_yaml(document)) == (not name.lower().endswith(".json"))
 
 
+@pytest.mark.slow
 @given(DOCUMENTS)
 def test_a_general_yaml_reader_agrees(document: dict[str, Any]) -> None:
     assert _typed(yaml.safe_load(dumps_yaml(document))) == _typed(document)
@@ -67,7 +70,7 @@ def _typed(value: object) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def test_the_form_is_one_key_a_line_with_short_lists_on_one() -> None:
+def test_the_text_has_one_key_a_line_and_short_lists_on_one_line() -> None:
     document = {
         "schema": "shardwise.plan",
         "band_s": [1.5, 2.0],
@@ -93,7 +96,7 @@ def test_the_form_is_one_key_a_line_with_short_lists_on_one() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), b"bytes", {1, 2}, object()])
-def test_what_has_no_text_is_refused(value: object) -> None:
+def test_values_without_a_yaml_text_are_refused(value: object) -> None:
     with pytest.raises(InternalError, match="a file cannot hold"):
         dumps_yaml({"a": [value]})
     with pytest.raises(InternalError, match="a file cannot hold"):

@@ -17,7 +17,7 @@ from shardwise.strategy import Job, complete
     ("stored", "zero_stage", "is_recomputed"),
     [("R°/R°", 1, True), ("S(0)/S(0)", 3, False), ("S(0)/S(0)", 3, True)],
 )
-def test_llama_takes_what_plan_says(stored: str, zero_stage: int, is_recomputed: bool) -> None:
+def test_llama_has_the_cost_that_plan_reports(stored: str, zero_stage: int, is_recomputed: bool) -> None:
     cluster = load_cluster("8x8xH100-SXM")
     mesh, training, graph = mesh_of(cluster, (8, 8)), Training(dtype="bf16"), llama()
     laid = layout_chain(graph, cluster, training, mesh)

@@ -15,7 +15,7 @@ from shardwise.cost.layouts.chain import LayoutSpace, layout_chain
 from shardwise.cost.layouts.redistribute import Redistributions
 from shardwise.cost.problem import machine_of
 from shardwise.cost.training import Training
-from shardwise.search import pareto_search
+from shardwise.search.pareto import pareto_search
 from shardwise.search.pareto.solution import measure, solution_costs
 from shardwise.strategy import MEGATRON_2024
 
@@ -77,7 +77,7 @@ def test_data_parallelism_is_an_all_reduce_of_every_gradient() -> None:
     assert seconds(BLOCKING, DATA_PARALLEL, 8) == pytest.approx(expected, rel=1e-12)
 
 
-def test_fully_sharded_is_two_gathers_and_a_reduce_scatter() -> None:
+def test_fully_sharded_parameters_have_two_gathers_and_a_reduce_scatter() -> None:
     weights = sum(WEIGHTS)
     moved_s = 2.0 * float(FABRIC.all_gather_s(2.0 * weights, NODE)) + float(
         FABRIC.all_gather_s(4.0 * weights, NODE)
@@ -140,7 +140,7 @@ def test_more_ranks_hold_no_more(names: Names) -> None:
     assert resident == sorted(resident, reverse=True)
 
 
-def test_a_rank_alone_has_nothing_to_choose_and_nobody_to_talk_to() -> None:
+def test_a_single_rank_has_one_layout_and_no_communication() -> None:
     out = space(BLOCKING, 1)
     assert set(out.layouts_per_operator.values()) == {1}
     # All that is to choose is whether its one block is recomputed.
@@ -161,7 +161,7 @@ def test_the_frontier_dominates_layouts_by_hand() -> None:
         assert ((points[:, 0] <= time_s * (1 + 1e-12)) & (points[:, 1] <= memory_bytes * (1 + 1e-12))).any()
 
 
-def test_solutions_are_named() -> None:
+def test_a_solution_names_its_layout() -> None:
     out = space(HIDING, 8)
     layout = out.layout(solution_of(out, MEGATRON))
     [block] = layout.blocks
@@ -170,7 +170,7 @@ def test_solutions_are_named() -> None:
     assert block.stored["w_down"] == (0,)
 
 
-def test_a_conversion_that_is_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_omitted_redistribution_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken twin: conversions that cost nothing are not what Megatron's pair costs."""
     right = seconds(BLOCKING, MEGATRON, 8)
     monkeypatch.setattr(

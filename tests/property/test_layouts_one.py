@@ -35,7 +35,7 @@ from shardwise.graph import (
     skip_tensors_of,
 )
 from shardwise.pareto import Chain, Segment, shared_sizes
-from shardwise.search import pareto_search
+from shardwise.search.pareto import pareto_search
 from shardwise.search.pareto.solution import SegmentChoice, Solution, measure
 from shardwise.strategy import PROFILES
 
@@ -110,6 +110,7 @@ def all_both(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", sample_of(range(60), range(30)))
 def test_the_chain_and_the_walk_agree(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -125,7 +126,7 @@ def test_the_chain_and_the_walk_agree(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", sample_of(range(40), range(20)))
-def test_they_agree_on_skip_tensors(seed: int) -> None:
+def test_chain_and_walk_agree_on_skip_tensors(seed: int) -> None:
     found = all_both(skip_graph(seed), "8x8xH100-SXM", (2, 4), SOFTWARE[seed % len(SOFTWARE)], range(3))
     for (time_s, memory_bytes), price in found:
         assert price.time_s == pytest.approx(time_s, rel=1e-9)
@@ -212,7 +213,8 @@ def by_definition(ledger: StepLedger) -> float:
     return always + max(sum(each.nbytes for each in saved), *moments)
 
 
-def test_what_is_there_at_once_is_the_most_of_all_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_peak_memory_is_the_maximum_over_all_instants(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of random graphs; most of them have less at any moment than is counted in all."""
     fewer = []
 
@@ -230,7 +232,7 @@ def test_what_is_there_at_once_is_the_most_of_all_moments(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("software", range(5))
 @pytest.mark.parametrize("graph", [llama(layers=3, batch=16, seq_len=64), mlp(512, 64, 256, 40)])
-def test_they_agree_on_transformers(graph: OpGraph, software: int) -> None:
+def test_chain_and_walk_agree_on_transformers(graph: OpGraph, software: int) -> None:
     seeds = range(software, 20, 5)
     found = all_both(graph, "8x8xH100-SXM", (4, 8), SOFTWARE[software], seeds)
     for seed, ((time_s, memory_bytes), price) in zip(seeds, found, strict=True):
@@ -238,6 +240,7 @@ def test_they_agree_on_transformers(graph: OpGraph, software: int) -> None:
         assert price.memory_bytes == pytest.approx(memory_bytes, rel=1e-9), seed
 
 
+@pytest.mark.slow
 def test_random_graphs_share_parameters_within_blocks_and_across() -> None:
     graphs = [random_graph(seed) for seed in range(60)]
     machine = load_cluster("8x8xH100-SXM")
@@ -251,14 +254,16 @@ def test_random_graphs_share_parameters_within_blocks_and_across() -> None:
     assert sum(len(set(own)) < len(own) for own in names) >= 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", graph_names())
-def test_they_agree_on_shipped_graphs(name: str) -> None:
+def test_chain_and_walk_agree_on_shipped_graphs(name: str) -> None:
     graph = load_graph(f"graph:{name}")
     (time_s, memory_bytes), price = both(graph, "2x8xV100-32G", (2, 8), SOFTWARE[2], 7)
     assert price.time_s == pytest.approx(time_s, rel=1e-9)
     assert price.memory_bytes == pytest.approx(memory_bytes, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("graph", "points"),
     [
@@ -267,7 +272,7 @@ def test_they_agree_on_shipped_graphs(name: str) -> None:
         (skip_graph(3), 2),
     ],
 )
-def test_every_point_of_a_frontier_costs_what_its_layout_does(
+def test_every_point_of_a_frontier_has_the_cost_of_its_layout(
     graph: OpGraph, points: int, full: bool
 ) -> None:
     machines = load_cluster("8x8xH100-SXM")
@@ -281,6 +286,7 @@ def test_every_point_of_a_frontier_costs_what_its_layout_does(
         assert price.memory_bytes == pytest.approx(memory_bytes, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_parts_sum_to_the_whole() -> None:
     _, price = both(llama(layers=2, batch=16, seq_len=64), "8x8xH100-SXM", (4, 8), SOFTWARE[0], 0)
     assert sum(price.seconds.values()) == pytest.approx(price.time_s)
@@ -303,7 +309,7 @@ def test_the_walk_shares_no_code_with_the_chain() -> None:
 
 @pytest.mark.parametrize("ranks", [(8,), (2, 4), (3,), (2, 2, 2)])
 @pytest.mark.parametrize("shape", [(16, 24), (1, 24), (8, 6, 4), (7,), ()])
-def test_both_count_the_same_while_a_tensor_is_redistributed(
+def test_chain_and_walk_count_the_same_during_a_redistribution(
     ranks: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
     machines = load_cluster("8x8xH100-SXM")

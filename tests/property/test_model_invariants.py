@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,11 +16,11 @@ from shardwise.model import (
     attention_flop_per_token,
     catalogue,
     catalogue_names,
-    keys_per_query,
     load_model,
     model_from_config,
     parameters,
 )
+from shardwise.model.counts import keys_per_query
 from shardwise.operators import Matmul, Operator
 
 CATALOGUE = {name: dict(entry.config) for name, entry in catalogue().items()}
@@ -131,7 +132,7 @@ def test_matmul_weights_fill_their_matmul() -> None:
             assert {weight.shape[1].role for weight in matrices} == {operator.n.role}
 
 
-def test_sizes_under_a_role_divide_by_what_the_role_counts() -> None:
+def test_sizes_with_a_role_divide_by_the_count_of_that_role() -> None:
     for name in catalogue_names():
         model = load_model(name)
         counts = {"heads": model.heads, "kv_heads": model.kv_heads}
@@ -140,6 +141,7 @@ def test_sizes_under_a_role_divide_by_what_the_role_counts() -> None:
                 assert extent.size % counts.get(extent.role, 1) == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.sampled_from(catalogue_names()), st.sampled_from(KEYS), damage, st.booleans())
 def test_damaged_configs_give_a_model_or_one_line(name: str, key: str, value: object, drop: bool) -> None:

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.pareto import Frontier, frontier_of, non_dominated, product, union, union_all
+from shardwise.pareto import non_dominated
+from shardwise.pareto.frontier import Frontier, frontier_of, product, union, union_all
 
 REDUCE: Any = import_module("shardwise.pareto.frontier")
 
@@ -117,7 +118,7 @@ def test_a_comparison_across_cells_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     assert any(differs_in_large_cells(seed) for seed in range(2))
 
 
-def test_more_values_than_short_numbers_count_are_told_apart() -> None:
+def test_more_values_than_16_bits_count_are_distinguished() -> None:
     """40,000 points on a line above one that matches them all, and in front of that four that are best in
     one objective and settle none: ranks of 32,768 and more are compared."""
     line = np.repeat(np.arange(20_000.0, 60_001.0)[:, None], 4, axis=1)
@@ -140,6 +141,7 @@ def test_reduce_is_idempotent(sets: Sequence[npt.NDArray[np.float64]]) -> None:
     assert sorted(as_rows(once)) == as_rows(once)
 
 
+@pytest.mark.slow
 @given(sets_of_rows(2))
 def test_union_and_product_are_commutative(sets: Sequence[npt.NDArray[np.float64]]) -> None:
     a, b = map(frontier_of, sets)
@@ -147,6 +149,7 @@ def test_union_and_product_are_commutative(sets: Sequence[npt.NDArray[np.float64
     assert as_rows(product(a, b)) == as_rows(product(b, a))
 
 
+@pytest.mark.slow
 @given(sets_of_rows(3, most=8))
 def test_union_and_product_are_associative(sets: Sequence[npt.NDArray[np.float64]]) -> None:
     a, b, c = map(frontier_of, sets)
@@ -154,12 +157,14 @@ def test_union_and_product_are_associative(sets: Sequence[npt.NDArray[np.float64
     assert as_rows(product(product(a, b), c)) == as_rows(product(a, product(b, c)))
 
 
+@pytest.mark.slow
 @given(sets_of_rows(3, most=8))
 def test_product_distributes_over_union(sets: Sequence[npt.NDArray[np.float64]]) -> None:
     a, b, c = map(frontier_of, sets)
     assert as_rows(product(a, union(b, c))) == as_rows(union(product(a, b), product(a, c)))
 
 
+@pytest.mark.slow
 @given(sets_of_rows(2))
 def test_union_and_product_are_their_definitions(sets: Sequence[npt.NDArray[np.float64]]) -> None:
     """Reducing before or after makes no difference: the whole sets give the same points."""
@@ -171,6 +176,7 @@ def test_union_and_product_are_their_definitions(sets: Sequence[npt.NDArray[np.f
     assert as_rows(product(a, b)) == sums[slow_reduce(sums)].tolist()
 
 
+@pytest.mark.slow
 @given(sets_of_rows(3))
 def test_back_pointers_lead_to_points_that_sum_to_the_point(sets: Sequence[npt.NDArray[np.float64]]) -> None:
     a, b, c = map(frontier_of, sets)
@@ -183,6 +189,7 @@ def test_back_pointers_lead_to_points_that_sum_to_the_point(sets: Sequence[npt.N
         assert (sets[0][leaf_a] + rows[leaf] == point).all()
 
 
+@pytest.mark.slow
 @given(sets_of_rows(2), st.sampled_from([0.01, 0.1, 0.5, 2.0]))
 def test_epsilon_keeps_a_point_within_its_factor(
     sets: Sequence[npt.NDArray[np.float64]], epsilon: float

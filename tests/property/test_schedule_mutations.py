@@ -17,17 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwise.errors import ConfigError
-from shardwise.schedule import (
-    NAMES,
-    Action,
-    ActionKind,
-    Schedule,
-    from_text,
-    generate,
-    illegal_reason,
-    to_text,
-    violations,
-)
+from shardwise.schedule import NAMES, Action, ActionKind, Schedule, from_text, generate, to_text
+from shardwise.schedule.legality import illegal_reason
+from shardwise.schedule.violations import violations
 
 PRIME = 2_305_843_009_213_693_951
 Table = list[list[Action]]
@@ -241,6 +233,7 @@ def keeps_meaning(changed: Schedule, original: list[int]) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_mutations_that_change_meaning_are_refused_and_no_others(full: bool) -> None:
     rng = random.Random(20)
     changing = keeping = 0
@@ -272,6 +265,7 @@ def test_every_schedule_computes_the_gradients_of_one_process(name: str) -> None
             assert gradients(generate(name, pp=pp, microbatches=m, vpp=vpp)) == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     st.integers(0, 4).flatmap(

@@ -128,6 +128,7 @@ def every() -> list[Case]:
     return cases()
 
 
+@pytest.mark.slow
 def test_the_search_rejects_excluded_candidates_and_finds_the_best_other(every: list[Case]) -> None:
     found, out = 0, 0
     for case in every:
@@ -144,6 +145,7 @@ def test_the_search_rejects_excluded_candidates_and_finds_the_best_other(every: 
     assert found >= 20 and out >= 20
 
 
+@pytest.mark.slow
 def test_the_checker_counts_and_proves_the_same(every: list[Case]) -> None:
     for case in every:
         question, target_limits = case.question, case.checked()
@@ -173,6 +175,7 @@ def proven(case: Case, target_limits: TargetLimits, cutoff_s: float) -> Any:
     return Prover(figures=figures, space=space, cutoff_s=cutoff_s, usable_bytes=figures.usable_bytes).run()
 
 
+@pytest.mark.slow
 def test_a_search_without_limits_is_noticed(every: list[Case]) -> None:
     """Without its limits the search finds what the target cannot say, and the checker proves it."""
     faster, counted = 0, 0

@@ -25,17 +25,10 @@ from tests.property.search_instances import (
 from tests.property.search_space_twin import first_reason
 
 from shardwise.cost import GridCostTable, Problem, costs_of_all_stages, stage_times
-from shardwise.search import (  # fmt: skip
-    BranchAndBound,
-    Fastest,
-    Goal,
-    Incumbent,
-    SearchResult,
-    Smallest,
-    Tradeoff,
-)
+from shardwise.search import BranchAndBound, Fastest
 from shardwise.search.bnb import branch, leaves, solver
-from shardwise.search.bnb.solver import INCUMBENT_SLACK
+from shardwise.search.bnb.incumbent import Goal, Incumbent, Smallest, Tradeoff
+from shardwise.search.bnb.solver import INCUMBENT_SLACK, SearchResult
 from shardwise.search.step_times import microbatches_of, pipeline_makespan_s, step_times_s
 from shardwise.strategy import (
     HOST_MEMORY,
@@ -102,6 +95,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seeds", chunks, ids=lambda chunk: f"{chunk.start}-{chunk.stop}")
 
 
+@pytest.mark.slow
 def test_pruned_search_is_exact(seeds: range) -> None:
     """Many instances, which together reach every schedule, recomputation and offload."""
     coverage = Coverage()
@@ -121,10 +115,11 @@ def test_pruned_search_is_exact(seeds: range) -> None:
 
 
 @pytest.mark.parametrize("seed", ONCE_WRONG)
-def test_what_was_wrong_once_is_exact(seed: int) -> None:
+def test_the_seeds_of_former_failures_are_exact(seed: int) -> None:
     check_exact(instance(seed), Coverage())
 
 
+@pytest.mark.slow
 def test_uneven_pipelines() -> None:
     check_all(uneven_pipelines())
 
@@ -324,8 +319,9 @@ def check_all(cases: Iterable[Instance]) -> None:
         check_exact(case, Coverage())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["more", "textbook"])
-def test_a_bound_that_is_none_is_caught(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_bound_is_caught(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same check, which passes on these instances, fails where leaves are cut by what is not a bound: in
     small spaces, and in those that count as large."""
     cases = [
@@ -351,6 +347,7 @@ def textbook_s(problem: Problem, table: Any) -> Any:
     return work_s.sum(axis=0) + (microbatches_of(problem, table) - 1) * work_s.max(axis=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("levels", "name"),
     [
@@ -368,7 +365,7 @@ def test_a_bound_of_nodes_that_is_too_high_is_caught(
         check_all(instance(seed) for seed in range(40))
 
 
-def test_frontiers_that_are_none_are_caught() -> None:
+def test_invalid_frontiers_are_caught() -> None:
     """One point less; and one more that is beaten in one and equal in the other."""
     case = next(found for found in map(instance, range(100)) if found.seed % 3 == 0)
     problem = case.question.problem()

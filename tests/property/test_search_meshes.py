@@ -62,7 +62,7 @@ def found_on(graph: OpGraph, cluster_text: str, choice: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", sample_of(range(20), range(8)))
-def test_all_meshes_find_what_enumeration_finds(seed: int) -> None:
+def test_all_meshes_find_the_enumerated_frontier(seed: int) -> None:
     # Two operators on 2x2x2 have more layouts than can be gone through here.
     text = CLUSTERS[seed // 2 % 2] if seed % 2 else CLUSTERS[seed // 2 % 4]
     graph = small_graph(seed)
@@ -71,6 +71,7 @@ def test_all_meshes_find_what_enumeration_finds(seed: int) -> None:
     assert found == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_a_mesh_left_out_is_noticed() -> None:
     differs = []
     for seed in range(0, 24, 2):
@@ -80,6 +81,7 @@ def test_a_mesh_left_out_is_noticed() -> None:
     assert sum(differs) >= 3
 
 
+@pytest.mark.slow
 def test_axes_in_another_order_are_another_mesh() -> None:
     """The same words, in the order of the axes: what a dim's parts shift where an outer axis begins to split
     it depends on which axis is the outer one."""

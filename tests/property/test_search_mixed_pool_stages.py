@@ -21,8 +21,8 @@ from tests.property.uneven_twin import (
 from tests.sampling import sample_of
 
 from shardwise.cost import StageCosts
-from shardwise.search import UnevenSpace, predict_record, search_uneven
-from shardwise.search.hetero import stage_costs
+from shardwise.search import UnevenSpace, predict_record
+from shardwise.search.hetero import search_uneven, stage_costs
 from shardwise.search.hetero.result import uneven_result
 from shardwise.search.hetero.space import MixedPoolKind, StageKind, devices_by_pool
 from shardwise.search.hetero.stage_costs import StageCostModel
@@ -64,13 +64,15 @@ def is_the_twins(space: UnevenSpace, expected_s: float) -> bool:
     return all(time_s == pytest.approx(expected_s, rel=1e-9) for time_s in times)
 
 
+@pytest.mark.slow
 def test_the_best_plan_is_that_of_the_twin(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + CHUNK):
         assert is_the_twins(drawn_with_mixed_stages(seed), expected(seed)), seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", sample_of(WITH_MIXED_STAGES, WITH_MIXED_STAGES[:3]))
-def test_a_plan_with_such_stages_is_the_best_and_is_found(seed: int) -> None:
+def test_the_best_plan_has_such_stages_and_is_found(seed: int) -> None:
     space = drawn_with_mixed_stages(seed)
     assert is_the_twins(space, expected(seed))
     best, plain = search_uneven(space).plan, search_uneven(without_mixed_stages(space)).plan
@@ -83,7 +85,8 @@ def test_a_plan_with_such_stages_is_the_best_and_is_found(seed: int) -> None:
         assert one.device_class != other.device_class
 
 
-def test_what_such_a_stage_costs_is_what_its_slower_part_does() -> None:
+@pytest.mark.slow
+def test_a_mixed_pool_stage_costs_as_its_slower_part() -> None:
     """The twin takes every braid by itself, part by part, from the prices of single stages."""
     for seed in range(0, 40, 8):
         space = drawn_with_mixed_stages(seed)
@@ -105,6 +108,7 @@ def test_what_such_a_stage_costs_is_what_its_slower_part_does() -> None:
                 np.testing.assert_allclose(mine.hops[site].far_s, theirs.hops[site].far_s, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_no_layout_takes_less_than_its_bounds(full: bool) -> None:
     held = 0
     for seed in range(40 if full else 12):
@@ -146,6 +150,7 @@ def _at_once(one: stage_costs.PoolPart, other: stage_costs.PoolPart) -> Any:
     return 0.0 * stage_costs.mixed_pool_hops(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "broken"),
     [
@@ -155,7 +160,7 @@ def _at_once(one: stage_costs.PoolPart, other: stage_costs.PoolPart) -> Any:
     ],
     ids=["the slower part", "devices of both pools", "hops"],
 )
-def test_what_is_left_out_of_such_stages_is_noticed(
+def test_omissions_in_mixed_pool_stages_are_noticed(
     name: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stage_costs, name, broken)
@@ -171,7 +176,7 @@ def _is_too_soon(seed: int) -> bool:
     return found is not None and found.time_s < expected_s * (1 - 1e-6)
 
 
-def test_rows_that_no_part_does_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_no_part_computes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One row is priced by nobody: what comes out is sooner done than any plan."""
     own = StageCostModel._part
 

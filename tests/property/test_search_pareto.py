@@ -19,8 +19,8 @@ from tests.property.pareto_instances import (
     starting_with,
 )
 
-from shardwise.pareto import Chain, Factor, FactorGraph, Segment, frontier_of, non_dominated
-from shardwise.search import pareto_search
+from shardwise.pareto import Chain, Factor, FactorGraph, Segment, non_dominated
+from shardwise.pareto.frontier import frontier_of
 from shardwise.search.pareto import (
     bound_sets,
     chain_labels,
@@ -29,6 +29,7 @@ from shardwise.search.pareto import (
     elimination,
     gap_enumeration,
     labels,
+    pareto_search,
     presolve,
     state,
     supported_points,
@@ -85,7 +86,8 @@ def as_points(values: Any) -> Points:
     return [(float(time_s), float(memory)) for time_s, memory in values]
 
 
-def test_all_ways_find_what_enumeration_finds(first_seed: int, seeds: int) -> None:
+@pytest.mark.slow
+def test_all_search_methods_find_the_enumerated_frontier(first_seed: int, seeds: int) -> None:
     """Small chains are eliminated at once; of these one in six is tracked by bounds too."""
     solvable = small = 0
     for seed in range(first_seed, first_seed + seeds):
@@ -123,6 +125,7 @@ def test_chains_of_up_to_eight_operators_are_compared() -> None:
     assert largest == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", [0, elimination.TOLERANCE_FROM_PAIRS])
 @pytest.mark.parametrize("epsilon", [0.1, 0.4])
 def test_every_point_is_matched_within_epsilon(
@@ -144,6 +147,7 @@ def test_every_point_is_matched_within_epsilon(
     assert dropped > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [1, dominance.BINS_FROM_ROWS])
 def test_long_chains_are_searched_by_runs_of_equal_links(
     monkeypatch: pytest.MonkeyPatch, few: int, full: bool
@@ -185,7 +189,7 @@ def epsilon_holds(epsilon: float) -> bool:
     )
 
 
-def test_bins_keep_what_no_other_row_dominates() -> None:
+def test_bins_keep_non_dominated_rows() -> None:
     random = np.random.default_rng(0)
     for columns, steps_each in ((2, 60), (3, 60), (4, 12)):
         for count in (dominance.BINS_FROM_ROWS, 3 * dominance.BINS_FROM_ROWS):
@@ -200,6 +204,7 @@ def test_bins_keep_what_no_other_row_dominates() -> None:
             ).all()
 
 
+@pytest.mark.slow
 def test_shared_variables_make_one_choice_along_a_chain(full: bool) -> None:
     """By elimination alone, and up to an epsilon too; solutions choose what they say, everywhere alike."""
     seeds = range(80 if full else 20)
@@ -254,8 +259,9 @@ def stopped(most_pairs: int, epsilon: float, seeds: Iterable[int]) -> tuple[int,
     return looser, are_matched
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("most_pairs", "epsilon"), [(20, 0.001), (60, 0.001), (40, 0.0)])
-def test_a_search_that_would_take_too_long_tells_what_it_proved(
+def test_a_search_over_its_limit_reports_its_proven_epsilon(
     most_pairs: int, epsilon: float, full: bool
 ) -> None:
     """With an epsilon by looks that lose more, as long as that helps."""
@@ -268,6 +274,7 @@ def relaxed_silently(own: state.State, tolerances: gap_enumeration.Tolerances) -
     return TIMES(tolerances, 64.0) if 0.0 < own.working_epsilon < 0.1 else tolerances
 
 
+@pytest.mark.slow
 def test_relaxed_tolerances_that_are_not_reported_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(two_phase, "relaxed_tolerances", relaxed_silently)
     assert not all(stopped(60, 0.001, [seed])[1] for seed in starting_with(33, LONG))
@@ -309,6 +316,7 @@ def test_tolerances_are_relaxed_no_more_than_helps(
         assert tolerances.labels[0] == pytest.approx(2.0 * expected)
 
 
+@pytest.mark.slow
 def test_cases_of_one_question_have_one_frontier(full: bool) -> None:
     used = set()
     for seed in range(0, 60 if full else 18, 3):
@@ -342,8 +350,9 @@ def fitting(seed: int, epsilon: float) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.0, 0.2])
-def test_only_what_fits_is_found(epsilon: float, full: bool) -> None:
+def test_only_points_within_the_limit_are_found(epsilon: float, full: bool) -> None:
     assert all(fitting(seed, epsilon) for seed in range(30 if full else 3))
 
 
@@ -360,7 +369,7 @@ def test_a_limit_that_is_taken_for_less_is_noticed(monkeypatch: pytest.MonkeyPat
     assert not all(fitting(seed, 0.0) for seed in range(60))
 
 
-def test_modes_of_what_is_most_of_a_chain_are_cases() -> None:
+def test_modes_of_the_largest_part_of_a_chain_are_cases() -> None:
     """Each has one mode of one link, and all choices besides; chains without such a link are one case."""
     counts = []
     for seed in range(60):
@@ -541,6 +550,7 @@ def test_an_explored_box_closes_no_nadir_point_outside() -> None:
     assert bound_sets.is_open(own, nadir_points).tolist() == [False, True, False, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lowered", [1.0, 0.8])
 def test_reduced_cost_fixing_drops_only_choices_below_no_nadir_point(
     monkeypatch: pytest.MonkeyPatch, lowered: float, full: bool
@@ -553,7 +563,7 @@ def test_reduced_cost_fixing_drops_only_choices_below_no_nadir_point(
     assert agrees(range(60 if full or lowered < 1.0 else 15)) == (lowered == 1.0)
 
 
-def test_the_hull_is_what_weighted_sums_find() -> None:
+def test_the_hull_has_the_points_that_weighted_sums_find() -> None:
     random = np.random.default_rng(3)
     for count in (1, 2, 3, 40):
         points = frontier_of(random.uniform(1.0, 2.0, (count, 2))).points
@@ -565,11 +575,13 @@ def test_the_hull_is_what_weighted_sums_find() -> None:
         assert (np.diff(rise) > 0.0).all()
 
 
+@pytest.mark.slow
 def test_large_tables_are_joined_in_batches(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
     monkeypatch.setattr(labels, "_PAIRS_AT_ONCE", 3)
     assert agrees(range(20 if full else 8))
 
 
+@pytest.mark.slow
 def test_large_sums_are_taken_choice_by_choice(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
     monkeypatch.setattr(weighted_sums, "MOST_SUMS_AT_ONCE", 1)
     assert agrees(range(20 if full else 8))
@@ -591,7 +603,7 @@ def test_a_variable_with_many_neighbours_is_eliminated_last_where_nothing_is_cho
     assert point.tolist() == [81 * 40, 81 * 40 + 81 * 40 + 80]
 
 
-def test_tables_that_are_alike_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_tables_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that all read one tensor: of each thing that they have in common there is one table; layers that
     differ in one number share what lies before it."""
     random = np.random.default_rng(3)
@@ -641,7 +653,7 @@ def test_repetitions_are_solved_once_and_counted_each() -> None:
     assert as_points(pareto_search([chain]).points) == [(2.0, 11.0), (3.0, 9.0), (4.0, 7.0)]
 
 
-def test_choices_that_are_taken_for_those_of_the_whole_chain_are_noticed(
+def test_choices_of_a_part_used_for_the_whole_chain_are_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By another frontier, or by a choice that the whole chain does not have."""
@@ -653,6 +665,7 @@ def test_choices_that_are_taken_for_those_of_the_whole_chain_are_noticed(
     assert is_noticed
 
 
+@pytest.mark.slow
 def test_peaks_of_links_that_add_up_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "joined_all", lambda summands: summands.sum(axis=0))
     assert not agrees(range(150))

@@ -20,8 +20,7 @@ from tests.property.pareto_instances import (
 from tests.sampling import sample_of
 
 from shardwise.pareto import Chain, Factor, FactorGraph, Segment
-from shardwise.search import pareto_search
-from shardwise.search.pareto import bound_tightening, two_phase
+from shardwise.search.pareto import bound_tightening, pareto_search, two_phase
 from shardwise.search.pareto import state as states
 from shardwise.search.pareto.bound_sets import IncumbentSet
 from shardwise.search.pareto.bound_tightening import tighten_by_peak
@@ -78,6 +77,7 @@ def tightened(chains: Iterable[Chain], working_epsilon: float = 0.0) -> tuple[in
     return low, higher, is_below
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", sample_of(CHUNKS, CHUNKS[:1]))
 def test_lower_bounds_rise_and_stay_valid(first: int) -> None:
     """Some of those that lie lower: not those that count a mean of both times, or of what is made again."""
@@ -89,6 +89,7 @@ def test_lower_bounds_rise_and_stay_valid(first: int) -> None:
         assert low > 10 and higher > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "broken"),
     [
@@ -143,6 +144,7 @@ def all_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "MANY_SEPARATOR_CHOICES", -1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("all_are_wide")
 @pytest.mark.parametrize("epsilon", [0.0, 0.001, 0.02])
 def test_wide_chains_are_matched_within_the_reported_epsilon(epsilon: float, full: bool) -> None:
@@ -162,6 +164,7 @@ def proven(seeds: Iterable[int]) -> list[float]:
         return [pareto_search([long_chain(seed)], epsilon=0.001).epsilon for seed in seeds]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("all_are_wide")
 def test_bounds_tightened_by_peak_prove_more(monkeypatch: pytest.MonkeyPatch) -> None:
     own = proven(range(12))
@@ -174,7 +177,7 @@ def test_bounds_tightened_by_peak_prove_more(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("holds_from", "reported"), [(0.0, 0.001), (0.0005, 0.001), (0.005, 0.0051005), (0.015, 0.0151015)]
 )
-def test_the_reported_epsilon_covers_all_that_was_left_out(holds_from: float, reported: float) -> None:
+def test_the_reported_epsilon_covers_all_omitted_choices(holds_from: float, reported: float) -> None:
     """Of a chain of one solution nothing is open, whatever is matched: what is told is what was asked for, or
     what was lost by then and a tenth of the epsilon for points, 1.005 x 1.0001 - 1; not the 1.5 % that might
     have been lost."""
@@ -185,7 +188,7 @@ def test_the_reported_epsilon_covers_all_that_was_left_out(holds_from: float, re
     assert two_phase._proven([own], 0.001, 1.001 / 1.0001 - 1.0) == pytest.approx(reported)
 
 
-def test_what_is_left_out_holds_from_what_is_matched_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_omitted_choices_hold_from_the_epsilon_at_that_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choices that are left out, and labels that looks went through: from the most that was lost at one."""
     own = with_bounds(long_chain(0), 0.02)
     assert own.holds_from == 0.0 and len(own.open_nadir_points())
@@ -207,6 +210,7 @@ def test_what_is_left_out_holds_from_what_is_matched_then(monkeypatch: pytest.Mo
     assert all(before == working_epsilon for (working_epsilon, _), (_, before) in pairwise(seen))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_neighbours_are_recombined_before_tolerances_are_relaxed(
     monkeypatch: pytest.MonkeyPatch, is_broken: bool
@@ -239,7 +243,7 @@ def test_neighbours_are_recombined_before_tolerances_are_relaxed(
     assert seen and seen[0] is is_broken
 
 
-def test_of_what_others_see_all_choices_together_are_counted() -> None:
+def test_the_choices_of_all_separator_variables_are_multiplied() -> None:
     """Of a link with an entry of 3, an exit of 4 and a hub of 5, 60; of one with an entry of 4 alone, 4."""
     one = FactorGraph(("a", "b", "c", "d"), (3, 4, 5, 7), (), entry=0, exit=1, shared=(("h", 2),))
     other = FactorGraph(("a",), (4,), (), entry=0)
@@ -301,6 +305,7 @@ def test_a_wide_chain_relaxes_only_where_tightened_bounds_leave_nadir_points_ope
     assert working_epsilon == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_the_memory_bound_is_tightened_before_gaps_are_enumerated(
     monkeypatch: pytest.MonkeyPatch, is_broken: bool

@@ -75,13 +75,15 @@ def agree(seeds: range, monkeypatch: pytest.MonkeyPatch) -> bool:
     )
 
 
-def test_labels_made_in_one_go_are_those_made_step_by_step(
+@pytest.mark.slow
+def test_labels_made_at_once_equal_those_made_step_by_step(
     monkeypatch: pytest.MonkeyPatch, full: bool
 ) -> None:
     assert agree(range(200 if full else 40), monkeypatch)
 
 
-def test_what_each_label_chose_costs_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_the_choices_of_each_label_have_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     checked = 0
     for seed, part in some_parts(range(20)):
         found, _ = two_ways(seed, part, monkeypatch)
@@ -134,6 +136,7 @@ def test_a_broken_step_is_noticed(
     assert not agree(range(30), monkeypatch)
 
 
+@pytest.mark.slow
 def test_elimination_by_numba_stays_within_its_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elimination, "TOLERANCE_FROM_PAIRS", 0)
     for found in (
@@ -156,6 +159,7 @@ def no_potential(given: Any, outside_sums: Any, tolerance: Any, *rest: Any) -> A
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", [all_each_time, no_potential])
 def test_tolerances_by_numba_that_add_up_to_too_much_are_noticed(
     monkeypatch: pytest.MonkeyPatch, broken: Callable[..., Any]
@@ -175,7 +179,7 @@ def test_too_many_labels_raise(monkeypatch: pytest.MonkeyPatch, limit: str) -> N
         two_ways(0, knot(0), monkeypatch)
 
 
-def test_where_a_table_is_on_more_than_it_meets_steps_are_taken_one_by_one() -> None:
+def test_a_table_without_a_plain_order_is_eliminated_step_by_step() -> None:
     costs = np.zeros((2, 5))
     part = FactorGraph(("a", "b"), (2, 2), (Factor((0,), costs),), entry=0, exit=1)
     assert not elimination.is_plain(order_of(part))
@@ -223,11 +227,11 @@ def test_factors_wrongly_marked_equal_are_noticed(monkeypatch: pytest.MonkeyPatc
     assert not equal_factors_hold(range(30))[1]
 
 
-def test_firsts_are_the_first_places_of_what_is_alike() -> None:
+def test_first_occurrences_are_the_first_indices_of_equal_values() -> None:
     assert first_occurrences("abcab") == (0, 1, 2, 0, 1)
 
 
-def test_some_of_the_weights_of_a_chain_are_as_if_alone() -> None:
+def test_a_subset_of_weights_gives_the_same_sums() -> None:
     for seed in range(10):
         chain = chain_with_shared(seed)
         orders: list[list[EliminationOrder]] = orders_of(chain)

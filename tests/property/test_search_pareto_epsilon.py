@@ -176,6 +176,7 @@ def spent_in_equal_layers(seed: int) -> tuple[int, bool]:
     return spent(part, order, factor_sums, np.where(np.isfinite(least), -least, 0.0).reshape(-1))
 
 
+@pytest.mark.slow
 def test_equal_tables_are_made_once_and_spend_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     joined = labels.joined
@@ -207,6 +208,7 @@ def test_equal_tables_are_made_once_and_spend_for_each(monkeypatch: pytest.Monke
     assert all(is_matched for _, is_matched in layered)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["potentials", "paths"])
 def test_tolerances_in_a_part_that_add_up_to_too_much_are_noticed(
     monkeypatch: pytest.MonkeyPatch, broken: str
@@ -223,6 +225,7 @@ def test_tolerances_in_a_part_that_add_up_to_too_much_are_noticed(
     assert not all(spent_in_equal_layers(seed)[1] for seed in range(40))
 
 
+@pytest.mark.slow
 def test_elimination_within_a_part_spends_its_tolerance_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elimination, "TOLERANCE_FROM_PAIRS", 0)
     found = [spent_in_a_part(seed) for seed in range(30)]

@@ -19,13 +19,13 @@ from tests.property.pareto_instances import (
 from tests.sampling import sample_of
 
 from shardwise.pareto import Chain
-from shardwise.search import pareto_search
 from shardwise.search.pareto import (
     bound_sets,
     bound_tightening,
     completion_bounds,
     gap_enumeration,
     numba_dispatch,
+    pareto_search,
     two_phase,
 )
 from shardwise.search.pareto.gap_enumeration import Tolerances
@@ -67,6 +67,7 @@ def agrees(chains: Iterable[Chain]) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_long_chains_and_shared_variables_are_found_too(
     monkeypatch: pytest.MonkeyPatch, is_fast: bool, full: bool
@@ -80,6 +81,7 @@ def test_long_chains_and_shared_variables_are_found_too(
     assert agrees(chain_with_shared(seed) for seed in range(60 if full else 10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.02, 0.1, 0.4])
 def test_every_point_is_matched_within_epsilon(epsilon: float, full: bool) -> None:
     short, long = (50, 6) if full else (12, 2)
@@ -98,7 +100,7 @@ def test_every_point_is_matched_within_epsilon(epsilon: float, full: bool) -> No
 
 
 @pytest.mark.parametrize("first", sample_of(CHUNKS, OFTEN))
-def test_tightened_bounds_find_what_enumeration_finds(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+def test_tightened_bounds_find_the_enumerated_frontier(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     """Labels are left out and lines rise in the chains of every run: what they show is about these."""
     left_out = bounds_that_rose = 0
 
@@ -190,6 +192,7 @@ def lower(own: completion_bounds.Completions, table: Labels, border: int, *, is_
     return COMPLETED(nearer, table, border, is_prefix=is_prefix)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "name", "broken"),
     [
@@ -209,6 +212,7 @@ def test_a_broken_rule_is_noticed(
     assert not agrees(chain_of(seed) for seed in range(80))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_a_round_stops_at_the_second_bound_that_fails(
     monkeypatch: pytest.MonkeyPatch, is_broken: bool
@@ -277,6 +281,7 @@ def test_bounds_that_rise_far_are_worth_it(
     assert WORTH_IT(gains, requested_epsilon) == are_worth_it
 
 
+@pytest.mark.slow
 def test_gains_are_compared_with_the_requested_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not against what solutions match by then, where looks had to be looser."""
     own = bound_tightening._tightened

@@ -96,6 +96,7 @@ def contents(found: Labels) -> list[tuple[int, ...]]:
     return sorted(zip(found.cells.tolist(), *found.points.T.tolist(), strict=True))
 
 
+@pytest.mark.slow
 def test_joins_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     for seed in range(400):
@@ -166,7 +167,7 @@ def with_alike(found: Labels, columns: int, peak_values: int = 0) -> Labels:
     ("alike", "peak_values"),
     [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (0, 3), (1, 2), (1, 5), (1, 20), (2, 4)],
 )
-def test_joins_where_some_columns_are_alike_are_those_of_numpy(
+def test_joins_with_equal_columns_are_those_of_numpy(
     monkeypatch: pytest.MonkeyPatch, alike: int, peak_values: int
 ) -> None:
     """Also of more pairs than are held against the labels that stay at a time."""
@@ -308,6 +309,7 @@ def factor_sums_agree(seed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_weighted_sums_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(factor_sums_agree(seed, monkeypatch) for seed in range(60))
 
@@ -382,11 +384,13 @@ def test_rows_that_are_left_out_are_noticed(
     assert not all(factor_sums_agree(seed, monkeypatch) for seed in range(6))
 
 
-def test_the_pareto_search_finds_what_enumeration_finds(full: bool) -> None:
+@pytest.mark.slow
+def test_the_pareto_search_finds_the_enumerated_frontier(full: bool) -> None:
     assert agrees(range(150 if full else 25))
     assert agrees(range(60 if full else 10), chain_with_shared)
 
 
+@pytest.mark.slow
 def test_every_point_is_matched_within_epsilon(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
     monkeypatch.setattr(elimination, "TOLERANCE_FROM_PAIRS", 0)
     thinner, seeds = 0, LONG if full else SOME_LONG
@@ -465,8 +469,9 @@ def test_without_a_cache_folder_functions_are_compiled_all_the_same(
     assert joins_numba.numba_compiled(twice)(3.0) == 6.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["MOST_PAIRS_WITH_TOLERANCE", "MOST_LABELS_WITH_TOLERANCE"])
-def test_a_search_that_would_take_too_long_tells_what_it_proved(
+def test_a_search_over_its_limit_reports_its_proven_epsilon(
     monkeypatch: pytest.MonkeyPatch, limit: str, full: bool
 ) -> None:
     stopped = 0
@@ -513,6 +518,7 @@ def unsorted(*arguments: Any) -> Any:
     return side._replace(sums=-side.sums), *others
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "name", "broken"),
     [
@@ -540,7 +546,8 @@ def test_a_broken_loop_is_noticed(
     assert not agrees(range(60))
 
 
-def test_without_numba_numpy_does_it(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
+@pytest.mark.slow
+def test_without_numba_numpy_is_used(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
     monkeypatch.setattr(numba_dispatch, "is_installed", lambda: False)
     for module, function in (
         (labels_numba, "labels_of_pairs"), (labels_numba, "joined_sides"), (joins_numba, "terminal_pairs"),
@@ -550,7 +557,7 @@ def test_without_numba_numpy_does_it(monkeypatch: pytest.MonkeyPatch, full: bool
     assert agrees(range(20 if full else 8))
 
 
-def test_what_is_like_an_earlier_table_is_not_made_again() -> None:
+def test_tables_equal_to_an_earlier_one_are_computed_once() -> None:
     part = equal_layers(3, layers=4)
     own = FactorSums.of(part, order_of(part), np.ones((2, 5)))
     other = FactorSums.of(replace(part), order_of(part), np.ones((2, 5)))

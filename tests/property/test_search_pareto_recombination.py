@@ -121,7 +121,7 @@ def short(seed: int) -> Chain:
 
 
 @pytest.mark.parametrize("first", sample_of(range(0, 60, 10), (0, 10)))
-def test_recombination_finds_all_that_can_be_recombined(first: int) -> None:
+def test_recombination_finds_all_combinations(first: int) -> None:
     pairs = pairs_of(short(seed) for seed in range(first, first + 10))
     assert len(pairs) >= 5
     for chain, pair in pairs:
@@ -148,7 +148,7 @@ def test_equal_links_are_recombined_one_by_one() -> None:
     assert more >= 3
 
 
-def test_where_there_are_too_many_options_some_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_beyond_the_limit_are_omitted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer solutions then, all of which fit; the pair's own measures are matched by a step or so."""
     pairs = pairs_of(long_chain(seed) for seed in range(10))
     whole = [recombined(chain, pair) for chain, pair in pairs]
@@ -180,7 +180,7 @@ def test_an_extreme_whose_bound_is_zero_is_found_at_once(
     assert len(calls) == 1
 
 
-def test_borders_that_are_not_compared_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutants_that_skip_the_comparison_of_borders_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = pairs_of(short(seed) for seed in range(20))
     monkeypatch.setattr(mixing, "_chosen", lambda rows, _: np.zeros(len(rows), dtype=np.intp))
     assert not all(fits(chain, solution) for chain, pair in pairs for solution in recombined(chain, pair))
@@ -200,6 +200,7 @@ def test_shared_variables_that_differ_between_links_are_noticed(monkeypatch: pyt
     assert not all(fits(chain, solution) for chain, pair in pairs for solution in recombined(chain, pair))
 
 
+@pytest.mark.slow
 def test_where_enumeration_fails_recombined_solutions_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is proven then holds, and is more than without."""
 

@@ -121,7 +121,7 @@ def test_all_solutions_of_the_pool_are_found(first: int) -> None:
     assert all(is_all_that_is_made(chain, solutions) for chain, solutions in own)
 
 
-def test_there_are_fewer_choices_and_more_than_the_solutions() -> None:
+def test_the_pool_has_fewer_choices_than_the_space_and_more_than_the_solutions() -> None:
     """Of a long chain the pieces of its ends make others too, all of which are its own."""
     more = 0
     for seed in range(10):
@@ -171,6 +171,7 @@ def too_much(*_: object) -> None:
     raise TooManyLabels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few_choices", [0.9, 0.0])
 def test_where_enumeration_fails_the_pool_is_searched(
     few_choices: float, monkeypatch: pytest.MonkeyPatch
@@ -196,6 +197,7 @@ def test_where_enumeration_fails_the_pool_is_searched(
     assert sum(after) < sum(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_relaxed", [True, False])
 def test_an_extreme_whose_enumeration_fails_is_not_tried_again(
     is_relaxed: bool, monkeypatch: pytest.MonkeyPatch
@@ -221,7 +223,8 @@ def test_an_extreme_whose_enumeration_fails_is_not_tried_again(
     assert seen > 3
 
 
-def test_pools_of_pools_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_nested_pools_terminate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has fewer choices than what it was made of."""
     counts: list[tuple[int, int]] = []
     assert two_phase.POOL_CHOICES_SHARE < 1.0

@@ -99,8 +99,9 @@ def _end_sizes(tables: list[Values], span: range) -> tuple[int, int]:
     return tables[span.start].shape[0], tables[span.stop - 1].shape[1]
 
 
+@pytest.mark.slow
 @by_both
-def test_sums_are_the_least_of_all_ways_through(numba_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_are_the_minimum_over_all_paths(numba_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small whole numbers, so that sums are exact."""
     monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_COSTS", numba_from)
     assert all(is_as_defined(seed) for seed in range(60))
@@ -115,6 +116,7 @@ def test_shared_variables_fixed_too_early_are_noticed(
     assert not all(is_as_defined(seed) for seed in range(60))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["extended_sums", "least_outside"])
 def test_loops_that_confuse_shared_variables_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = getattr(weighted_sums_numba, name)

@@ -15,8 +15,7 @@ from tests.property.pareto_instances import (
     plain,
 )
 
-from shardwise.search import pareto_search
-from shardwise.search.pareto import chain_labels, labels, two_phase
+from shardwise.search.pareto import chain_labels, labels, pareto_search, two_phase
 from shardwise.search.pareto.bound_sets import representatives
 from shardwise.search.pareto.labels import Allowance, Labels, TooManyLabels, joined
 
@@ -27,6 +26,7 @@ def points_of(found: Any) -> list[tuple[float, float]]:
     return [(float(time_s), float(memory)) for time_s, memory in found.points]
 
 
+@pytest.mark.slow
 def test_small_chains_are_exact_whatever_the_epsilon() -> None:
     """Solutions come to their points, and what an epsilon leaves out is matched by others; several chains are
     one question."""
@@ -55,6 +55,7 @@ def test_small_chains_are_exact_whatever_the_epsilon() -> None:
     assert fewer > 5
 
 
+@pytest.mark.slow
 def test_large_and_small_chains_are_searched_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two chains of one question, the second by lines: the answer is that of both at once."""
     tried = 0
@@ -74,6 +75,7 @@ def test_large_and_small_chains_are_searched_together(monkeypatch: pytest.Monkey
     assert tried > len(SEEDS) / 2
 
 
+@pytest.mark.slow
 def test_only_points_that_fit_are_returned() -> None:
     """Of the frontier that within the limit; below the smallest, that one."""
     for seed in SEEDS:
@@ -86,10 +88,11 @@ def test_only_points_that_fit_are_returned() -> None:
         assert points_of(pareto_search([chain_of(seed)], most_bytes=smallest[1] / 2.0)) == [smallest]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "few"), [("SMALL_CHAIN_COSTS", 65), ("SMALL_CHAIN_PAIRS", 100), ("SMALL_CHAIN_LABELS", 47)]
 )
-def test_it_is_given_up_where_there_is_much(name: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joint_search_stops_at_its_limits(name: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of costs, of pairs of labels, or of labels in a table; the answer is the same then."""
     chain = long_chain(39)
     found = chain_labels.eliminate_small_chain(chain)
@@ -102,7 +105,7 @@ def test_it_is_given_up_where_there_is_much(name: str, few: int, monkeypatch: py
     np.testing.assert_allclose(by_two_phases.points, exact, rtol=1e-12)
 
 
-def test_a_join_counts_the_pairs_that_meet() -> None:
+def test_a_join_counts_the_compatible_pairs() -> None:
     """Three labels of the choices 0, 0, 1 meet two of 0 and 1: 2 + 1 pairs."""
     a = Labels(
         (0,), (2,), np.array([0, 0, 1]), np.array([[1.0, 1, 5, 0, 0], [5, 5, 1, 0, 0], [1, 1, 1, 0, 0]])

@@ -15,13 +15,13 @@ import pytest
 from tests.property.uneven_twin import Layouts, drawn_space, drawn_to_spread, filling_of, walked_s
 
 from shardwise.plans import Layout, Pipeline, UnevenResult
-from shardwise.search import UnevenPipeline, UnevenPlan, UnevenSpace, predict_record, relayout
-from shardwise.search.hetero import UnevenSubproblem, pipeline_search
+from shardwise.search import UnevenSpace, predict_record, relayout
+from shardwise.search.hetero import UnevenPipeline, UnevenPlan, pipeline_search
 from shardwise.search.hetero import relayout as in_place
 from shardwise.search.hetero.lower_bounds import stage_lower_bound_s
 from shardwise.search.hetero.placement import NodeLookup, faults_of_spread
 from shardwise.search.hetero.result import uneven_result
-from shardwise.search.hetero.space import StageKind, devices_by_pool
+from shardwise.search.hetero.space import StageKind, UnevenSubproblem, devices_by_pool
 from shardwise.search.hetero.stage_costs import StageCostModel, StageOptions
 
 SEEDS, FULL_SEEDS = 20, 1000
@@ -225,7 +225,8 @@ def _devices(result: UnevenResult) -> list[list[tuple[str, int, int]]]:
     ]
 
 
-def test_layers_and_shares_are_the_best_where_a_plan_lies(full: bool) -> None:
+@pytest.mark.slow
+def test_layers_and_shares_are_optimal_at_the_placement_of_a_plan(full: bool) -> None:
     seeds = range(FULL_SEEDS if full else SEEDS)
     plans = [drawn for seed in seeds if (drawn := drawn_plan(seed)) is not None]
     assert len(plans) > len(seeds) / 2 and {result.is_alike for _, result in plans} == {True, False}
@@ -250,7 +251,7 @@ def test_stages_spread_over_nodes_that_are_no_longer_full_get_no_relayout(seed: 
     assert relayout(space.model, space.cluster, space.job, result) is None
 
 
-def test_stages_that_the_search_does_not_know_are_left_as_they_are() -> None:
+def test_stages_that_the_search_does_not_know_stay_unchanged() -> None:
     drawn = next(one for seed in range(SEEDS) if (one := drawn_plan(seed)) is not None)
     space, result = drawn
     first, *others = result.layout.pipelines
@@ -263,6 +264,7 @@ def test_stages_that_the_search_does_not_know_are_left_as_they_are() -> None:
         assert relayout(space.model, space.cluster, space.job, laid) is None
 
 
+@pytest.mark.slow
 def test_a_bound_that_is_too_high_misses_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """As high as for twice as many microbatches."""
 
@@ -274,7 +276,8 @@ def test_a_bound_that_is_too_high_misses_layers(monkeypatch: pytest.MonkeyPatch)
     assert faults(range(13, 20))
 
 
-def test_shares_that_are_not_exchanged_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_shares_that_are_not_exchanged_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def even(chains: Any, total: int, _: Any) -> list[int]:
         base, more = divmod(total, len(chains))
         return [base + (place < more) for place in range(len(chains))]

@@ -13,7 +13,8 @@ from tests.property.uneven_bounds import hold_bounds
 from tests.property.uneven_twin import drawn_to_spread, every_layout, least_s
 from tests.sampling import sample_of
 
-from shardwise.search import UnevenPlan, UnevenSpace, predict_record, search_uneven
+from shardwise.search import UnevenSpace, predict_record
+from shardwise.search.hetero import UnevenPlan, search_uneven
 from shardwise.search.hetero.result import uneven_result
 from shardwise.search.hetero.space import StageSpread, shapes_of
 from shardwise.search.hetero.stage_costs import StageCostModel
@@ -59,12 +60,14 @@ def is_spread(space: UnevenSpace, plan: UnevenPlan) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_the_best_plan_is_that_of_the_twin(first_seed: int) -> None:
     assert [seed for seed in range(first_seed, first_seed + CHUNK) if not is_the_twins(seed)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", sample_of(BEST, BEST[:2]))
-def test_a_plan_with_such_stages_is_the_best_and_is_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_plan_has_such_stages_and_is_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     space = drawn_to_spread(seed)
     assert is_the_twins(seed)
     best = search_uneven(space).plan
@@ -79,6 +82,7 @@ def test_a_plan_with_such_stages_is_the_best_and_is_found(seed: int, monkeypatch
     assert laid is None or laid.time_s > best.time_s * (1 + 1e-3)
 
 
+@pytest.mark.slow
 def test_sets_that_fill_more_nodes_than_they_need_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     known = [seed for seed in BEST if expected_s(seed) < float("inf")]
     sound = StageSpread.set_size
@@ -89,6 +93,7 @@ def test_sets_that_fill_more_nodes_than_they_need_are_noticed(monkeypatch: pytes
     assert not any(found)
 
 
+@pytest.mark.slow
 def test_no_layout_takes_less_than_its_bounds(full: bool) -> None:
     held = 0
     for seed in range(30 if full else 15):

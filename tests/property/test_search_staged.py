@@ -12,13 +12,14 @@ from tests.property.test_layouts_one import random_solution
 from tests.sampling import sample_of
 
 from shardwise.cluster import load_cluster, mesh_of
-from shardwise.cost import StepCounts, Training, estimate_stage, stage_layouts
+from shardwise.cost import StepCounts, Training, stage_layouts
+from shardwise.cost.one_layout import estimate_stage
 from shardwise.errors import ConfigError
 from shardwise.graph import load_graph, scaled
 from shardwise.search.pareto.solution import SegmentChoice, measure, occurrences
-from shardwise.search.staged import StagedFrontier, StagedProblem, staged_frontier
+from shardwise.search.staged import StagedProblem, staged_frontier
 from shardwise.search.staged.problem import Path, critical_path, plain_paths
-from shardwise.search.staged.search import Partition
+from shardwise.search.staged.search import Partition, StagedFrontier
 from shardwise.search.staged.stage_frontier import StageFrontiers, pipeline_lower_bound
 
 SEEDS = [seed for seed in range(36) if seed % 3 or seed % 2 == 0]
@@ -27,7 +28,7 @@ OFTEN = SEEDS[::2]
 """What a run without `--full` takes of them."""
 
 
-def test_what_runs_often_has_settings_of_each_kind() -> None:
+def test_the_frequent_cases_have_settings_of_each_kind() -> None:
     """Widths, stages, blocks and numbers of micro-batches; of those within an epsilon too."""
 
     def kinds(seeds: list[int]) -> set[object]:
@@ -74,6 +75,7 @@ def test_points_match_every_pipeline_within_an_epsilon_that_is_proven(seed: int,
     assert farthest(found, every_pipeline(problem_of(seed))) <= found.epsilon + 1e-9
 
 
+@pytest.mark.slow
 def test_paths_of_layouts_within_the_lower_bound_alone_are_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A floor's bytes are those of a layout less its epsilon, which no pipeline fits."""
     next_path = Partition.next_path
@@ -87,6 +89,7 @@ def test_paths_of_layouts_within_the_lower_bound_alone_are_too_few(monkeypatch: 
     assert all(found_in(problem_of(seed), 0.001).epsilon > 0.05 for seed in (7, 11, 35))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", sample_of([0, 3], [3]))
 def test_several_meshes_are_the_union_of_each(seed: int) -> None:
     """Meshes of a stage and numbers of micro-batches are settings of one question."""
@@ -107,6 +110,7 @@ def test_several_meshes_are_the_union_of_each(seed: int) -> None:
     assert on <= {(problem.mesh.ranks, problem.microbatches) for problem in problems}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("twin", ["partitions", "paths"])
 def test_lower_bounds_that_are_too_high_are_noticed(twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice the floor cuts partitions that hold points, or ends before what matches all is found."""
@@ -133,7 +137,8 @@ def test_lower_bounds_that_are_too_high_are_noticed(twin: str, monkeypatch: pyte
     assert any(is_wrong(seed) for seed in seeds)
 
 
-def test_paths_are_what_proves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_the_proof_needs_bounds_of_several_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the plain paths alone some of these graphs are left open by several per cent."""
     # Where a stage's layout that is soonest done on one path is slow on another, some stays open.
     assert 0.0 < found_in(problem_of(51)).epsilon < 0.02
@@ -171,7 +176,7 @@ def test_no_pipeline_is_below_a_path_and_one_is_on_it(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", sample_of(range(30), range(16)))
-def test_a_stage_costs_what_its_names_say(seed: int) -> None:
+def test_a_stage_has_the_cost_of_its_named_layout(seed: int) -> None:
     random = np.random.default_rng(seed)
     graph = random_graph(seed) if seed % 4 else llama(layers=3, batch=16, seq_len=64)
     blocks = sum(block.repeat for block in graph.blocks)
@@ -211,7 +216,7 @@ def test_a_stage_costs_what_its_names_say(seed: int) -> None:
 
 
 @pytest.mark.parametrize("span", [(0, 1), (0, 4), (1, 4), (1, 5), (4, 5)])
-def test_a_stage_with_blocks_that_read_of_others_costs_what_its_names_say(span: tuple[int, int]) -> None:
+def test_a_stage_with_skip_tensors_has_the_cost_of_its_named_layout(span: tuple[int, int]) -> None:
     """The second block lends its entry, which crosses a cut before it, and its result; so stages begin
     before it or behind those that borrow them, and nowhere else."""
     first, end = span
@@ -243,7 +248,7 @@ def test_a_stage_with_blocks_that_read_of_others_costs_what_its_names_say(span: 
         assert found == pytest.approx((price.time_s, price.memory_bytes), rel=1e-9)
 
 
-def test_a_stage_holds_what_its_schedule_keeps() -> None:
+def test_a_stage_holds_the_activations_of_its_schedule() -> None:
     """1f1b: stage s of p holds min(m, p - s) micro-batches; each sends its part of the hidden states."""
     cluster = load_cluster("8x8xH100-SXM")
     graph = scaled(load_graph("graph:llama-3.1-8b"), 8, 2048)

@@ -56,8 +56,9 @@ def costs_differ(point: StagedPipeline) -> bool:
     return own != pytest.approx(other, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", sample_of(SEEDS, OFTEN))
-def test_a_point_takes_what_its_names_say(seed: int) -> None:
+def test_a_point_has_the_cost_of_its_named_layout(seed: int) -> None:
     points = points_of(seed)
     assert points
     assert not any(costs_differ(point) for point in points)
@@ -105,7 +106,7 @@ def test_a_broken_twin_is_noticed(twin: str, monkeypatch: pytest.MonkeyPatch) ->
     assert any(costs_differ(point) for seed in range(8) for point in points_of(seed))
 
 
-def test_the_walk_holds_what_the_table_of_the_schedule_does() -> None:
+def test_the_walk_holds_the_activations_of_the_schedule_table() -> None:
     code = NAMES.index("1f1b")
     for stages in range(1, 6):
         for microbatches in range(1, 9):
@@ -125,7 +126,7 @@ def test_points_cross_nodes_and_have_messages_of_each_kind() -> None:
     assert {(0,), (1,), (0, 1)} <= tiers
 
 
-def test_the_search_has_nothing_of_the_program_that_prices_its_points() -> None:
+def test_the_search_shares_no_code_with_the_program_that_costs_its_points() -> None:
     """Its pieces are priced by the chain of all their layouts. That the other takes nothing but records and
     equations is held in test_layouts_one."""
     folder = Path(shardwise.__file__).parent

@@ -16,18 +16,20 @@ from tests.property.uneven_twin import drawn_space, every_layout, least_s
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
-from shardwise.search import UnevenOutcome, UnevenSpace, predict_record, search_uneven
+from shardwise.search import UnevenSpace, predict_record
 from shardwise.search.clock import SearchClock
 from shardwise.search.hetero import (
-    UnevenSubproblem,
+    UnevenOutcome,
     branch_and_bound,
     knapsack,
     lower_bounds,
     pipeline_search,
+    search_uneven,
 )
 from shardwise.search.hetero.branch_and_bound import NodeProcessor, OpenNode, UnevenIncumbent, is_wide
 from shardwise.search.hetero.capacity_relaxation import CapacityRelaxation
 from shardwise.search.hetero.result import uneven_result
+from shardwise.search.hetero.space import UnevenSubproblem
 from shardwise.search.hetero.stage_costs import StageCostModel
 from shardwise.search.hetero.subproblem import subproblem_search
 from shardwise.search.worker_pool import SearchWorkers
@@ -43,6 +45,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("first_seed", range(0, last, CHUNK))
 
 
+@pytest.mark.slow
 def test_the_best_uneven_plan_is_that_of_the_twin(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + CHUNK):
         space = drawn_space(seed, 4 if seed % 4 else 8)
@@ -58,6 +61,7 @@ def test_the_best_uneven_plan_is_that_of_the_twin(first_seed: int) -> None:
         assert not again.faults and max(again.pipeline_s) == pytest.approx(expected_s, rel=1e-9), seed
 
 
+@pytest.mark.slow
 def test_no_layout_takes_less_than_its_bounds(full: bool) -> None:
     for seed in range(60 if full else 20):
         space = drawn_space(seed, 4)
@@ -100,7 +104,7 @@ def test_a_bound_that_is_too_high_loses_plans(module: ModuleType, monkeypatch: p
         (knapsack.KnapsackDual, "critical", 4, lambda found: (found[0][:0], found[1][:0])),
     ],
 )
-def test_what_forbids_too_much_loses_plans(
+def test_rules_that_are_too_strict_lose_plans(
     owner: type, name: str, seed: int, broken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of the seed 6 the best plan is on two pools: no first look has it.
@@ -113,7 +117,8 @@ def test_what_forbids_too_much_loses_plans(
     assert found is None or found.time_s > best.time_s * (1 + 1e-9)
 
 
-def test_a_gap_is_kept_and_a_budget_tells_its_own() -> None:
+@pytest.mark.slow
+def test_the_requested_gap_holds_and_a_budget_reports_its_own() -> None:
     space = drawn_space(3, 4)
     best = search_uneven(space)
     assert best.plan is not None
@@ -151,6 +156,7 @@ def expanded_late(times: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Une
     return clock.late, found
 
 
+@pytest.mark.slow
 def test_a_search_ends_where_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever that is, in the middle of a block too; what it has found by then and proven stays true."""
     best = search_uneven(drawn_space(5, 4)).plan
@@ -197,13 +203,15 @@ def widest_round(monkeypatch: pytest.MonkeyPatch) -> float:
     return max(ratios)
 
 
-def test_a_round_has_no_subproblem_that_the_first_may_make_needless(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_a_round_has_no_subproblem_that_its_first_may_prune(monkeypatch: pytest.MonkeyPatch) -> None:
     """With all sizes that come next, blocks far above the first one's bound would be bounded for nothing."""
     assert 1.0 < widest_round(monkeypatch) <= branch_and_bound.ROUND_BOUND_RATIO
     monkeypatch.setattr(branch_and_bound, "ROUND_BOUND_RATIO", float("inf"))
     assert widest_round(monkeypatch) > 1.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gap", [0.0, 0.02])
 def test_any_number_of_workers_finds_the_same_with_the_same_ledger(
     gap: float, monkeypatch: pytest.MonkeyPatch, full: bool
@@ -214,6 +222,7 @@ def test_any_number_of_workers_finds_the_same_with_the_same_ledger(
         assert outcomes(seed, 2, gap) == alone and outcomes(seed, 3, gap) == alone
 
 
+@pytest.mark.slow
 def test_nodes_processed_by_a_worker_that_does_not_know_their_subproblem_are_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -246,6 +255,7 @@ def test_a_wide_range_is_not_bounded_closely_where_that_is_hopeless(monkeypatch:
     assert process(far).bounded > 0
 
 
+@pytest.mark.slow
 def test_nothing_is_found_where_the_time_to_beat_is_the_best() -> None:
     space = drawn_space(3, 4)
     best = search_uneven(space).plan
@@ -255,7 +265,7 @@ def test_nothing_is_found_where_the_time_to_beat_is_the_best() -> None:
     assert again is not None and again.time_s == pytest.approx(best.time_s, rel=1e-9)
 
 
-def test_more_pipelines_than_microbatches_are_cut_to_a_plan() -> None:
+def test_more_pipelines_than_microbatches_are_reduced_to_a_valid_plan() -> None:
     """Where pipelines are priced and not counted, more may be taken than there are microbatches."""
     job = Job(seq_len=128, global_batch_size=8, dtype="fp16")
     space = UnevenSpace(load_model("gpt2"), load_cluster("1x4xA100-40G+1x4xV100-16G"), job)

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwise.schedule import NAMES, Action, ActionKind, Schedule, generate, illegal_reason
-from shardwise.sim import Durations, compile_schedule, makespan_s, simulate, task_graph
+from shardwise.schedule import NAMES, Action, ActionKind, Schedule, generate
+from shardwise.schedule.legality import illegal_reason
+from shardwise.sim import Durations, makespan_s, simulate, task_graph
+from shardwise.sim.maxplus import compile_schedule
 from shardwise.sim.steady import steady_schedule
 
 Case = tuple[str, int, int, int]
@@ -140,6 +142,7 @@ def recursive_makespan(schedule: Schedule, durations: Durations, row: int) -> fl
     return float(latest)
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(legal_cases(6, 14), st.integers(0, 1 << 30))
 def test_max_plus_is_the_plain_recursion(case: Case, seed: int) -> None:
@@ -152,6 +155,7 @@ def test_max_plus_is_the_plain_recursion(case: Case, seed: int) -> None:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(legal_cases(8, 24), st.integers(0, 1 << 30))
 def test_the_event_engine_agrees(case: Case, seed: int) -> None:
@@ -163,6 +167,7 @@ def test_the_event_engine_agrees(case: Case, seed: int) -> None:
     assert found == pytest.approx(compile_schedule(schedule).makespan_s(durations)[row], rel=1e-9, abs=0.0)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(legal_cases(9, 260), st.integers(0, 1 << 30))
 def test_the_shortcut_for_long_steps_is_exact(case: Case, seed: int) -> None:
@@ -182,6 +187,7 @@ def test_every_schedule_has_a_steady_phase(name: str, pp: int) -> None:
             assert steady_schedule(name, pp, vpp) is not None
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.integers(2, 8), st.integers(1000, 5000), st.integers(0, 1 << 30))
 def test_thousands_of_microbatches(pp: int, microbatches: int, seed: int) -> None:

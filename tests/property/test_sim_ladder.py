@@ -14,16 +14,9 @@ from tests.property.test_sim_network import Job, graph_of, random_jobs
 from shardwise.cluster import Capacity
 from shardwise.equations import comm
 from shardwise.schedule import generate
-from shardwise.sim import (
-    Durations,
-    FlowLink,
-    TaskGraphBuilder,
-    Timeline,
-    Transfers,
-    makespan_s,
-    simulate,
-    task_graph,
-)
+from shardwise.sim import Durations, Timeline, makespan_s, simulate, task_graph
+from shardwise.sim.engine import FlowLink, TaskGraphBuilder
+from shardwise.sim.schedule_tasks import Transfers
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8, 16])
@@ -133,7 +126,7 @@ def test_a_step_is_no_shorter_than_its_busiest_rank_and_its_longest_way() -> Non
         assert whole_s >= sum(sum(values[name]) for name in ways) * (1 - 1e-12)
 
 
-def test_what_takes_less_makes_no_step_longer() -> None:
+def test_shorter_actions_make_no_step_longer() -> None:
     """The table fixes the order of actions; where a scheduler chose it anew this would not hold (Graham)."""
     rng = random.Random(53)
     for _ in range(200):
@@ -162,7 +155,7 @@ def on_links_s(pp: int, microbatches: int, values: Values) -> float:
     return simulate(task_graph(schedule, durations, transfers=transfers)).makespan_s
 
 
-def test_messages_shorter_than_actions_are_priced_as_on_links() -> None:
+def test_messages_shorter_than_actions_cost_the_same_as_on_links() -> None:
     rng = random.Random(54)
     for _ in range(60):
         pp, microbatches = rng.randint(2, 4), rng.randint(1, 8)
@@ -175,6 +168,7 @@ def test_messages_shorter_than_actions_are_priced_as_on_links() -> None:
         )
 
 
+@pytest.mark.slow
 def test_an_adversary_finds_where_messages_queue() -> None:
     """Hill climbing over durations for the step whose price is furthest below the engine's: hops that take
     longer than the actions beside them, which the price lets run side by side. 1F1B has no more of them under

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pytest
 
 from shardwise.cluster import Capacity
-from shardwise.sim import Speed, TaskGraph, TaskGraphBuilder, max_min_rates, simulate
-from shardwise.sim.engine import Network, Route
+from shardwise.sim import simulate
+from shardwise.sim.engine import Network, Route, Speed, TaskGraph, TaskGraphBuilder, max_min_rates
 
 EXACT = 1e-9
 
@@ -65,7 +65,7 @@ def test_the_certificate_can_fail() -> None:
             check_certificate(routes, [10.0], wrong)
 
 
-def test_rates_stay_fair_while_flows_come_and_go() -> None:
+def test_rates_stay_fair_while_flows_start_and_end() -> None:
     """Only what can have changed is filled again; what was left out must still be right."""
     rng = random.Random(21)
     for _ in range(500):
@@ -218,6 +218,7 @@ def graph_of(jobs: list[Job], capacities: list[Capacity]) -> TaskGraph:
     return builder.build()
 
 
+@pytest.mark.slow
 def test_the_engine_equals_an_exact_one(full: bool) -> None:
     rng = random.Random(22)
     for _ in range(FULL_GRAPHS if full else GRAPHS):

@@ -10,8 +10,9 @@ import pytest
 
 from shardwise.cluster import Capacity
 from shardwise.errors import InternalError
-from shardwise.sim import TaskGraphBuilder, ring_order, simulate
-from shardwise.sim.ring_order import EXACT_CLASSES, Floats, _assignment_bound_s
+from shardwise.sim import simulate
+from shardwise.sim.engine import TaskGraphBuilder
+from shardwise.sim.ring_order import EXACT_CLASSES, Floats, _assignment_bound_s, ring_order
 
 
 def random_hops(rng: random.Random, classes: int) -> Floats:
@@ -107,7 +108,7 @@ def test_the_engine_agrees_that_no_order_is_faster() -> None:
         assert ring_s(found.order) == pytest.approx(min(map(ring_s, every_order(5))), rel=1e-12)
 
 
-def test_what_is_no_table_of_hops_is_refused() -> None:
+def test_an_invalid_table_of_hops_is_refused() -> None:
     assert ring_order([[3.0]]).order == (0,)
     with pytest.raises(InternalError, match="shape"):
         ring_order([[1.0, 2.0]])

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from tests.property.uneven_twin import drawn_space, every_layout, least_of_block
 
-from shardwise.search.hetero import UnevenSubproblem, lower_bounds, pipeline_search
+from shardwise.search.hetero import lower_bounds, pipeline_search
+from shardwise.search.hetero.space import UnevenSubproblem
 from shardwise.search.hetero.stage_costs import StageCostModel, StageOptions
 from shardwise.search.hetero.subproblem import subproblem_search
 
@@ -53,12 +54,13 @@ def is_found(seed: int) -> bool:
     return found is not None and search.within(least_s * (1 - SAME)) is None and not search.was_truncated
 
 
+@pytest.mark.slow
 def test_the_least_time_of_a_subproblem_is_that_of_the_twin(seeds: range) -> None:
     assert [seed for seed in seeds if not is_found(seed)] == []
 
 
 @pytest.mark.parametrize("module", [lower_bounds, pipeline_search])
-def test_ends_of_a_step_that_are_too_long_lose_plans(
+def test_a_bound_with_too_long_step_ends_loses_plans(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sound = module.completion_lower_bound_s

@@ -12,10 +12,11 @@ from tests.property import uneven_twin
 from tests.property.uneven_twin import Layouts, drawn_space, every_layout, walked_s
 
 from shardwise.cost import NodeSlot
-from shardwise.search import UnevenPipeline, UnevenPlan, UnevenSpace, predict_record
-from shardwise.search.hetero import UnevenSubproblem, placement, record_costs
+from shardwise.search import UnevenSpace, predict_record
+from shardwise.search.hetero import UnevenPipeline, UnevenPlan, placement, record_costs
 from shardwise.search.hetero.pipeline_search import pipeline_s
 from shardwise.search.hetero.result import uneven_result
+from shardwise.search.hetero.space import UnevenSubproblem
 from shardwise.search.hetero.stage_costs import StageCostModel, StageOptions
 
 SEEDS, FULL_SEEDS = 50, 5000
@@ -79,11 +80,12 @@ def agree(seed: int) -> bool:
     )
 
 
-def test_search_twin_and_record_price_random_plans_alike(seeds: range) -> None:
+@pytest.mark.slow
+def test_search_twin_and_record_give_random_plans_the_same_cost(seeds: range) -> None:
     assert [seed for seed in seeds if not agree(seed)] == []
 
 
-def test_plans_whose_stages_lie_together_are_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_random_plans_have_stages_that_share_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record, or a twin, that takes all stages as if each lay by itself is noticed."""
     monkeypatch.setattr(record_costs.RecordCostModel, "_node_slot", lambda *_: NodeSlot())
     assert not all(agree(seed) for seed in range(SEEDS))
@@ -92,7 +94,8 @@ def test_plans_whose_stages_lie_together_are_among_them(monkeypatch: pytest.Monk
     assert not all(agree(seed) for seed in range(SEEDS))
 
 
-def test_plans_whose_stages_are_spread_are_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_some_random_plans_have_spread_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes that are taken to hold as many stages of a pipeline as fit are noticed."""
     monkeypatch.setattr(placement, "_share_nodes", lambda *_: True)
     assert not all(agree(seed) for seed in range(SEEDS))

@@ -182,7 +182,7 @@ def off(given: tuple[Model, StageKinds], seeds: range, owning: Owners = owners) 
     return max(largest, float(max(slopes) / min(slopes)) - 1.0)
 
 
-def test_a_stage_is_priced_by_the_bytes_that_its_ranks_exchange_with_all_others(
+def test_the_cost_of_a_stage_follows_the_bytes_that_its_ranks_exchange(
     given: tuple[Model, StageKinds],
 ) -> None:
     """Whatever the others' cuts and tensor degrees: what a rank sends, over all pairs, is what it is priced.
@@ -195,11 +195,11 @@ def first_cuts_alone(pipelines: Pipelines, unit: int, share: Share) -> list[int]
     return owners(pipelines, unit, share)[: len(pipelines)] if share[0] == 0 else []
 
 
-def test_pieces_that_nobody_exchanges_are_noticed(given: tuple[Model, StageKinds]) -> None:
+def test_parts_that_no_rank_exchanges_are_noticed(given: tuple[Model, StageKinds]) -> None:
     assert off(given, range(10), first_cuts_alone) > 0.1
 
 
-def test_pairs_that_hold_nothing_in_common_exchange_nothing(given: tuple[Model, StageKinds]) -> None:
+def test_ranks_without_common_parts_exchange_nothing(given: tuple[Model, StageKinds]) -> None:
     """By hand: 32 layers, two pipelines. One has tp 2 on ranks 0 and 1; the other tp 4 on ranks 2 to 5 for
     the embedding and 8 layers, then rank 6. Rank 0 holds the half of which ranks 2 and 3 hold a quarter
     each."""

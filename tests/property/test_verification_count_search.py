@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardwise.search import Space
+from shardwise.search.space import Space
 from shardwise.verification import count_space
 
 Fixed = dict[str, int | str | bool]
@@ -40,6 +40,7 @@ def searched(layers: int, experts: bool, devices: int, batch: int, space: str, f
     return int(tree.count_below_grids(tree.grids(tree.degrees())).sum())
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     st.integers(1, 20),
@@ -76,7 +77,7 @@ def test_a_difference_of_one_rule_is_caught() -> None:
 
 
 @pytest.mark.parametrize("axis", ["tp", "schedule", "micro_batch_size", "axis_order"])
-def test_axes_list_what_the_search_walks(axis: str) -> None:
+def test_axes_list_the_values_that_the_search_enumerates(axis: str) -> None:
     """Fixing a field at a listed value leaves candidates in the search; together they are the whole space."""
     answer = count_space(
         model_layers=6, experts=None, devices=12, global_batch_size=24, space="default", fixed={}

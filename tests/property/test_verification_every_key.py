@@ -98,7 +98,7 @@ def test_every_key_is_checked_or_listed_as_unchecked(
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_is_named_is_in_the_file(
+def test_every_named_key_is_in_the_file(
     name: str, documents: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
     """Or may be: of reasons to reject those are there that some candidate met."""
@@ -112,7 +112,7 @@ def test_what_is_named_is_in_the_file(
 
 
 @pytest.mark.parametrize("name", MATTERS)
-def test_a_plan_is_none_of_another_question(
+def test_a_plan_is_refused_for_another_question(
     name: str, documents: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
     for place in MATTERS[name]:

@@ -146,6 +146,7 @@ def worst_work_ratio(parts: Sequence[Part]) -> float:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("few floors")
 def test_work_shared_evenly_is_a_lower_bound_under_any_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     """And near enough to what is evaluated that a single block counted twice would show."""
@@ -162,7 +163,7 @@ def test_work_shared_evenly_is_a_lower_bound_under_any_schedule(monkeypatch: pyt
 
 
 @pytest.mark.xdist_group("few floors")
-def test_what_may_be_offloaded_takes_no_device_memory() -> None:
+def test_the_bound_counts_no_tensor_that_may_be_offloaded() -> None:
     """Where offload is open nothing that some choice of it moves counts: counted as if it stayed, the floor
     would be above what those take that move it."""
     worst = 0.0
@@ -173,6 +174,7 @@ def test_what_may_be_offloaded_takes_no_device_memory() -> None:
     assert worst > 1.1
 
 
+@pytest.mark.slow
 def test_lower_bounds_hold_whatever_overlaps(full: bool) -> None:
     for seed in range(ALL_HIDING if full else HIDING):
         assert worst_ratio_of_overlap(seed) <= 1 + ROUNDING, seed
@@ -208,6 +210,7 @@ def test_lower_bounds_of_points_are_tight(case: Case) -> None:
     assert np.mean(near) > 0.96
 
 
+@pytest.mark.slow
 def test_a_path_that_counts_forwards_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test above is for: a floor a little too high."""
 

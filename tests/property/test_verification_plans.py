@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.property.search_instances import instance
 
 from shardwise import search
@@ -19,6 +20,7 @@ FITS_BY_ROUNDING = 401
 digit below."""
 
 
+@pytest.mark.slow
 def test_plans_of_random_questions_hold(tmp_path: Path, full: bool) -> None:
     path = str(tmp_path / "plan.yaml")
     checked = 0

@@ -102,7 +102,8 @@ def spaces(full: bool) -> list[Enumerated]:
     return [enumerated(one) for one in instances(full)]
 
 
-def test_the_proof_takes_the_optimum_and_nothing_above_it(spaces: list[Enumerated]) -> None:
+@pytest.mark.slow
+def test_the_proof_accepts_the_optimum_and_no_higher_bound(spaces: list[Enumerated]) -> None:
     checked = second_best = 0
     for whole in spaces:
         if not len(whole.times_s):
@@ -128,6 +129,7 @@ def test_the_proof_takes_the_optimum_and_nothing_above_it(spaces: list[Enumerate
     assert checked >= len(spaces) // 2 and second_best >= checked // 2
 
 
+@pytest.mark.slow
 def test_without_a_cutoff_every_candidate_is_evaluated(spaces: list[Enumerated]) -> None:
     """Without a bound the cover is the enumeration: exactly as many illegal, unfitting and evaluated."""
     for whole in spaces[::2]:
@@ -147,6 +149,7 @@ def test_the_least_memory_is_proven_too(spaces: list[Enumerated]) -> None:
         assert refused.counterexample is not None and refused.counterexample_bytes <= 1.001 * least
 
 
+@pytest.mark.slow
 def test_fixed_fields_and_axes_restrict_the_proof(spaces: list[Enumerated]) -> None:
     """A cover of what has some values of some fields: the candidates that have them, no more and no fewer."""
     rng = random.Random(7)

@@ -32,6 +32,8 @@ QUESTIONS: tuple[tuple[dict[str, Any], str, int, int], ...] = (
 )
 """Degrees that break every rule that needs no price."""
 
+NAMES = ["dense on 8", "dense on 2x6", "experts on 6", "experts on 2x4"]
+
 FIXED: tuple[dict[str, object], ...] = (
     {},
     {"tp": 2, "sequence_parallel": True},
@@ -65,7 +67,7 @@ def planned_reasons(figures: Figures, strategies: list[Strategy]) -> list[str]:
     return ["" if code < 0 else RULES[code].code for code in codes.tolist()]
 
 
-@pytest.mark.parametrize("question", QUESTIONS, ids=str)
+@pytest.mark.parametrize("question", QUESTIONS, ids=NAMES)
 def test_the_first_broken_rule(question: tuple[dict[str, Any], str, int, int], full: bool) -> None:
     figures = figures_for(question)
     twin, rng = twin_of(figures, core=False), random.Random(7)
@@ -77,6 +79,7 @@ def test_the_first_broken_rule(question: tuple[dict[str, Any], str, int, int], f
         assert is_candidate(figures, strategy, "default", {})
 
 
+@pytest.mark.slow
 def test_every_rule_is_met() -> None:
     seen: set[str] = set()
     for question in QUESTIONS:
@@ -87,8 +90,8 @@ def test_every_rule_is_met() -> None:
 
 
 @pytest.mark.xdist_group("enumerated")  # by one worker, which lists candidates once
-@pytest.mark.parametrize("fixed", FIXED, ids=str)
-@pytest.mark.parametrize("question", QUESTIONS[::3], ids=str)
+@pytest.mark.parametrize("fixed", FIXED, ids=lambda fixed: ",".join(fixed) or "nothing fixed")
+@pytest.mark.parametrize("question", QUESTIONS[::3], ids=NAMES[::3])
 @pytest.mark.parametrize("space", ["core", "default"])
 def test_counts_per_rule_are_those_of_enumeration(
     question: tuple[dict[str, Any], str, int, int], space: str, fixed: dict[str, object]
@@ -109,7 +112,7 @@ def enumerated(question: int, space: str) -> tuple[Figures, list[tuple[Strategy,
     return figures, list(zip(strategies, planned_reasons(figures, strategies), strict=True))
 
 
-def test_what_is_no_candidate() -> None:
+def test_strategies_outside_of_the_space_are_no_candidates() -> None:
     figures = figures_for(QUESTIONS[0])
     strategy = next(twin_of(figures, core=True).candidates())
     values = {name: getattr(strategy, name) for name in Strategy.__dataclass_fields__}

@@ -34,6 +34,7 @@ POINTS = 2
 ANSWERED, INFEASIBLE = 0, 3
 
 
+@pytest.mark.slow
 def test_every_saved_plan_is_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved: Counter[str] = Counter()
     seed = 0
@@ -59,6 +60,7 @@ def test_every_saved_plan_is_accepted(tmp_path: Path, capsys: pytest.CaptureFixt
             sys.stdout.write(f"\n{sum(saved.values())} plans of {seed} questions accepted: {dict(saved)}\n")
 
 
+@pytest.mark.slow
 def test_the_twin_that_names_another_rank_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A planner that names the last of all ranks."""
     monkeypatch.setattr(result, "tightest_of", lambda peaks: max(peaks, key=lambda one: one[0]))

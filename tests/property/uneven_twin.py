@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from shardwise.cluster import load_cluster
 from shardwise.cost import NodeSlot, StageShape, hop_s, stage_costs, stage_kinds_of
 from shardwise.model import Model, model_from_config
-from shardwise.search import UnevenLimits, UnevenSpace
+from shardwise.search import UnevenSpace
+from shardwise.search.hetero import UnevenLimits
 from shardwise.search.hetero.space import MixedPoolKind, StageKind, UnevenSubproblem
 from shardwise.search.hetero.stage_costs import SiteCosts, StageCostModel, StageHops, StageOptions
 from shardwise.strategy import Job

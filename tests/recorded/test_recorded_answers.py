@@ -11,8 +11,9 @@ from tests.recorded.product import answer_to
 QUESTIONS, ANSWERS = questions(), answers()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_an_answer_is_what_was_recorded(name: str) -> None:
+def test_an_answer_equals_the_recorded_one(name: str) -> None:
     found = settled(rounded(answer_to(QUESTIONS[name])), ANSWERS[name])
     assert list(differences(found, ANSWERS[name])) == []
 

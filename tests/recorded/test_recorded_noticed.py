@@ -118,6 +118,7 @@ def test_a_part_of_a_sum_may_be_off_by_rounding_of_the_sum_alone() -> None:
     assert list(differences({"seconds": {"matmul": 30.0, "bubble": 0.0}, "gap": 2e-11}, recorded))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["uniform: four devices, core", "mixed: two pools", "graph: mlp", "graph: mlp in two stages"]
 )
@@ -155,6 +156,7 @@ OF_EACH_SORT = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_shipped_data_changes_no_answer(tmp_path: Path) -> None:
     """The product with other devices, software and targets, and without models, clusters and graphs, answers
     the same: asking reads frozen data alone."""
@@ -192,7 +194,7 @@ def _ran(source: Path, *words: str) -> int:
     return subprocess.run(command, check=False, capture_output=True, env=environment).returncode
 
 
-def test_nothing_is_frozen_that_nobody_asks_with() -> None:
+def test_every_frozen_input_is_used_by_a_question() -> None:
     asked = [*QUESTIONS.values()]
     asked += [case for kind in CANDIDATES for case in read_lines(file_of("cases", kind)).values()]
     kinds = {"clusters": "cluster", "models": "model", "graphs": "graph", "software": "software"}

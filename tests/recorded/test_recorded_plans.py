@@ -11,12 +11,12 @@ SAID = read_lines(file_of("answers", "plans"))
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_a_plan_file_says_what_was_recorded(name: str) -> None:
+def test_a_plan_file_has_the_recorded_content(name: str) -> None:
     assert list(differences(rounded(plan_said(name)), SAID[name])) == []
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_nothing_is_wrong_with_a_plan_file(name: str) -> None:
+def test_the_checker_accepts_every_recorded_plan_file(name: str) -> None:
     assert faults_of(PLANS / name) == []
 
 

@@ -19,13 +19,13 @@ COUNTS = {"uniform": 500, "uneven": 100, "graph": 60}
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in CANDIDATES for name in CASES[kind]])
-def test_candidates_cost_what_was_recorded(kind: str, name: str) -> None:
+def test_candidates_have_the_recorded_cost(kind: str, name: str) -> None:
     recorded = [one for one in PRICED[kind] if one["case"] == name]
     found = [rounded(with_price(kind, CASES[kind][name], one)) for one in recorded]
     assert list(differences(found, recorded)) == []
 
 
-def test_there_are_as_many_candidates_as_were_drawn() -> None:
+def test_all_drawn_candidates_are_recorded() -> None:
     assert {kind: len(PRICED[kind]) for kind in CANDIDATES} == COUNTS
     for kind in CANDIDATES:
         assert {one["case"] for one in PRICED[kind]} == set(CASES[kind])

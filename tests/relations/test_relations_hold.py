@@ -16,6 +16,7 @@ PARAMETERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_relation_holds(name: str, shardwise: Commands, full: bool) -> None:
     relation = RELATIONS[name]

@@ -13,9 +13,10 @@ from torch import nn
 
 from shardwise.graph import OpGraph
 from shardwise.plans import GraphPlan
-from shardwise.runtime import Report, capture
+from shardwise.runtime import capture
 from shardwise.runtime.graphs import GraphTrainingJob
 from shardwise.runtime.graphs.modules import Captured, captured, part_of_parameter
+from shardwise.runtime.workers import Report
 
 
 @cache

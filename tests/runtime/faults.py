@@ -14,18 +14,14 @@ from unittest.mock import patch
 import torch
 
 from shardwise.plans import AnyPlan
-from shardwise.runtime import (
-    GraphTrainingJob,
-    ModelStage,
-    Report,
-    TrainingJob,
-    TrainOptions,
-    UnevenTrainingJob,
-    checkpoint,
-    train,
-)
+from shardwise.runtime import TrainOptions, checkpoint, train
 from shardwise.runtime import checkpoint as manifest
+from shardwise.runtime.graphs import GraphTrainingJob
 from shardwise.runtime.graphs.interpreter import Interpreter
+from shardwise.runtime.job import TrainingJob
+from shardwise.runtime.modules import ModelStage
+from shardwise.runtime.uneven import UnevenTrainingJob
+from shardwise.runtime.workers import Report
 
 PASSES = ("forward", "backward", "optimizer")
 PHASES = (*PASSES, "writing", "committing", "renaming", "pruning")

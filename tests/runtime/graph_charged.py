@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from shardwise.cost import StepCounts, Training, estimate_stage
-from shardwise.cost.one_layout import estimate_layout
+from shardwise.cost import StepCounts, Training
+from shardwise.cost.one_layout import estimate_layout, estimate_stage
 from shardwise.cost.one_layout import layout as parameters
 from shardwise.cost.one_layout import layout as price
 from shardwise.cost.one_layout import rank as kernels

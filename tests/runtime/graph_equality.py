@@ -14,8 +14,9 @@ from torch import Tensor
 
 from shardwise.graph import Operand, OpGraph, OpNode
 from shardwise.plans import GraphPlan
-from shardwise.runtime import Report, graph_module, parallelize
+from shardwise.runtime import graph_module, parallelize
 from shardwise.runtime.graphs import GraphTrainingJob, graph_training_job
+from shardwise.runtime.workers import Report
 
 LR = 3e-3
 MAX_NORM = 0.5

@@ -17,10 +17,10 @@ from tests.runtime.twin import with_mutant
 from torch import Tensor
 
 from shardwise.graph import OpNode, ShardingRule, rules_of
-from shardwise.runtime import Report
 from shardwise.runtime.graphs.kernels import KERNELS
 from shardwise.runtime.graphs.placements import ProcessMesh
 from shardwise.runtime.graphs.sharded_operator import ShardedOperator
+from shardwise.runtime.workers import Report
 
 Case = tuple[str, tuple[int, ...]]
 """An operator by its name, and the numbers of its rules, one per axis."""

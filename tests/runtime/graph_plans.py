@@ -143,3 +143,9 @@ def on_staged_frontier(
         plan = plan_with(graph, layout.ranks, layout)
         found.append(in_stages(plan, layout.cuts, layout.microbatches))
     return found
+
+
+def without_recomputation(plan: GraphPlan) -> GraphPlan:
+    """The plan with all blocks kept: the trace does not list recomputation separately."""
+    blocks = tuple(replace(block, mode="kept") for block in plan.layout.blocks)
+    return replace(plan, layout=replace(plan.layout, blocks=blocks))

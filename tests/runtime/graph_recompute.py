@@ -15,18 +15,11 @@ from torch import Tensor
 
 from shardwise.graph import OpGraph
 from shardwise.plans import GraphPlan
-from shardwise.runtime import (
-    AsyncCheckpoint,
-    GraphTrainingJob,
-    Report,
-    graph_module,
-    load,
-    parallelize,
-    resumable,
-)
-from shardwise.runtime.graphs import graph_training_job
+from shardwise.runtime import AsyncCheckpoint, graph_module, load, parallelize, resumable
+from shardwise.runtime.graphs import GraphTrainingJob, graph_training_job
 from shardwise.runtime.graphs.parameters import ShardedParameter
 from shardwise.runtime.state_dict import StateDict, graph_load_targets
+from shardwise.runtime.workers import Report
 
 BEFORE, AFTER = 2, 3
 """Steps before and behind the checkpoint."""

@@ -30,12 +30,12 @@ from shardwise import search
 from shardwise.cluster import load_cluster
 from shardwise.model import model_from_config
 from shardwise.plans import Plan
-from shardwise.runtime import TrainingJob as Running
 from shardwise.runtime import checkpoint, fsdp, gradients, job, reference_module
 from shardwise.runtime import job as divide
 from shardwise.runtime.collectives import record_collectives
 from shardwise.runtime.devices import LOCAL_RANK
 from shardwise.runtime.gradients import local
+from shardwise.runtime.job import TrainingJob as Running
 from shardwise.runtime.parallelize import divided
 from shardwise.runtime.private import TensorChunks
 from shardwise.strategy import MEGATRON_2024, Job, complete, parse_fields, target_of

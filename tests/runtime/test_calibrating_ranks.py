@@ -23,7 +23,8 @@ from shardwise.app.cli.main import main
 from shardwise.app.cli.measuring import KernelMeasurement, Ranks, StepMeasurement, cluster_here, ranks_of
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
-from shardwise.measure import BatchTimer, KernelTimes, group_timer
+from shardwise.measure import KernelTimes, group_timer
+from shardwise.measure.kernels import BatchTimer
 from shardwise.runtime.workers import HOST, WorkerPool
 
 
@@ -73,7 +74,7 @@ def test_threads_are_those_of_training(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 LAUNCHED = """
 from shardwise.app.cli import calibrating
-from shardwise.app.cli.calibrating_ranks import cluster_here, ranks_of
+from shardwise.app.cli.measuring import cluster_here, ranks_of
 from shardwise.cluster import load_cluster
 from tests.runtime.test_calibrating_ranks import seen
 if __name__ == "__main__":
@@ -155,7 +156,7 @@ def test_a_launcher_that_does_not_name_its_hosts_is_refused(
     assert str(caught.value).startswith(message)
 
 
-def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+def test_a_port_in_use_is_a_one_line_error(tmp_path: Path) -> None:
     with socket.create_server((HOST, 0)) as taken:
         place = f"{HOST}:{taken.getsockname()[1]}"
         environment = {
@@ -183,7 +184,7 @@ def kills_one(report: Any) -> None:
     distributed.barrier()
 
 
-def test_a_rank_that_is_ended_is_one_line(
+def test_a_killed_rank_is_a_one_line_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(calibrating, "_kernels", lambda device, ranks, threads: ranks.run_in_group(kills_one))
@@ -228,7 +229,7 @@ def test_steps_are_those_of_their_plan_and_rank_and_medians_count() -> None:
     assert steps.medians(0) == [2.0, 5.0] and steps.medians(1) == [20.0, 7.0]
 
 
-def test_a_step_takes_what_the_slowest_of_the_devices_of_speed_one_takes_each_time() -> None:
+def test_a_step_takes_the_time_of_the_slowest_device_of_speed_one() -> None:
     """Of 1 and 4 s, 5 and 2, 3 and 3 it is 4, 5 and 3, in the middle 4; either rank's own median is 3, and
     what the third takes, of half the speed, does not count."""
     of_ranks = [[1.0, 5.0, 3.0], [4.0, 2.0, 3.0], [8.0, 8.0, 8.0]]
@@ -273,7 +274,7 @@ class Alternating:
         )
 
 
-def test_a_machine_is_known_by_the_slowest_steps_and_the_kernels_in_the_middle() -> None:
+def test_a_calibration_takes_the_slowest_steps_and_median_kernels() -> None:
     """Each step has a rank that takes 3 s, though 2.5 s are the most that any takes in its median; in the
     middle is either of the first two."""
     rounds = KernelMeasurement(cast(Ranks, Alternating()), threads=1)

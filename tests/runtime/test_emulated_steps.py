@@ -15,7 +15,8 @@ from tests.runtime.tracked import fake_ranks
 from tests.unit.app.test_cli_calibrate import written
 from torch import distributed
 
-from shardwise.accuracy import LinkCurve, TierCurve, with_speed
+from shardwise.accuracy import TierCurve, with_speed
+from shardwise.accuracy.calibration import LinkCurve
 from shardwise.app.cli.measuring import LinkResult, MeasuredMachine
 from shardwise.cluster import load_cluster
 from shardwise.inputs import dumps_yaml
@@ -34,7 +35,7 @@ def _timed(report: Any) -> float:
         return emulated_steps.slowest_s(lambda: None)
 
 
-def test_a_step_takes_what_the_slowest_rank_takes() -> None:
+def test_a_step_takes_the_time_of_the_slowest_rank() -> None:
     """Of 4 and 6 s; a twin without the maximum over ranks would tell 4 on the first."""
     with WorkerPool(2) as team:
         assert team.run(2, _timed) == [6.0, 6.0]
@@ -51,7 +52,7 @@ def _numbered(done: list[str], name: str) -> Callable[[], Callable[[], object]]:
     return made
 
 
-def test_rounds_of_a_calibration_are_between_all_plans_each_made_for_its_round() -> None:
+def test_calibration_rounds_alternate_with_all_plans() -> None:
     """Five rounds of two pieces behind four turns: two or three at a time. Of a plan the second step counts;
     a twin that makes plans once, or times the first step, is seen."""
     done: list[str] = []
@@ -108,7 +109,7 @@ def test_a_round_has_the_steps_of_small_plans_twice_and_all_else_once() -> None:
     assert taken[4:] == ["machine 2", "links 0", "links 1", "links 2"]
 
 
-def test_a_calibration_between_plans_is_of_kernels_and_links_of_then(tmp_path: Path) -> None:
+def test_a_calibration_between_plans_measures_current_kernels_and_links(tmp_path: Path) -> None:
     """Kernels and software as `rounds` found them, what is between ranks as `links` did; a twin that keeps
     what the calibration before has of either is seen."""
     known = read_calibration(written(tmp_path))

@@ -15,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from shardwise.accuracy import (
     COLLECTIVES,
     AttentionSample,
-    KernelCurves,
     LinkSample,
     MatmulSample,
     MeasuredStep,
@@ -26,24 +25,19 @@ from shardwise.accuracy import (
     predicted_step_s,
     with_accelerated_kernels,
 )
+from shardwise.accuracy.calibration import KernelCurves
 from shardwise.app.cli import calibrating
 from shardwise.app.cli.main import main
 from shardwise.cluster import AttentionCurve, Device, find_device, load_cluster
 from shardwise.equations import compute
-from shardwise.measure import (
-    BatchTimer,
-    KernelTimes,
-    kernel_times,
-    kernels,
-    link_times,
-    lockstep_s,
-    overlap_times,
-)
+from shardwise.measure import KernelTimes, kernel_times, kernels, link_times, lockstep_s, overlap_times
 from shardwise.measure import kernels as accelerator
+from shardwise.measure.kernels import BatchTimer
 from shardwise.measure.links import lost_s
 from shardwise.plans import Plan
-from shardwise.runtime import TimedSteps, WorkerPool, timed_steps
+from shardwise.runtime import WorkerPool, timed_steps
 from shardwise.runtime.private import DispatchMode
+from shardwise.runtime.timing import TimedSteps
 from shardwise.strategy import read_calibration, target_of
 
 
@@ -75,7 +69,7 @@ def test_a_disturbed_batch_does_not_count() -> None:
     assert BatchTimer(batches=5, batch_s=0.03, now=calls.now).seconds(calls) == pytest.approx(0.002)
 
 
-def test_kernels_are_measured_by_what_they_are() -> None:
+def test_each_kind_of_kernel_is_measured() -> None:
     times = kernel_times(BatchTimer(batches=1, batch_s=1e-4))
     assert len(times.matmuls) == 15 and min(sample.seconds for sample in times.matmuls) > 0.0
     assert [sample.nbytes for sample in times.passes] == sorted(sample.nbytes for sample in times.passes)
@@ -135,7 +129,7 @@ def test_waiting_for_each_other_is_measured_on_all_ranks() -> None:
     assert found[0] == found[1] == found[2] >= 0.0
 
 
-def test_ranks_lose_what_all_of_a_group_wait() -> None:
+def test_the_time_lost_by_a_group_is_its_common_waiting() -> None:
     """Ranks 0 and 2 wait 3 and 5 ms: now one is late, now the other, and 3 ms are lost. Rank 3 is always the
     last, and what rank 1 waits for it is its own slowness: nothing is lost."""
     waits_s = [0.003, 0.008, 0.005, 0.0]
@@ -170,7 +164,7 @@ class Noting:
         return 1.0
 
 
-def test_a_pass_through_memory_is_into_memory_that_is_there() -> None:
+def test_a_memory_pass_writes_into_allocated_memory() -> None:
     """A sum into a new tensor of 32 MiB or more took five times as long: its pages are cleared first."""
     clock = Noting()
     kernels._pass(clock, 256, torch.float32)  # type: ignore[arg-type]
@@ -195,7 +189,7 @@ def test_medians_of_rounds_are_those_of_each_kernel() -> None:
     assert KernelTimes.typical(rounds) == times(2.0, 5.0, 2.0, ratio=2.0)
 
 
-def test_calibrate_writes_what_the_planner_reads(
+def test_calibrate_writes_a_file_that_the_planner_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], full: bool
 ) -> None:
     """Links alone, on top of a calibration; in full the kernels too (20 CPU seconds)."""
@@ -282,7 +276,7 @@ def reaching() -> Device:
     return with_accelerated_kernels(known, curves, attention, dtype="bf16")
 
 
-def test_a_cuda_device_is_known_by_the_efficiency_of_its_kernels(
+def test_a_cuda_device_is_recorded_with_the_efficiency_of_its_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The driver's name finds the device; the file has the shares that its kernels reach of the peaks."""
@@ -351,13 +345,13 @@ def _timed(report: object, plan: Plan) -> TimedSteps:
 @pytest.mark.parametrize(
     ("options", "reported"),
     [
-        ((), "shardwise: error: --devices: finds no CUDA device here"),
+        ((), "shardwise: error: --devices: finds no CUDA device on this machine"),
         (("--links",), "shardwise: error: --links: does not go with --devices cuda"),
         (("--from", "steps.jsonl"), "shardwise: error: --from: does not go with --devices cuda"),
         (("--devices", "tpu"), "shardwise: error: --devices: is not measured"),
     ],
 )
-def test_what_cannot_be_measured_is_one_line(
+def test_a_failed_measurement_is_a_one_line_error(
     options: tuple[str, ...], reported: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

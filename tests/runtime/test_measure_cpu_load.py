@@ -50,7 +50,7 @@ def test_cores_and_descendants_are_counted(proc: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "cpu0 1 2\n", "cpu1 1 1 1 1 1 1 1 1\n", "cpu0 a b c d e f g h\n"])
-def test_a_system_without_the_numbers_is_none(proc: Path, text: str) -> None:
+def test_a_system_without_load_figures_reports_none(proc: Path, text: str) -> None:
     (proc / "stat").write_text(text)
     assert core_seconds(proc) is None
     assert core_seconds(proc / "nowhere") is None
@@ -61,7 +61,7 @@ def at(now_s: float, busy: tuple[float, float], own_s: float, *, machine: str = 
     return CoreSeconds(machine=machine, now_s=now_s, busy_s=cores, own_s=own_s)
 
 
-def test_others_are_what_is_busy_beyond_all_own() -> None:
+def test_other_load_is_the_busy_time_beyond_our_processes() -> None:
     """In 10 s both cores were busy, for 9 and 8 s; two ranks took 5 and 4 of these: 8 of 20 are others'."""
     start = [at(100.0, (50.0, 60.0), 1.0), at(100.5, (50.0, 60.0), 2.0)]
     end = [at(110.0, (59.0, 68.0), 6.0), at(110.5, (59.0, 68.0), 6.0)]

@@ -44,9 +44,7 @@ def stand_in() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_step_has_everything_on_the_device_and_sends_what_one_on_the_host_does(
-    stand_in: dict[str, Any], name: str
-) -> None:
+def test_a_step_on_the_device_sends_the_same_as_one_on_the_host(stand_in: dict[str, Any], name: str) -> None:
     on_host, there = stand_in["done"][name]["cpu"], stand_in["done"][name]["H100-SXM"]
     assert on_host["held"] == ["cpu"] and there["held"] == [NAME]
     assert there["saved"] == ["cpu"]
@@ -54,7 +52,7 @@ def test_a_step_has_everything_on_the_device_and_sends_what_one_on_the_host_does
 
 
 @pytest.mark.parametrize("mutant", BROKEN, ids=lambda mutant: mutant.__name__)
-def test_a_mutant_that_leaves_something_elsewhere_is_caught(stand_in: dict[str, Any], mutant: Any) -> None:
+def test_a_mutant_that_leaves_a_tensor_on_the_host_is_caught(stand_in: dict[str, Any], mutant: Any) -> None:
     assert stand_in["broken"][mutant.__name__]
 
 
@@ -72,7 +70,7 @@ def test_a_step_is_over_when_its_device_is_done() -> None:
         assert waited.call_count == 1
 
 
-def test_groups_talk_over_what_the_accelerator_has_in_addition_to_gloo() -> None:
+def test_groups_use_gloo_and_the_backend_of_the_accelerator() -> None:
     assert backends() == "gloo"
     with patch.object(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda")):
         assert backends() == "cpu:gloo,cuda:nccl"
@@ -81,7 +79,7 @@ def test_groups_talk_over_what_the_accelerator_has_in_addition_to_gloo() -> None
 
 
 def test_plans_for_accelerators_are_refused_where_there_are_none() -> None:
-    with pytest.raises(ConfigError, match="finds here; found 8 x H100-SXM; allowed: 0"):
+    with pytest.raises(ConfigError, match="finds on this machine; found 8 x H100-SXM; allowed: 0"):
         check_local_devices(load_cluster("1x8xH100-SXM"), 8)
     with pytest.raises(ConfigError, match="needs an accelerator for each of its processes; found process 3"):
         select_device(load_cluster("1x8xH100-SXM"), 3)
@@ -101,7 +99,7 @@ def test_a_group_must_serve_hosts_and_accelerators(config: str) -> None:
         select_device(load_cluster("1x8xH100-SXM"), 3)
 
 
-def test_plans_of_devices_that_no_backend_is_for_are_refused() -> None:
+def test_plans_for_devices_without_a_backend_are_refused() -> None:
     plan = plan_of("dp=4", "fp32", "H100-SXM")
     check_runnable(plan)
     for text in ("1x4xTPU-v4", "1x4xTrainium2"):
@@ -113,24 +111,24 @@ def test_plans_of_devices_that_no_backend_is_for_are_refused() -> None:
         check_runnable(replace(plan, cluster=both))
 
 
-def test_a_ring_of_context_ranks_is_narrow_on_accelerators() -> None:
+def test_fp32_with_a_ring_of_context_ranks_is_refused_on_accelerators() -> None:
     check_runnable(plan_of("cp=4,cp_kind=ring", "bf16", "H100-SXM"))
     check_runnable(plan_of("cp=4,cp_kind=ring", "fp32", "cpu"))
-    with pytest.raises(ConfigError, match="fp32 with a ring of context ranks"):
+    with pytest.raises(ConfigError, match="fp32 with ring attention"):
         check_runnable(plan_of("cp=4,cp_kind=ring", "fp32", "H100-SXM"))
 
 
-def test_what_is_measured_on_hosts_alone_is_refused_by_name() -> None:
+def test_measurements_for_hosts_alone_are_refused_by_name() -> None:
     plan = plan_of("dp=4", "fp32", "H100-SXM")
     check_options(plan, is_adaptive=False, is_traced=False)
     check_options(plan_of("dp=4", "fp32", "cpu"), is_adaptive=True, is_traced=True)
-    with pytest.raises(ConfigError, match="--adaptive: is not there on accelerators; found H100-SXM"):
+    with pytest.raises(ConfigError, match="--adaptive: is not supported on accelerators; found H100-SXM"):
         check_options(plan, is_adaptive=True, is_traced=False)
-    with pytest.raises(ConfigError, match="--trace: is not there on accelerators"):
+    with pytest.raises(ConfigError, match="--trace: is not supported on accelerators"):
         check_options(plan, is_adaptive=False, is_traced=True)
 
 
-def test_what_is_on_its_device_stays_and_one_parameter_under_two_names_is_one() -> None:
+def test_tensors_on_their_device_stay_and_shared_parameters_stay_shared() -> None:
     module = nn.ModuleDict({"first": nn.Linear(2, 3, bias=False), "last": nn.Linear(2, 3, bias=False)})
     module["last"].weight = module["first"].weight
     before = module["first"].weight
@@ -141,12 +139,15 @@ def test_what_is_on_its_device_stays_and_one_parameter_under_two_names_is_one() 
     assert module["first"].weight.device.type == "meta"
 
 
-def test_train_names_the_launcher_where_the_devices_are_elsewhere(
+def test_train_names_the_launcher_where_devices_are_on_other_hosts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "plan.yaml"
     write_plan(str(path), plan_of("dp=4", "bf16", "H100-SXM"))
     assert main(["train", str(path), "--steps", "1"]) == 2
     reported = capsys.readouterr().err
-    assert "has more accelerators than PyTorch finds here" in reported and "shardwise launch" in reported
+    assert (
+        "needs more accelerators than PyTorch finds on this machine" in reported
+        and "shardwise launch" in reported
+    )
     assert "Traceback" not in reported

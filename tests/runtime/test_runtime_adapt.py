@@ -24,18 +24,9 @@ from shardwise.measure import message_rates
 from shardwise.model import model_from_config
 from shardwise.plans import Plan, plan_hash, write_plan
 from shardwise.replanning import Costs, LinkAwarePlanner
-from shardwise.runtime import (
-    Advice,
-    RankLost,
-    ReplanEvent,
-    Report,
-    StepRecord,
-    TrainOptions,
-    WorkerPool,
-    resumed_options,
-    train,
-)
-from shardwise.runtime.adaptive import DEVIATION, RECENT, StepTimeMonitor
+from shardwise.runtime import Advice, RankLost, StepRecord, TrainOptions, WorkerPool, resumed_options, train
+from shardwise.runtime.adaptive import DEVIATION, RECENT, ReplanEvent, StepTimeMonitor
+from shardwise.runtime.workers import Report
 from shardwise.sim import COMPUTE, Span, read_trace
 from shardwise.strategy import Job, Strategy, complete, target_of
 
@@ -74,7 +65,7 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize(("model", "texts"), sample_of(SCRIPTS, SCRIPTS[:1]))
-def test_a_run_that_migrates_twice_ends_like_one_that_stays(
+def test_a_run_that_migrates_twice_ends_like_one_that_does_not(
     team: WorkerPool, model: str, texts: tuple[str, ...]
 ) -> None:
     cluster = load_cluster("2x2xcpu")
@@ -106,9 +97,7 @@ class Killed(Scripted):
         return {"n0>s0g0": 1e6}
 
 
-def test_a_run_that_dies_after_a_migration_goes_on_from_its_checkpoint(
-    team: WorkerPool, tmp_path: Path
-) -> None:
+def test_a_run_killed_after_a_migration_resumes_from_its_checkpoint(team: WorkerPool, tmp_path: Path) -> None:
     """It moves after step 1, saves after step 2 under the second plan and dies after step 3: no loss of the
     run that goes on, under the first plan again, differs from the undisturbed run's."""
     cluster = load_cluster("2x1xcpu")

@@ -38,7 +38,7 @@ def _come_and_go() -> None:
     del alive
 
 
-def test_a_process_that_runs_a_plan_asks_the_system_for_no_memory_that_it_has_freed() -> None:
+def test_a_process_reuses_the_memory_that_it_has_freed() -> None:
     plan = make_plan("dp=1")
     with WorkerPool(1) as team:
         (without,) = team.run(1, pages_of_a_step, None)

@@ -39,7 +39,7 @@ def refused(plan: Plan) -> tuple[str | None, str | None]:
     assert key is not None and allowed is not None
     if not key.startswith("best.strategy."):
         return key, allowed
-    values, reported, _ = allowed.partition(", as in what `plan --target shardwise` finds")
+    values, reported, _ = allowed.partition(", as in plans of `plan --target shardwise`")
     assert reported
     return key, values
 
@@ -53,7 +53,7 @@ def test_values_off_an_axis_are_refused() -> None:
             assert refused(with_strategy(plan, offload=other)) == ("best.strategy.offload", "none")
 
 
-def test_values_that_are_planned_only_where_they_are_requested_run() -> None:
+def test_values_planned_only_on_request_run() -> None:
     plan = make_plan("dp=4,zero_stage=1")
     assert TARGET.default_axes
     for field, values in TARGET.default_axes.items():
@@ -70,8 +70,8 @@ def beyond(condition: Condition) -> dict[str, Any]:
     return {field: 4}  # all of the four replicas
 
 
-@pytest.mark.parametrize("limit", TARGET.limits, ids=lambda limit: limit.allowed)
-def test_what_is_beyond_a_limit_is_refused_and_what_is_just_within_is_not(limit: Limit) -> None:
+@pytest.mark.parametrize("limit", TARGET.limits, ids=lambda limit: limit.allowed[:40])
+def test_values_beyond_a_limit_are_refused_and_those_within_run(limit: Limit) -> None:
     plan = make_plan("dp=4,zero_stage=1")
     broken: dict[str, Any] = {}
     for condition in limit.where:
@@ -82,7 +82,7 @@ def test_what_is_beyond_a_limit_is_refused_and_what_is_just_within_is_not(limit:
         check_runnable(with_strategy(plan, **reduced))
 
 
-def test_what_a_job_asks_beyond_the_file_is_refused() -> None:
+def test_a_job_beyond_the_capability_file_is_refused() -> None:
     plan = make_plan("dp=4")
     for dtype in set(DTYPES) - set(TARGET.dtypes):
         assert refused(replace(plan, job=replace(plan.job, dtype=dtype)))[0] == "job.dtype"
@@ -104,7 +104,7 @@ def test_parts_of_models_that_the_file_lacks_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["phi3", "gemma2", "gemma3", "gpt_oss"])
-def test_scores_that_parts_of_the_keys_do_not_give_are_refused_on_context_ranks(name: str) -> None:
+def test_scores_that_need_all_keys_are_refused_on_context_ranks(name: str) -> None:
     """A window of 6, caps and sinks; of a sequence as long as the window, caps and sinks alone."""
     plan = make_plan("cp=2", model=name)
     assert refused(plan) == ("best.strategy.cp", "1")
@@ -146,7 +146,7 @@ def not_refused(model: str) -> Iterator[Plan]:
 
 
 @pytest.mark.parametrize("model", ["llama", "mixtral"])
-def test_what_the_file_does_not_rule_out_runs_and_equals_one_process(team: WorkerPool, model: str) -> None:
+def test_plans_within_the_capability_file_run_and_equal_one_process(team: WorkerPool, model: str) -> None:
     plans = list(islice(not_refused(model), SAMPLED))
     right = single_process(plans[0], seed=0, steps=1)
     for plan in plans:

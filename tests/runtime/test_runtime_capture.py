@@ -112,7 +112,7 @@ def test_flop_are_those_that_pytorch_counts(name: str, graph_of: Callable[[str],
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_captured_is_a_graph_file(name: str, graph_of: Callable[[str], OpGraph]) -> None:
+def test_a_captured_module_is_a_valid_graph_file(name: str, graph_of: Callable[[str], OpGraph]) -> None:
     graph = graph_of(name)
     assert parse_graph(parse_mapping(graph_text(graph))) == graph
 
@@ -152,7 +152,7 @@ def test_repeated_blocks_are_folded(graph_of: Callable[[str], OpGraph]) -> None:
     assert "stages.1.{1}.conv1.weight" in names
 
 
-def test_repetitions_may_read_what_was_made_before_the_first() -> None:
+def test_repetitions_may_read_tensors_made_before_the_first() -> None:
     """The encoder folds though what the target is embedded to passes it by; the layers of the decoder behind
     the first, which makes what the others read too."""
     graph = capture(graph_modules.__file__, "lending")
@@ -196,7 +196,7 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize(("name", "layers"), sample_of(PUBLISHED, PUBLISHED[1:]))
-def test_models_of_hugging_face_are_captured_as_they_are(name: str, layers: str) -> None:
+def test_hugging_face_models_are_captured_unchanged(name: str, layers: str) -> None:
     """With the graphs' own parameters (BERT's pooler is not there, GPT-2's head is its table), layers folded,
     and at another batch and length the graph that capturing gives there."""
     from tests.runtime import published

@@ -77,7 +77,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_cannot_be_captured_says_the_line_and_what_to_do(
+def test_a_failed_capture_names_the_line_and_the_remedy(
     wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, where, message = WRONG[wrong]
@@ -143,7 +143,7 @@ def test_without_pytorch_the_command_says_what_to_install(tmp_path: Path) -> Non
     assert "pip install 'shardwise[torch]'" in ran.stderr
 
 
-def test_what_pytorch_logs_of_a_failure_is_not_shown(tmp_path: Path) -> None:
+def test_pytorch_logs_of_a_failure_are_not_shown(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(
         "import torch\n\n\ndef build(batch=2):\n    return torch.nn.Linear(3, 3), (torch.zeros(batch, 4),)\n"

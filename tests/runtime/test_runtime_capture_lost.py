@@ -84,7 +84,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("wrong", REFUSED)
-def test_what_would_be_lost_is_refused_by_its_line(wrong: str, tmp_path: Path) -> None:
+def test_code_that_capture_would_lose_is_refused_with_its_line(wrong: str, tmp_path: Path) -> None:
     forward, line, message = REFUSED[wrong]
     with pytest.raises(ConfigError) as caught:
         capture(_file(tmp_path, forward), "build")
@@ -112,7 +112,7 @@ TAKEN = {
 
 
 @pytest.mark.parametrize("right", TAKEN)
-def test_what_is_not_lost_is_captured_whole(right: str, tmp_path: Path) -> None:
+def test_code_that_capture_can_represent_is_captured_in_full(right: str, tmp_path: Path) -> None:
     forward, parameters = TAKEN[right]
     assert parameter_count(capture(_file(tmp_path, forward), "build")) == parameters
 
@@ -131,7 +131,7 @@ INSTEAD = {
 
 
 @pytest.mark.parametrize("name", INSTEAD)
-def test_what_is_advised_is_captured(name: str, tmp_path: Path) -> None:
+def test_the_code_that_an_error_advises_is_captured(name: str, tmp_path: Path) -> None:
     assert name in ADVICE
     body = (
         INSTEAD[name].replace("8,", "x.shape[0],", 1) if "torch.zeros(8" in INSTEAD[name] else INSTEAD[name]

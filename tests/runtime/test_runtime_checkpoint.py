@@ -34,12 +34,10 @@ from shardwise.errors import ConfigError
 from shardwise.plans import AnyPlan, Plan, UnevenFile, write_plan
 from shardwise.runtime import (
     RankLost,
-    Report,
     StepRecord,
     TrainOptions,
     WorkerPool,
     export,
-    load_weights,
     parallelize,
     reference_module,
     train,
@@ -62,6 +60,8 @@ from shardwise.runtime.checkpoint import (
 )
 from shardwise.runtime.state_dict import state_of
 from shardwise.runtime.uneven import OptimizerShards
+from shardwise.runtime.weights import load_weights
+from shardwise.runtime.workers import Report
 
 BEFORE, AFTER = 2, 2
 """Steps before and behind the checkpoint."""
@@ -129,7 +129,7 @@ MORE_MIGRATIONS = [
 @pytest.mark.parametrize(
     ("before", "after", "model", "optimizer"), sample_of([*MIGRATIONS, *MORE_MIGRATIONS], MIGRATIONS)
 )
-def test_a_run_goes_on_under_another_plan(
+def test_a_run_resumes_under_another_plan(
     team: WorkerPool, tmp_path: Path, before: str, after: str, model: str, optimizer: str
 ) -> None:
     first, second = (make_plan(text, model=model, optimizer=optimizer) for text in (before, after))
@@ -160,7 +160,7 @@ def of_either_kind(text: str, model: str, optimizer: str) -> Plan | UnevenFile:
 @pytest.mark.parametrize(
     ("before", "after", "model", "optimizer"), sample_of(UNEVEN_MIGRATIONS, UNEVEN_MIGRATIONS[::3])
 )
-def test_a_run_goes_on_from_an_uneven_plan_or_under_one(
+def test_a_run_resumes_from_or_under_an_uneven_plan(
     team: WorkerPool, tmp_path: Path, before: str, after: str, model: str, optimizer: str
 ) -> None:
     first, second = (of_either_kind(text, model, optimizer) for text in (before, after))
@@ -177,7 +177,7 @@ def shares_of_3_and_1(model: str = "llama", devices: int | None = None) -> Uneve
     return make_uneven("3 tp2l4 + 1 l4", model=model, micro_batch_size=2, devices=devices)
 
 
-def test_under_the_same_uneven_plan_it_goes_on_bit_by_bit(team: WorkerPool, tmp_path: Path) -> None:
+def test_a_run_resumes_bit_by_bit_under_the_same_uneven_plan(team: WorkerPool, tmp_path: Path) -> None:
     """With a rank that the plan leaves idle."""
     plan = shares_of_3_and_1("gpt", devices=4)
     saved = team.run(4, saves, plan, str(tmp_path))[0]
@@ -198,7 +198,7 @@ def test_an_uneven_checkpoint_has_every_element_once(team: WorkerPool, tmp_path:
     }  # fmt: skip
 
 
-def test_what_an_uneven_run_exports_is_what_another_plan_would(team: WorkerPool, tmp_path: Path) -> None:
+def test_an_uneven_run_exports_the_weights_that_another_plan_would(team: WorkerPool, tmp_path: Path) -> None:
     found: list[dict[str, Any]] = []
     for name, plan in (("uneven", shares_of_3_and_1()), ("even", make_plan("dp=2"))):
         root, out = str(tmp_path / name), str(tmp_path / f"{name}-weights")
@@ -244,7 +244,7 @@ def test_a_broken_load_is_caught(
 @pytest.mark.parametrize(
     "text", ["tp=2,dp=2,zero_stage=3,micro_batch_size=4", "pp=2,schedule=zb_h1,micro_batch_size=1"]
 )
-def test_under_the_same_plan_it_goes_on_bit_by_bit(team: WorkerPool, tmp_path: Path, text: str) -> None:
+def test_a_run_resumes_bit_by_bit_under_the_same_plan(team: WorkerPool, tmp_path: Path, text: str) -> None:
     plan = make_plan(text, model="gpt")
     saved = team.run(plan.cluster.devices, saves, plan, str(tmp_path))[0]
     assert team.run(plan.cluster.devices, loads, plan, str(tmp_path))[0] == saved[BEFORE:]
@@ -257,14 +257,14 @@ def checkpoint(team: WorkerPool, tmp_path: Path) -> Path:
     return tmp_path / f"step-{BEFORE:08d}"
 
 
-def test_what_is_torn_foreign_or_newer_is_refused_by_name(checkpoint: Path) -> None:
+def test_a_torn_foreign_or_newer_checkpoint_is_refused_by_name(checkpoint: Path) -> None:
     root, plan = str(checkpoint.parent), make_plan("dp=2")
     assert resumable(plan, root)[1].step == BEFORE
-    with pytest.raises(ConfigError, match="optimizer: is not the plan's"):
+    with pytest.raises(ConfigError, match="optimizer: differs from the plan"):
         resumable(make_plan("dp=2", optimizer="sgd"), root)
-    with pytest.raises(ConfigError, match="model: is not the plan's"):
+    with pytest.raises(ConfigError, match="model: differs from the plan"):
         resumable(make_plan("dp=2", model="gpt"), root)
-    with pytest.raises(ConfigError, match="global_batch_size: is not the plan's"):
+    with pytest.raises(ConfigError, match="global_batch_size: differs from the plan"):
         resumable(make_plan("dp=2", global_batch_size=16), root)
     manifest = checkpoint / MANIFEST
     text = manifest.read_text()
@@ -282,14 +282,14 @@ def test_what_is_torn_foreign_or_newer_is_refused_by_name(checkpoint: Path) -> N
     content = shard.read_bytes()
     for damaged in (content[:-1], content[:100] + b"x" + content[101:]):
         shard.write_bytes(damaged)
-        with pytest.raises(ConfigError, match=f"{shard.name}: is not the file"):
+        with pytest.raises(ConfigError, match=f"{shard.name}: differs from the file"):
             newest(root)
     shard.unlink()
     with pytest.raises(ConfigError, match="found nothing"):
         newest(root)
 
 
-def test_a_checkpoint_without_a_manifest_is_none(checkpoint: Path) -> None:
+def test_a_folder_without_a_manifest_is_no_checkpoint(checkpoint: Path) -> None:
     """A run that is killed while it saves leaves files without a manifest: the one before counts."""
     later = checkpoint.with_name("step-00000009")
     shutil.copytree(checkpoint, later)
@@ -326,7 +326,7 @@ def saves_late(report: Report, plan: Plan, root: str, is_broken: bool) -> list[f
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
-def test_what_is_saved_is_what_there_was_when_it_began(
+def test_a_checkpoint_has_the_state_at_the_start_of_saving(
     team: WorkerPool, tmp_path: Path, is_broken: bool
 ) -> None:
     plan = make_plan("dp=2,zero_stage=1")
@@ -344,7 +344,7 @@ def cannot_save(report: Report, plan: Plan, root: str) -> str:
     return ""
 
 
-def test_a_checkpoint_that_cannot_be_written_is_one_line_on_every_rank(
+def test_a_failed_write_of_a_checkpoint_is_a_one_line_error_on_every_rank(
     team: WorkerPool, tmp_path: Path
 ) -> None:
     in_the_way = tmp_path / "step-00000001"
@@ -368,7 +368,7 @@ class Killed(BaseException):
     """In the place of a kill: no handler of ours may catch it and go on."""
 
 
-def test_a_commit_that_ends_at_any_call_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+def test_a_commit_killed_at_any_call_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     """Each call on the filesystem in turn is the last one (before it, and behind it), until one run needs no
     more calls: what is found then is the old checkpoint or the new one, whole."""
     calls, found = 0, set()
@@ -463,14 +463,14 @@ def undisturbed(team: WorkerPool, plan: AnyPlan) -> dict[int, float]:
     return run.losses
 
 
-def test_a_run_survives_a_death_with_the_same_losses(team: WorkerPool, tmp_path: Path) -> None:
+def test_a_run_survives_a_killed_rank_with_the_same_losses(team: WorkerPool, tmp_path: Path) -> None:
     """A rank dies while a checkpoint is committed: no more than an interval is done again, and every loss is
     that of the undisturbed run, bit by bit."""
     plan = make_plan("dp=2,zero_stage=1")
     check_survives(plan, tmp_path, undisturbed(team, plan), [(0, 4, "committing")])
 
 
-def test_a_run_under_an_uneven_plan_survives_a_death(team: WorkerPool, tmp_path: Path) -> None:
+def test_a_run_under_an_uneven_plan_survives_a_killed_rank(team: WorkerPool, tmp_path: Path) -> None:
     """The rank whose pipeline has 3 of the 8 microbatches dies in the backward pass of step 5."""
     plan = make_uneven("5 l4 + 3 l4")
     check_survives(plan, tmp_path, undisturbed(team, plan), [(1, 5, "backward")])
@@ -484,7 +484,7 @@ MATRIX = (
 
 
 @pytest.mark.parametrize("text", sample_of(MATRIX, MATRIX[:2]))
-def test_a_run_survives_the_death_of_any_rank_at_any_step_and_phase(
+def test_a_run_survives_a_kill_of_any_rank_at_any_step_and_phase(
     team: WorkerPool, tmp_path: Path, full: bool, text: str
 ) -> None:
     """In full: every rank in every phase of steps 1 to 5, and of the checkpoints behind steps 2 to 6; else
@@ -528,7 +528,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_a_run_with_killed_ranks_goes_on_and_is_resumed(team: WorkerPool, tmp_path: Path) -> None:
+def test_a_run_with_killed_ranks_continues_and_is_resumed(team: WorkerPool, tmp_path: Path) -> None:
     """kill -9 of a worker after steps 3 and 6, with one restart: the first time the run goes on by itself,
     the second time one line says what happened and one has the command that goes on. Every step is in the
     logs once, with the loss of the undisturbed run; two checkpoints are kept."""

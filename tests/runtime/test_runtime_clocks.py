@@ -7,7 +7,8 @@ import time
 import pytest
 import torch
 
-from shardwise.runtime import Report, WorkerPool, gather_spans
+from shardwise.runtime import WorkerPool, gather_spans
+from shardwise.runtime.workers import Report
 from shardwise.sim import COMPUTE, Span
 
 AHEAD_S = (0.0, 1000.0, -500.0)

@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from shardwise.errors import ConfigError
-from shardwise.runtime import Synthetic, TokenFile
-from shardwise.runtime.data import DataIdentity, FeistelPermutation
+from shardwise.runtime.data import DataIdentity, FeistelPermutation, Synthetic, TokenFile
 
 
 def test_a_synthetic_batch_is_a_function_of_seed_and_step() -> None:
@@ -107,7 +106,7 @@ def test_a_shuffle_has_every_number_at_one_place(seed: int) -> None:
         assert np.array_equal(shuffle(count, seed).at(some), order[some])
 
 
-def test_a_shuffle_that_does_not_walk_on_is_caught() -> None:
+def test_a_shuffle_that_does_not_advance_is_caught() -> None:
     """The twin that brings numbers beyond the last back by a remainder."""
 
     def folded(self: FeistelPermutation, places: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -173,10 +172,10 @@ def test_wide_vocabularies_take_four_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is no file of tokens"),
-        (b"\0" * 7, "is no file of tokens"),
+        (b"", "is not a file of tokens"),
+        (b"\0" * 7, "is not a file of tokens"),
         (b"\0" * 8, "is too short"),
-        (b"\xff" * 20, "has a token that the model does not know"),
+        (b"\xff" * 20, "has a token that is not in the model's vocabulary"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, content: bytes, message: str) -> None:

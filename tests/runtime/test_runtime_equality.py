@@ -293,7 +293,7 @@ def mechanisms(text: str, model: str) -> set[str]:
     return found
 
 
-def test_every_two_mechanisms_of_the_matrix_are_in_its_sample_together() -> None:
+def test_the_sample_has_every_pair_of_mechanisms() -> None:
     of_matrix, of_sample = (
         {pair for case in cases for pair in combinations_with_replacement(sorted(mechanisms(*case)), 2)}
         for cases in (MATRIX, SAMPLE)
@@ -385,7 +385,7 @@ def test_another_seed_is_another_run_and_equal_too(team: WorkerPool, text: str, 
     assert max(rank.largest for rank in found) < TOLERANCE
 
 
-def test_sgd_sees_the_size_of_gradients(team: WorkerPool) -> None:
+def test_sgd_detects_gradients_of_the_wrong_size(team: WorkerPool) -> None:
     found = run(team, make_plan("tp=2,dp=2,zero_stage=1", optimizer="sgd"))
     assert max(rank.largest for rank in found) < TOLERANCE
 
@@ -405,7 +405,7 @@ def test_in_bf16_weights_and_sums_are_stored_in_fp32(team: WorkerPool, text: str
     assert team.run(devices, precision, plan, None) == [(True, True)] * devices
 
 
-def test_sums_in_bf16_are_seen(team: WorkerPool) -> None:
+def test_a_mutant_that_reduces_in_bf16_is_caught(team: WorkerPool) -> None:
     """Of one reduction a step: what several add up to in fp32 may be more than bf16 can tell."""
     text, model = HALF[0]
     plan = make_plan(text, model=model, dtype="bf16")
@@ -484,7 +484,7 @@ STRAYING = [
 
 
 @pytest.mark.parametrize(("mutant", "text", "reported"), STRAYING)
-def test_a_mutant_that_does_not_do_what_the_plan_says_is_seen(
+def test_a_disobedient_mutant_is_caught(
     team: WorkerPool, mutant: str, text: str, reported: list[str]
 ) -> None:
     """Its numbers are right: nothing but what it did tells."""

@@ -14,11 +14,12 @@ import torch
 from tests.runtime.plans import SLOPED_ONCE, tiny
 from torch import Tensor
 
-from shardwise.runtime import load_weights, reference_module
+from shardwise.runtime import reference_module
 from shardwise.runtime.attention import Scores, alibi_slopes, scored_attention
 from shardwise.runtime.layers import gated, softcapped
 from shardwise.runtime.numerics import Gate, Numerics, Routing, numerics_of
 from shardwise.runtime.rope import Rope, YarnScaling, rotation_of
+from shardwise.runtime.weights import load_weights
 
 TOLERANCE = 2e-4
 
@@ -149,7 +150,7 @@ def test_slopes_are_those_of_the_paper() -> None:
     assert alibi_slopes(6) == (2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3)
 
 
-def test_yarn_slows_the_pairs_that_turn_seldom() -> None:
+def test_yarn_slows_the_pairs_of_low_frequency() -> None:
     """8 pairs of theta 16: frequencies 2^(-i/2). Of an original length of 64 pi pair 0 turns 32 times and
     pair 10 would turn once, so that pair i is i/10 on the way to a quarter of its frequency."""
     yarn = YarnScaling(factor=4.0, fast=32.0, slow=1.0, length=64 * torch.pi, truncates=False)
@@ -213,7 +214,7 @@ def error_of_scores(scores: Scores) -> float:
 
 
 @pytest.mark.parametrize("scores", SCORES)
-def test_scored_attention_is_that_of_the_whole_square(scores: Scores) -> None:
+def test_attention_with_special_scores_equals_the_full_score_matrix(scores: Scores) -> None:
     assert error_of_scores(scores) < 1e-5
 
 

@@ -27,11 +27,12 @@ from torch import Tensor
 
 from shardwise.graph import OpGraph
 from shardwise.plans import GraphPlan
-from shardwise.runtime import GraphTrainingJob, Report, WorkerPool, graph_module, parallelize
-from shardwise.runtime.graphs import graph_training_job, interpreter
+from shardwise.runtime import WorkerPool, graph_module, parallelize
+from shardwise.runtime.graphs import GraphTrainingJob, graph_training_job, interpreter
 from shardwise.runtime.graphs.kernels import KERNELS
 from shardwise.runtime.graphs.kernels_elementwise import LOSSES
 from shardwise.runtime.graphs.parameters import ShardedParameter
+from shardwise.runtime.workers import Report
 
 GRAPH = mlp(8, 6, 12, 5)
 
@@ -88,7 +89,7 @@ def test_layouts_in_bf16_train_as_one_process_does_in_fp32(team: WorkerPool) -> 
                 assert {each.dtype for each in found.gradients.values()} == {torch.float32}
 
 
-def test_numbers_are_computed_with_in_bf16() -> None:
+def test_computation_is_in_bf16() -> None:
     job = alone_in_bf16(GRAPH, lr=1e-3)
     seen: set[torch.dtype] = set()
     noted = {kind: noting(kernel, seen) for kind, kernel in KERNELS.items() if kind not in LOSSES}
@@ -145,7 +146,7 @@ def test_updates_too_small_for_bf16_add_up() -> None:
         assert change_after(alone_in_bf16(GRAPH, lr=1e-6), steps=5) == 0.0
 
 
-def test_what_is_computed_with_follows_what_is_updated() -> None:
+def test_bf16_copies_follow_the_updated_weights() -> None:
     job = alone_in_bf16(GRAPH, lr=1e-2)
     job.step(batches(GRAPH, 0))
     for param in job.store.values():
@@ -154,7 +155,7 @@ def test_what_is_computed_with_follows_what_is_updated() -> None:
 
 
 @pytest.mark.parametrize("ranks", [(2,), (2, 2)])
-def test_collectives_in_bf16_are_those_that_are_predicted(team: WorkerPool, ranks: tuple[int, ...]) -> None:
+def test_collectives_in_bf16_are_as_predicted(team: WorkerPool, ranks: tuple[int, ...]) -> None:
     """Numbers and weights 2 bytes each, gradients of weights and sums within the loss 4."""
     plans = [
         plan_with(EVEN, on, by_rules(EVEN, on, *required), dtype="bf16")

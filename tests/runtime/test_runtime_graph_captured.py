@@ -53,12 +53,12 @@ def test_points_of_the_frontier_train(team: WorkerPool, name: str, full: bool) -
     assert worst(team, name, plans) < TOLERANCE
 
 
-def test_what_is_captured_for_its_cost_alone_is_refused_by_its_line() -> None:
+def test_training_an_operator_captured_for_cost_alone_is_refused_with_its_line() -> None:
     with pytest.raises(ConfigError, match=r"captured\.py: aten\.linalg_vector_norm is captured for its cost"):
         captured(module_of("digits", 1), data_of("digits", 0), graph_of("digits"))
 
 
-def test_a_function_that_changes_its_operand_gets_one_of_its_own() -> None:
+def test_a_function_that_writes_its_operand_gets_a_copy() -> None:
     """VGG's rectifiers are in place; a tensor that several read, or that is a view, must not change."""
     module = module_of("vgg", 1)
     assert any(isinstance(each, nn.ReLU) and each.inplace for each in module.modules())
@@ -86,7 +86,7 @@ class Rolled(nn.Module):
         return self.scale(x).std(0).sum()
 
 
-def test_what_graphs_have_for_its_cost_alone_is_refused_by_its_line(tmp_path: Path) -> None:
+def test_graph_operators_for_cost_alone_are_refused_with_their_line(tmp_path: Path) -> None:
     file = tmp_path / "rolled.py"
     file.write_text(
         "import torch\nfrom tests.runtime.test_runtime_graph_captured import Rolled\n"
@@ -158,7 +158,7 @@ class Looking(StraightThrough):
 
 
 @pytest.mark.parametrize("module", [StraightThrough, Looking])
-def test_a_backward_pass_of_its_own_is_refused(tmp_path: Path, module: type[StraightThrough]) -> None:
+def test_a_custom_backward_pass_is_refused(tmp_path: Path, module: type[StraightThrough]) -> None:
     """A graph differentiates what the forward pass does, which is another thing."""
     (tmp_path / "through.py").write_text(
         f"import torch\nfrom tests.runtime.test_runtime_graph_captured import {module.__name__} as Own\n"

@@ -44,9 +44,10 @@ from torch.distributed.checkpoint import FileSystemReader, TensorStorageMetadata
 from shardwise.errors import ConfigError
 from shardwise.graph import OpGraph, OpNode, scaled
 from shardwise.plans import GraphPlan
-from shardwise.runtime import AsyncCheckpoint, Report, WorkerPool, graph_module, load, parallelize, resumable
+from shardwise.runtime import AsyncCheckpoint, WorkerPool, graph_module, load, parallelize, resumable
 from shardwise.runtime.checkpoint import folder_of, graph_hash
 from shardwise.runtime.graphs.placements import boxes_of_range, extents
+from shardwise.runtime.workers import Report
 
 CHAIN = chain(8, 6, 12, 5)
 UNEVEN = chain(12, 7, 11, 5)
@@ -95,7 +96,7 @@ def run_all(
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("graph", ["chain", "uneven"])
-def test_a_run_goes_on_under_any_other_layout(
+def test_a_run_resumes_under_any_other_layout(
     team: WorkerPool, tmp_path: Path, graph: str, optimizer: str, full: bool
 ) -> None:
     """Every parameter and state comes back bit by bit on every rank, and losses go on as those of one
@@ -114,14 +115,14 @@ def test_a_run_goes_on_under_any_other_layout(
         assert len(before[0].tensors) == (14 if optimizer == "sgd" else 21)  # 7 parameters and their states
 
 
-def test_under_the_same_plan_it_goes_on_bit_by_bit(team: WorkerPool, tmp_path: Path, full: bool) -> None:
+def test_a_run_resumes_bit_by_bit_under_the_same_plan(team: WorkerPool, tmp_path: Path, full: bool) -> None:
     plans = [*layouts("uneven")[1 :: 2 if full else 3], *map(narrow, layouts("chain")[1 : 5 if full else 3])]
     cases = [(plan, str(tmp_path / str(number))) for number, plan in enumerate(plans)]
     for saved, loaded in zip(run_all(team, saves, cases), run_all(team, loads, cases), strict=True):
         assert loaded[0].losses == saved[0].losses[BEFORE:]
 
 
-def test_in_bf16_it_goes_on_under_another_layout(team: WorkerPool, tmp_path: Path, full: bool) -> None:
+def test_a_bf16_run_resumes_under_another_layout(team: WorkerPool, tmp_path: Path, full: bool) -> None:
     """Weights are kept in fp32, whatever is computed with."""
     plans = [narrow(plan) for plan in layouts("uneven")]
     pairs = random.Random(0).sample([(one, other) for one in plans for other in plans], 4 if full else 2)
@@ -197,7 +198,7 @@ def halved(_team_of_session: WorkerPool, tmp_path_factory: pytest.TempPathFactor
     return cases
 
 
-def test_what_is_saved_is_loaded(team: WorkerPool, halved: Cases) -> None:
+def test_a_saved_state_is_loaded_unchanged(team: WorkerPool, halved: Cases) -> None:
     assert furthest(run_all(team, loads, halved)) < TOLERANCE
 
 
@@ -220,14 +221,14 @@ def test_parts_that_do_not_make_up_the_whole_are_no_checkpoint(team: WorkerPool,
         team.run(2, saves, [(plan, str(tmp_path))], "a rank writes where another should")
 
 
-def test_a_run_survives_a_death_with_the_same_losses(team: WorkerPool, tmp_path: Path) -> None:
+def test_a_run_survives_a_killed_rank_with_the_same_losses(team: WorkerPool, tmp_path: Path) -> None:
     """A rank dies in the backward pass, another while a checkpoint is committed: no more than an interval is
     done again, and every loss is that of the undisturbed run, bit by bit."""
     plan = next(sampled(CHAIN, (2,), [3]))
     check_survives(plan, tmp_path, undisturbed(team, plan), [(1, 3, "backward"), (0, 6, "committing")])
 
 
-def test_a_run_in_stages_survives_a_death(team: WorkerPool, tmp_path: Path) -> None:
+def test_a_run_in_stages_survives_a_killed_rank(team: WorkerPool, tmp_path: Path) -> None:
     plan = staged_by_rules(CHAIN, (1,), (2,), 4, data)
     check_survives(plan, tmp_path, undisturbed(team, plan), [(1, 4, "writing"), (0, 6, "optimizer")])
 
@@ -237,25 +238,25 @@ def saved_once(report: Report, plan: GraphPlan, root: str) -> None:
     AsyncCheckpoint(job, root, step=0, data="random").wait()
 
 
-def test_what_is_of_another_run_is_refused_by_name(team: WorkerPool, tmp_path: Path) -> None:
+def test_the_checkpoint_of_another_run_is_refused_by_name(team: WorkerPool, tmp_path: Path) -> None:
     plan = plan_with(CHAIN, (2,), by_rules(CHAIN, (2,), data))
     team.run(2, saved_once, plan, str(tmp_path / "graph"))
     root = str(tmp_path / "graph")
     assert resumable(staged_by_rules(replace(CHAIN, name="other"), (1,), (2,), 4, data), root)[1].step == 0
     for other, named in (
-        (alone(chain(8, 6, 14, 5)), "graph: is not the plan's"),
-        (alone(CHAIN, optimizer="sgd"), "optimizer: is not the plan's; found adamw"),
-        (alone(scaled(CHAIN, 16)), "global_batch_size: is not the plan's; found 8; allowed: 16"),
+        (alone(chain(8, 6, 14, 5)), "graph: differs from the plan"),
+        (alone(CHAIN, optimizer="sgd"), "optimizer: differs from the plan; found adamw"),
+        (alone(scaled(CHAIN, 16)), "global_batch_size: differs from the plan; found 8; allowed: 16"),
         (make_plan("dp=2"), "is a checkpoint of another kind of plan; found the plan of an operator graph"),
     ):
         with pytest.raises(ConfigError, match=named):
             resumable(other, root)
     committed(tmp_path / "model", 2, make_plan("dp=2"))
-    with pytest.raises(ConfigError, match="another kind of plan; found a plan of strategies"):
+    with pytest.raises(ConfigError, match="another kind of plan; found a plan of a model"):
         resumable(plan, str(tmp_path / "model"))
 
 
-def test_a_graph_is_known_by_what_it_computes() -> None:
+def test_a_graph_is_identified_by_its_computation() -> None:
     """At any batch, by any name, whatever its file says of costs."""
 
     def changed(graph: OpGraph, **changes: Any) -> OpGraph:
@@ -305,7 +306,7 @@ def own_module(report: Report, plan: GraphPlan, root: str, seed: int, first: int
     return tuple(losses)
 
 
-def test_a_module_of_ones_own_is_saved_and_goes_on(team: WorkerPool, tmp_path: Path) -> None:
+def test_a_custom_module_is_saved_and_resumed(team: WorkerPool, tmp_path: Path) -> None:
     """In fp64, captured, under another layout, in stages."""
     graph, root = graph_of("perceptron"), str(tmp_path)
     first = next(sampled(graph, (2,), [1]))

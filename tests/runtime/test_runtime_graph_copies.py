@@ -52,7 +52,9 @@ def allocated_elements(
     ("ranks", "shape"),
     [*product([(4,), (2, 2)], [(16, 24), (1, 24), (8, 6, 4)]), ((4,), (7, 8)), ((4,), (10, 12))],
 )
-def test_what_is_there_is_what_is_predicted(ranks: tuple[int, ...], shape: tuple[int, ...]) -> None:
+def test_allocated_elements_of_redistributions_are_as_predicted(
+    ranks: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
     """All pairs of ways to lie, on the first rank, but those between which parts shift, which are charged
     roughly. Of the whole that becomes a partial sum the first rank's is itself, and others make zeros."""
     form_table = data_placements(shape, ranks)

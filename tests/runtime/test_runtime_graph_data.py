@@ -18,8 +18,9 @@ from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.graph import SizeGrowth, scaled
 from shardwise.plans import write_graph_plan
-from shardwise.runtime import ArrayFolder, data
+from shardwise.runtime import data
 from shardwise.runtime import data as graph_data
+from shardwise.runtime.data import ArrayFolder
 
 GRAPH = replace(mlp(4, 6, 12, 5), growth={"b": SizeGrowth(batch=1)})
 SAMPLES = 10
@@ -49,7 +50,7 @@ def has_each_once(samples: ArrayFolder) -> bool:
     )
 
 
-def test_an_epoch_has_every_sample_once_with_what_belongs_to_it(tmp_path: Path) -> None:
+def test_an_epoch_has_every_sample_once_with_its_target(tmp_path: Path) -> None:
     """The same by seed and step, another order by another seed."""
     samples = ArrayFolder(folder_of(tmp_path), GRAPH, seed=1)
     assert is_together(samples) and has_each_once(samples)
@@ -90,14 +91,14 @@ def test_a_broken_mutant_is_caught(
     assert not (is_together(samples) and has_each_once(samples))
 
 
-def test_samples_do_not_hang_on_the_batch(tmp_path: Path) -> None:
+def test_samples_do_not_depend_on_the_batch_size(tmp_path: Path) -> None:
     """Two steps of four are one of eight."""
     four = ArrayFolder(folder_of(tmp_path), GRAPH, seed=1)
     eight = ArrayFolder(str(tmp_path), scaled(GRAPH, 8), seed=1)
     assert torch.equal(torch.cat([four.batch(2)["x"], four.batch(3)["x"]]), eight.batch(1)["x"])
 
 
-def test_content_is_what_is_in_the_files(tmp_path: Path) -> None:
+def test_samples_have_the_content_of_the_files(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     first, second = (ArrayFolder(folder_of(tmp_path / name), GRAPH, seed=1).content() for name in "ab")
@@ -112,11 +113,11 @@ def test_content_is_what_is_in_the_files(tmp_path: Path) -> None:
     ("name", "array", "message"),
     [
         ("x", None, "cannot be read: no such file"),
-        ("x", np.zeros((10, 7), np.float32), r"is not of the graph's shape.*\(10, 7\).*\(N, 6\)"),
-        ("x", np.zeros(10, np.float32), r"is not of the graph's shape.*\(10\).*\(N, 6\)"),
-        ("x", np.zeros((9, 6), np.float32), "as many samples of each input.*x 9, target 10"),
-        ("x", np.zeros((10, 6), np.complex64), "is not of the numbers.*complex64"),
-        ("target", np.zeros(10, np.float32), "is not of the numbers.*float32.*whole numbers"),
+        ("x", np.zeros((10, 7), np.float32), r"does not have the graph's shape.*\(10, 7\).*\(N, 6\)"),
+        ("x", np.zeros(10, np.float32), r"does not have the graph's shape.*\(10\).*\(N, 6\)"),
+        ("x", np.zeros((9, 6), np.float32), "different numbers of samples.*x 9, target 10"),
+        ("x", np.zeros((10, 6), np.complex64), "does not have a dtype.*complex64"),
+        ("target", np.zeros(10, np.float32), "does not have a dtype.*float32.*integers"),
     ],
 )
 def test_arrays_that_are_not_the_graphs_are_refused(
@@ -130,14 +131,14 @@ def test_arrays_that_are_not_the_graphs_are_refused(
         ArrayFolder(folder, GRAPH, seed=1)
 
 
-def test_what_is_no_array_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_an_array_is_refused(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     for content in (b"", b"no array", (tmp_path / "x.npy").read_bytes()[:100]):
         (tmp_path / "x.npy").write_bytes(content)
-        with pytest.raises(ConfigError, match="is no array"):
+        with pytest.raises(ConfigError, match="is not an array"):
             ArrayFolder(folder, GRAPH, seed=1)
     np.save(tmp_path / "x.npy", np.array([object()] * 10), allow_pickle=True)
-    with pytest.raises(ConfigError, match="is no array"):
+    with pytest.raises(ConfigError, match="is not an array"):
         ArrayFolder(folder, GRAPH, seed=1)
 
 
@@ -149,12 +150,12 @@ def test_classes_that_the_graph_does_not_have_are_refused(tmp_path: Path, wrong:
         ArrayFolder(folder, GRAPH, seed=1).batch(0)
 
 
-def test_no_samples_are_refused(tmp_path: Path) -> None:
+def test_arrays_without_samples_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"x 0, target 0.*at least 1"):
         ArrayFolder(folder_of(tmp_path, samples=0), GRAPH, seed=1)
 
 
-def test_training_on_arrays_goes_on_with_them_and_with_no_others(
+def test_training_on_arrays_resumes_with_the_same_arrays_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The loss falls, as each sample has its class; after a checkpoint what is in the files must be the same,
@@ -175,6 +176,6 @@ def test_training_on_arrays_goes_on_with_them_and_with_no_others(
     assert len(losses) == 40 and sum(losses[-4:]) < sum(losses[:4]) / 2
     capsys.readouterr()
     assert main([*words, str(tmp_path / "others"), "--steps", "50", "--resume"]) == 2
-    assert "is not what the checkpoint's data was" in capsys.readouterr().err
+    assert "differs from the checkpoint's data" in capsys.readouterr().err
     assert main([*words[:-1], "--steps", "50", "--resume"]) == 2
-    assert "--data: is not the checkpoint's; found synthetic" in capsys.readouterr().err
+    assert "--data: differs from the checkpoint; found synthetic" in capsys.readouterr().err

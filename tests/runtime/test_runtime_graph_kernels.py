@@ -15,11 +15,13 @@ from tests.runtime.graph_kernels import Case, carried_out, errors
 from torch import Tensor
 from torch.nn import functional
 
-from shardwise.graph import KINDS, allows, rules_of
-from shardwise.runtime import Report, WorkerPool
+from shardwise.graph import allows, rules_of
+from shardwise.graph.kinds import KINDS
+from shardwise.runtime import WorkerPool
 from shardwise.runtime.graphs.kernels import KERNELS
 from shardwise.runtime.graphs.placements import ProcessMesh
 from shardwise.runtime.graphs.sharded_operator import ShardedOperator
+from shardwise.runtime.workers import Report
 
 TOLERANCE = 1e-9
 """In fp64."""
@@ -60,7 +62,7 @@ STEP = {(2,): 1, (3,): 4, (4,): 3, (2, 2): 20}
 
 
 @pytest.mark.parametrize("counts", STEP)
-def test_ranks_make_what_one_makes(team: WorkerPool, counts: tuple[int, ...], full: bool) -> None:
+def test_ranks_compute_the_results_of_one_rank(team: WorkerPool, counts: tuple[int, ...], full: bool) -> None:
     assert wrong(team, counts, cases_on(counts)[:: 1 if full else STEP[counts]]) == []
 
 

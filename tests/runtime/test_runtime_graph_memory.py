@@ -13,9 +13,9 @@ from unittest.mock import patch
 import pytest
 import torch
 from tests.property.layout_instances import chain, op
-from tests.runtime.graph_plans import by_rules, estimated, in_stages, plan_with
+from tests.runtime.graph_plans import by_rules, estimated, in_stages, plan_with, without_recomputation
 from tests.runtime.graph_tracked import allocated_bytes
-from tests.runtime.test_runtime_graph_obeyed import steps_of, without_recomputation
+from tests.runtime.test_runtime_graph_obeyed import steps_of
 from tests.runtime.test_runtime_memory import with_memory
 from tests.sampling import sample_of
 from torch import Tensor, nn
@@ -35,12 +35,13 @@ from shardwise.graph import (
 )
 from shardwise.graph.sizes import SizeGrowth
 from shardwise.plans import GraphPlan
-from shardwise.runtime import Report, WorkerPool
+from shardwise.runtime import WorkerPool
 from shardwise.runtime.graphs import interpreter, kernels, kernels_elementwise
 from shardwise.runtime.graphs.interpreter import Interpreter, _SectionRun
 from shardwise.runtime.graphs.parameters import ShardedParameter
 from shardwise.runtime.graphs.redistribute import TensorSpec
 from shardwise.runtime.graphs.sharded_operator import Dims, ShardedOperator, aligned
+from shardwise.runtime.workers import Report
 from shardwise.search import GraphCurves
 
 BATCH, WIDTH, RANKS = 2048, 256, 8
@@ -119,7 +120,7 @@ def bytes_of_ends(name: str, is_whole: bool) -> list[tuple[int, float, float]]:
 
 
 @pytest.mark.parametrize("name", sample_of(list(SHIPPED), QUICK))
-def test_points_of_shipped_graphs_take_what_is_predicted(name: str, full: bool) -> None:
+def test_points_of_shipped_graphs_allocate_as_predicted(name: str, full: bool) -> None:
     """The fastest and the smallest of each frontier: at one moment what the plan says, within a tenth, and no
     more than a tenth above all that is charged."""
     for allocated, at_once, predicted in bytes_of_ends(name, is_whole=full):
@@ -197,7 +198,7 @@ def test_a_loss_of_divided_classes_has_its_logits_twice_and_no_more() -> None:
         assert allocated_bytes(plan) - least > 0.9 * (4 * BATCH * 1024)
 
 
-def test_what_nobody_reads_again_is_gone() -> None:
+def test_tensors_without_further_readers_are_freed() -> None:
     """Results of linear layers, of which a relu keeps nothing, when they are made again."""
     plan = layers_again(4096)
     least = allocated_bytes(plan)
@@ -220,7 +221,7 @@ def _composed(
     return normed * aligned(parameters[0], work.op.parameters[0].dims, work.op.output)
 
 
-def test_a_norm_among_ranks_keeps_what_it_read_alone() -> None:
+def test_a_norm_across_ranks_saves_its_input_alone() -> None:
     graph = deep(BATCH)
     split = {"layer_norm": ("split f",)}
     layout = by_rules(graph, (RANKS,), lambda op: split.get(op.kind, ("split b",)))
@@ -259,7 +260,7 @@ def test_gathered_parameters_do_not_wait_for_their_gradients() -> None:
         assert allocated_bytes(plan) > 1.1 * predicted_bytes(plan)
 
 
-def test_nor_those_that_a_recomputation_gathers() -> None:
+def test_parameters_gathered_for_recomputation_do_not_wait_for_their_gradients() -> None:
     """The block would have all of its weights at a time."""
     plan = layers_again(64)
     least = allocated_bytes(plan)
@@ -278,7 +279,7 @@ def all_gathers(report: Report, plan: GraphPlan, broken: bool) -> int:
     return sum(times for (kind, _), times in found.items() if "gather" in kind)
 
 
-def test_a_device_has_what_it_reads_of_the_batch_and_no_more() -> None:
+def test_a_device_holds_only_the_part_of_the_batch_that_it_reads() -> None:
     """Of 16,384 rows of 256 numbers on each of 8 ranks an eighth; the twin takes all along."""
     rows, width = 16384, 256
     plan = stored_as(REPLICATE, chain(rows, width, 16, 16))
@@ -292,7 +293,7 @@ def test_a_device_has_what_it_reads_of_the_batch_and_no_more() -> None:
         assert allocated_bytes(plan) - least > 0.5 * (4 * rows * width)
 
 
-def test_what_is_recomputed_gathers_again_as_predicted(team: WorkerPool) -> None:
+def test_recomputation_gathers_parameters_again_as_predicted(team: WorkerPool) -> None:
     """Six weights: in the forward pass, in that pass again, and in the backward pass, but for the first,
     whose input is data: 17. Charged for all three passes, and for two where nothing is recomputed. The twin,
     which keeps what came again, has 12."""

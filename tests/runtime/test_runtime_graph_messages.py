@@ -41,7 +41,7 @@ def first_call(here: Coordinates, shape: Sequence[int], start: Sequence[Placemen
 SHAPES = ((7, 5), (3, 9), (8, 8))
 
 
-def test_how_long_a_message_is_is_the_same_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_length_of_a_message_is_the_same_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exchanges of parts that do not go evenly: what ranks send themselves differs, and by that they would
     put other calls together (7 x 5 and 3 x 9 in 2 x 2 parts)."""
     start = (shard(0), shard(1))
@@ -61,7 +61,7 @@ def test_how_long_a_message_is_is_the_same_on_all_ranks(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_rows_in_order_are_sent_without_a_copy(dim: int) -> None:
+def test_contiguous_rows_are_sent_without_a_copy(dim: int) -> None:
     """A partial sum to parts along its first dim; along its second, rows have to be put in order."""
     grid, shape = Place((1, 0)), (4, 6)
     local = torch.arange(24.0).view(shape)
@@ -72,7 +72,7 @@ def test_rows_in_order_are_sent_without_a_copy(dim: int) -> None:
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_rows_in_order_stay_where_they_came(dim: int) -> None:
+def test_contiguous_rows_are_received_in_place(dim: int) -> None:
     """Parts to the whole: what came is that already, if they are parts along its first dim."""
     grid, shape = Place((1, 0)), (4, 6)
     whole = torch.arange(24.0).view(shape)
@@ -92,7 +92,7 @@ def test_rows_in_order_stay_where_they_came(dim: int) -> None:
     assert (end.value.value.untyped_storage() is came.untyped_storage()) == (dim == 0)
 
 
-def test_sums_take_the_place_of_what_is_spare() -> None:
+def test_sums_reuse_contiguous_memory() -> None:
     """Only where all of a message is, and one behind the other."""
     memory = torch.arange(6.0)
     first, second = memory.split([2, 4])

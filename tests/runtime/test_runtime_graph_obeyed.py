@@ -20,19 +20,20 @@ from tests.runtime import graph_modules
 from tests.runtime.graph_charged import Times, predicted
 from tests.runtime.graph_equality import batches
 from tests.runtime.graph_modules import data_of, module_of
-from tests.runtime.graph_plans import by_rules, plan_with, sampled
+from tests.runtime.graph_plans import by_rules, plan_with, sampled, without_recomputation
 from tests.runtime.test_runtime_graphs import BY_HAND
 from torch import Tensor
 
 from shardwise.graph import REPLICATE_SHARD_STATES, OpNode, rules_of
 from shardwise.plans import GraphPlan
-from shardwise.runtime import GraphTrainingJob, Report, WorkerPool, capture, graph_module, parallelize
+from shardwise.runtime import WorkerPool, capture, graph_module, parallelize
 from shardwise.runtime.collectives import record_collectives
-from shardwise.runtime.graphs import interpreter
+from shardwise.runtime.graphs import GraphTrainingJob, interpreter
 from shardwise.runtime.graphs.parameters import ShardedParameter
 from shardwise.runtime.graphs.placements import ProcessMesh
 from shardwise.runtime.graphs.program import program_of
 from shardwise.runtime.graphs.redistribute import CollectiveCoroutine, TensorSpec, run_alone
+from shardwise.runtime.workers import Report
 
 MLP = mlp(8, 8, 16, 4)
 """All dims go evenly: else parts are padded to the largest."""
@@ -111,9 +112,7 @@ receive = ShardedParameter.receive
 
 
 @pytest.mark.parametrize(("ranks", "layouts"), [(2, 16), (4, 6)])
-def test_any_layout_has_the_collectives_that_are_predicted(
-    team: WorkerPool, ranks: int, layouts: int
-) -> None:
+def test_any_layout_has_the_predicted_collectives(team: WorkerPool, ranks: int, layouts: int) -> None:
     """Any rule of each operator, any place of each tensor, any storage of each parameter; all kept."""
     plans = list(map(without_recomputation, sampled(MLP, (ranks,), range(layouts))))
     kinds: set[str] = set()
@@ -124,7 +123,7 @@ def test_any_layout_has_the_collectives_that_are_predicted(
     assert kinds >= {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
 
 
-def test_layouts_of_two_axes_have_the_collectives_that_are_predicted(team: WorkerPool) -> None:
+def test_layouts_of_two_axes_have_the_predicted_collectives(team: WorkerPool) -> None:
     plans = [
         plan_with(MLP, ranks, by_rules(MLP, ranks, *required))
         for ranks, required in BY_HAND.values()
@@ -135,7 +134,7 @@ def test_layouts_of_two_axes_have_the_collectives_that_are_predicted(team: Worke
         assert as_predicted(found) == predicted(plan), plan.layout
 
 
-def test_the_states_of_an_lstm_are_gathered_as_often_as_is_predicted(team: WorkerPool) -> None:
+def test_lstm_states_are_gathered_as_often_as_predicted(team: WorkerPool) -> None:
     """Split units gather 5 states of 4 x 32 in each of two layers forward, and scatter the sums of their
     gradients, which over gloo are all-reduces."""
     graph = capture(graph_modules.__file__, "lstm")
@@ -167,12 +166,6 @@ def test_gradients_of_a_parameter_with_several_readers_are_reduced_once(team: Wo
     assert [reductions(as_predicted(each)) for each in wrong] != estimated
 
 
-def without_recomputation(plan: GraphPlan) -> GraphPlan:
-    """The plan with all blocks kept: what is priced for a recomputation is not noted apart."""
-    blocks = tuple(replace(block, mode="kept") for block in plan.layout.blocks)
-    return replace(plan, layout=replace(plan.layout, blocks=blocks))
-
-
 def test_columns_then_rows_by_hand(team: WorkerPool) -> None:
     """Of 8 samples with 4 classes: the sum of partial logits, 8 * 4 * 4 bytes; nothing else."""
     ranks, required = BY_HAND["columns then rows on 2"]
@@ -188,7 +181,7 @@ def test_the_mutant_that_gathers_gradients_of_parts_whole_is_caught(team: Worker
     assert any(as_predicted(each) != predicted(plan) for plan, each in zip(plans, found, strict=True))
 
 
-def test_parameters_of_a_block_travel_together(team: WorkerPool) -> None:
+def test_parameters_of_a_block_share_one_collective(team: WorkerPool) -> None:
     """By hand, a divided batch on two ranks: of weights of 8 x 16 and 16 x 4 the gradients are one message of
     768 bytes; with states split what others updated is one too. Twins send
     two each, one of them since that is longer than messages may be."""

@@ -22,7 +22,7 @@ def test_parts_have_each_element_once() -> None:
         assert all(one[1] == other[0] for one, other in pairwise(parts))
 
 
-def test_units_stay_together_where_no_other_axis_cut_them_apart() -> None:
+def test_units_stay_whole_unless_another_axis_splits_them() -> None:
     # 96 elements in units of 32: 3 units in two parts are 2 and 1. Behind an axis that cut them in halves of
     # 48, a unit and a half, two parts are 24 each.
     assert [shard_range(0, 96, 2, index, 32) for index in (0, 1)] == [(0, 64), (64, 96)]
@@ -34,7 +34,7 @@ ALONE = {"cut", "pad", "first_only"}
 
 
 @pytest.mark.parametrize("ranks", [(4,), (2, 4), (2, 2, 2)])
-def test_steps_with_others_are_those_that_cost_something(ranks: tuple[int, ...]) -> None:
+def test_redistribution_steps_with_communication_are_those_with_a_cost(ranks: tuple[int, ...]) -> None:
     cluster = load_cluster("8x8xH100-SXM")
     machine = machine_of(cluster, "bf16", "adamw", PROFILES["megatron-2024"])
     table = redistributions_of(collective_model_of(machine), mesh_of(cluster, ranks), (8, 16), 2.0)

@@ -34,8 +34,9 @@ from shardwise.cost.one_layout.pipeline import actions_of
 from shardwise.errors import ConfigError
 from shardwise.graph import OpNode, graph_text, loss_weight
 from shardwise.plans import GraphPlan, read_graph_plan
-from shardwise.runtime import Report, WorkerPool, check_graph_runnable, graph_module, parallelize
+from shardwise.runtime import WorkerPool, check_graph_runnable, graph_module, parallelize
 from shardwise.runtime.profiling import NORM, OPTIMIZER, traced
+from shardwise.runtime.workers import Report
 from shardwise.sim import COMPUTE
 
 STEPS = 2
@@ -99,7 +100,7 @@ def test_any_layouts_of_stages_train_as_one_process_does(
 
 
 @pytest.mark.parametrize(("ranks", "cuts"), [((2,), (1,)), ((2,), (4,)), ((2,), (1, 4))])
-def test_stages_with_blocks_that_read_of_others_train_as_one_process_does(
+def test_stages_with_skip_tensors_train_as_one_process_does(
     team: WorkerPool, ranks: tuple[int, ...], cuts: tuple[int, ...], full: bool
 ) -> None:
     """What crosses the first cut is lent behind it."""
@@ -134,7 +135,7 @@ def _local_sizes(report: Report, plan: GraphPlan) -> tuple[dict[str, int], list[
     return {name: local_sizes.weight.numel() for name, local_sizes in job.store.items()}, passes
 
 
-def test_a_rank_has_its_stage_and_does_what_the_cost_model_counts(team: WorkerPool) -> None:
+def test_a_rank_holds_its_stage_and_runs_the_predicted_passes(team: WorkerPool) -> None:
     """Of 6 x 12 + 12 numbers at first, 12 + 12 x 12 in each of the middle, 12 x 5 in the head; two ranks of
     a stage have halves of matrices that they split by columns."""
     plan = staged_by_rules(CHAIN, (2,), (1, 3), 4, columns)
@@ -185,7 +186,7 @@ def worst(team: WorkerPool, name: str, plans: Sequence[GraphPlan]) -> float:
 
 
 @pytest.mark.parametrize("name", sample_of(list(CUTS), FEW))
-def test_modules_train_in_stages_as_by_themselves(team: WorkerPool, name: str, full: bool) -> None:
+def test_captured_modules_train_in_stages_as_in_one_process(team: WorkerPool, name: str, full: bool) -> None:
     """In fp64. Two stages of two processes, under any layout."""
     assert loss_weight(graph_of(name), 2) == 0.5
     plans = list(sampled_in_stages(graph_of(name), (2,), CUTS[name], 2, range(8 if full else 2)))
@@ -198,7 +199,7 @@ def test_points_of_the_staged_frontier_train(team: WorkerPool, name: str, full: 
     assert worst(team, name, plans) < IN_FP64
 
 
-def test_what_needs_the_whole_batch_is_refused_by_name() -> None:
+def test_operators_that_need_the_whole_batch_are_refused_by_name() -> None:
     normed = chain(8, 6, 12, 5, norm="batch_norm")
     plan = staged_by_rules(normed, (1,), (2,), 2, whole)
     with pytest.raises(ConfigError, match="batch_norm operator norm computes across samples"):
@@ -218,7 +219,7 @@ def _of_whole_numbers(report: Report, plan: GraphPlan) -> None:
     job.step({name: tensor.long() for name, tensor in batches(plan.graph, 0).items()})
 
 
-def test_whole_numbers_do_not_cross_a_cut(team: WorkerPool) -> None:
+def test_integers_do_not_cross_a_stage_boundary(team: WorkerPool) -> None:
     """A first stage that has no parameters makes of whole numbers others."""
     plan = staged_by_rules(without_first_weights(CHAIN), (1,), (1,), 2, whole)
     with pytest.raises(ConfigError, match="hands whole numbers to the next stage"):
@@ -232,7 +233,7 @@ def test_a_parameter_of_two_stages_is_refused_by_name() -> None:
         check_graph_runnable(in_stages(plan, (1,), 1))
 
 
-def test_the_users_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Frontier in stages, then train a point of it: the loss falls, and the log has a line for each step."""
     graph, points, log = tmp_path / "chain.yaml", tmp_path / "points", tmp_path / "steps.jsonl"
     graph.write_text(graph_text(CHAIN))
@@ -250,7 +251,9 @@ def test_the_users_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert sum(losses[-4:]) < sum(losses[:4]) - 0.2  # the same four batches
 
 
-def test_train_refuses_what_needs_the_whole_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_refuses_operators_that_need_the_whole_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     graph, points = tmp_path / "chain.yaml", tmp_path / "points"
     graph.write_text(graph_text(chain(8, 6, 12, 5, norm="batch_norm")))
     question = ["--cluster", "1x2xcpu", "--stages", "2", "--microbatches", "4"]

@@ -14,17 +14,18 @@ import pytest
 from tests.property.layout_instances import chain, without_first_weights
 from tests.runtime.graph_charged import Times, predicted_in_stages
 from tests.runtime.graph_equality import batches
-from tests.runtime.graph_plans import sampled_in_stages, staged_by_rules
-from tests.runtime.test_runtime_graph_obeyed import as_predicted, second_step, without_recomputation
+from tests.runtime.graph_plans import sampled_in_stages, staged_by_rules, without_recomputation
+from tests.runtime.test_runtime_graph_obeyed import as_predicted, second_step
 from tests.runtime.test_runtime_graph_stages import columns, data, whole
 
 from shardwise.cost.layouts.parameters import storage_placements
 from shardwise.cost.one_layout import layout
 from shardwise.cost.one_layout.rank import owned_shards
 from shardwise.plans import GraphPlan
-from shardwise.runtime import Report, WorkerPool, graph_module, parallelize
+from shardwise.runtime import WorkerPool, graph_module, parallelize
 from shardwise.runtime.graphs.interpreter import _Passes
 from shardwise.runtime.graphs.parameters import reduce_gradients
+from shardwise.runtime.workers import Report
 
 CHAIN = chain(16, 8, 16, 4)
 """All dims go evenly, those of a micro-batch too: else parts are padded to the largest."""
@@ -65,7 +66,7 @@ def is_obeyed(team: WorkerPool, plans: list[GraphPlan], *, early: bool = False) 
 
 
 @pytest.mark.parametrize(("ranks", "cuts"), [((1,), (1, 2, 3)), ((2,), (2,)), ((2,), (1, 3)), ((4,), (4,))])
-def test_any_layouts_of_stages_have_what_is_predicted(
+def test_any_layouts_of_stages_communicate_as_predicted(
     team: WorkerPool, ranks: tuple[int, ...], cuts: tuple[int, ...], full: bool
 ) -> None:
     """Any rule, any place of tensors, also across cuts, any storage of parameters; all kept."""
@@ -76,7 +77,7 @@ def test_any_layouts_of_stages_have_what_is_predicted(
     assert all(is_obeyed(team, plans))
 
 
-def test_stages_on_two_axes_have_what_is_predicted(team: WorkerPool) -> None:
+def test_stages_on_two_axes_communicate_as_predicted(team: WorkerPool) -> None:
     assert all(
         is_obeyed(team, [staged_by_rules(CHAIN, (2, 2), (2,), MICROBATCHES, *required)])
         for required in ((data, columns), (columns, data))
@@ -96,7 +97,7 @@ def stored_anyhow(plan: GraphPlan, seed: int) -> GraphPlan:
     return replace(plan, layout=replace(plan.layout, blocks=tuple(blocks)))
 
 
-def test_gradients_along_two_axes_are_summed_as_often_as_is_predicted(team: WorkerPool) -> None:
+def test_gradients_along_two_axes_are_reduced_as_often_as_predicted(team: WorkerPool) -> None:
     """Any storage of parameters on 2 x 2 ranks with a divided batch, in four micro-batches: where one axis
     splits a parameter its gradient is scattered along that behind each pass, and summed along the other
     once."""
@@ -108,7 +109,7 @@ def test_gradients_along_two_axes_are_summed_as_often_as_is_predicted(team: Work
     assert not all(is_obeyed(team, plans[:2], early=True))
 
 
-def test_stages_in_bf16_have_what_is_predicted(team: WorkerPool) -> None:
+def test_stages_in_bf16_communicate_as_predicted(team: WorkerPool) -> None:
     """What crosses cuts has 2 bytes a number, gradients of weights 4."""
     plans = [
         replace(plan, job=replace(plan.job, dtype="bf16"))
@@ -137,7 +138,7 @@ def test_messages_by_hand(team: WorkerPool) -> None:
         assert all(estimated["send", nbytes] == 4 for estimated in predicted_in_stages(plan))
 
 
-def test_nothing_goes_back_where_nothing_before_is_trained(team: WorkerPool) -> None:
+def test_no_gradient_is_sent_to_stages_without_trained_parameters(team: WorkerPool) -> None:
     """Four messages there and none back, which the planner charges (docs/concepts/pareto-search.md)."""
     graph = without_first_weights(CHAIN)
     plan = staged_by_rules(graph, (1,), (1,), MICROBATCHES, whole)

@@ -16,19 +16,26 @@ import torch
 from tests.property.layout_instances import chain
 from tests.runtime.graph_charged import Times, predicted, predicted_in_stages
 from tests.runtime.graph_equality import batches
-from tests.runtime.graph_plans import by_rules, estimated, plan_with, sampled, sampled_in_stages
-from tests.runtime.test_runtime_graph_obeyed import without_recomputation
+from tests.runtime.graph_plans import (
+    by_rules,
+    estimated,
+    plan_with,
+    sampled,
+    sampled_in_stages,
+    without_recomputation,
+)
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from shardwise.app.cli.main import main
 from shardwise.cluster import load_cluster, mesh_of
 from shardwise.graph import OpGraph, block_labels, operator_label
 from shardwise.plans import GraphPlan, write_graph_plan
-from shardwise.runtime import Report, WorkerPool, graph_module, parallelize
+from shardwise.runtime import WorkerPool, graph_module, parallelize
 from shardwise.runtime.graphs.parameters import ShardedParameter, publish
 from shardwise.runtime.graphs.placements import ProcessMesh
 from shardwise.runtime.private import ProfiledEvent
 from shardwise.runtime.profiling import OPERATOR, operator_spans, profiled_range, traced
+from shardwise.runtime.workers import Report
 from shardwise.sim import BLOCKS, COMMUNICATION, COMPUTE, OPERATORS, TRAFFIC, Span, read_trace
 
 CHAIN = chain(16, 8, 16, 4)
@@ -84,14 +91,14 @@ def is_whole(spans: Sequence[Span], graph: OpGraph, first: int, end: int, microb
     return True
 
 
-def test_each_block_is_passed_forth_and_back_once(team: WorkerPool) -> None:
+def test_each_block_has_one_forward_and_one_backward_pass(team: WorkerPool) -> None:
     """Any layouts of a whole graph on two ranks, all kept."""
     plans = list(map(without_recomputation, sampled(CHAIN, (2,), range(4))))
     for of_rank in team.run(2, traced_steps, plans, None):
         assert all(is_whole(spans, CHAIN, 0, 5, 1) for spans in of_rank)
 
 
-def test_each_stage_passes_its_blocks_once_for_each_micro_batch(team: WorkerPool) -> None:
+def test_each_stage_runs_its_blocks_once_for_each_micro_batch(team: WorkerPool) -> None:
     plans = list(map(without_recomputation, sampled_in_stages(CHAIN, (1,), (2,), MICROBATCHES, range(2))))
     for (first, end), of_rank in zip(((0, 2), (2, 5)), team.run(2, traced_steps, plans, None), strict=True):
         assert all(is_whole(spans, CHAIN, first, end, MICROBATCHES) for spans in of_rank)
@@ -118,13 +125,13 @@ twice."""
 
 
 @pytest.mark.parametrize("mutant", PASSES)
-def test_mutants_that_lose_passes_are_caught(team: WorkerPool, mutant: str) -> None:
+def test_mutants_that_omit_passes_are_caught(team: WorkerPool, mutant: str) -> None:
     plan = without_recomputation(next(sampled(CHAIN, (2,), [0])))
     (spans,) = team.run(2, traced_steps, [plan], mutant)[0]
     assert not is_whole(spans, CHAIN, 0, 5, 1)
 
 
-def test_what_is_recomputed_is_distinguished(team: WorkerPool) -> None:
+def test_recomputed_operators_are_distinguished_in_the_trace(team: WorkerPool) -> None:
     """Each operator of a recomputed block once more, within the backward pass of its block."""
     found = 0
     for plan in sampled(CHAIN, (2,), range(4)):
@@ -177,7 +184,7 @@ def is_as_predicted(spans: Sequence[Span], plan: GraphPlan) -> bool:
     return extra_reduces in (1, 2) and +found == +reported
 
 
-def test_collectives_are_as_many_as_are_predicted(team: WorkerPool) -> None:
+def test_the_number_of_collectives_is_as_predicted(team: WorkerPool) -> None:
     plans = list(map(without_recomputation, sampled(CHAIN, (2,), range(4))))
     right = team.run(2, traced_steps, plans, None)[0]
     assert all(is_as_predicted(spans, plan) for spans, plan in zip(right, plans, strict=True))
@@ -185,7 +192,7 @@ def test_collectives_are_as_many_as_are_predicted(team: WorkerPool) -> None:
     assert not all(is_as_predicted(spans, plan) for spans, plan in zip(twice, plans, strict=True))
 
 
-def test_messages_between_stages_are_as_many_as_are_predicted(team: WorkerPool) -> None:
+def test_the_number_of_messages_between_stages_is_as_predicted(team: WorkerPool) -> None:
     plan = without_recomputation(next(sampled_in_stages(CHAIN, (1,), (2,), MICROBATCHES, [0])))
     for estimated_kinds, (spans,) in zip(
         predicted_in_stages(plan), team.run(2, traced_steps, [plan], None), strict=True
@@ -193,7 +200,7 @@ def test_messages_between_stages_are_as_many_as_are_predicted(team: WorkerPool) 
         assert by_kind(spans)["send"] == predicted_by_kind(estimated_kinds)["send"] == MICROBATCHES
 
 
-def test_traffic_has_its_kinds(team: WorkerPool) -> None:
+def test_traffic_is_labelled_by_its_kind(team: WorkerPool) -> None:
     """Columns then rows: the logits are partial sums, brought together for the loss and back; gradients of
     whole weights are not summed, those of a divided batch are."""
     graph = CHAIN
@@ -244,7 +251,7 @@ def test_marks_are_made_where_a_profile_is_taken_alone() -> None:
     assert not isinstance(profiled_range(OPERATOR, "x"), record_function)
 
 
-def test_the_users_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Train with a trace, then compare: every operator is there, forth and back; parts sum to the step."""
     path, measured = str(tmp_path / "p.yaml"), str(tmp_path / "m.json")
     write_graph_plan(path, estimated(without_recomputation(next(sampled(CHAIN, (2,), [1])))))
@@ -273,12 +280,12 @@ def test_the_users_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "plan_hash: is not of this plan" in capsys.readouterr().err
 
 
-def test_traces_are_not_there_on_accelerators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_traces_are_refused_on_accelerators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They read the host's threads. Before anything starts, and nothing is written."""
     plan = plan_with(CHAIN, (2,), by_rules(CHAIN, (2,), lambda op: ("split b",)))
     cluster = load_cluster("1x2xH100-SXM")
     path, trace = str(tmp_path / "p.yaml"), tmp_path / "t.json"
     write_graph_plan(path, estimated(replace(plan, cluster=cluster, mesh=mesh_of(cluster, (2,)))))
     assert main(["train", path, "--trace", str(trace)]) == 2
-    assert "--trace: is not there on accelerators" in capsys.readouterr().err
+    assert "--trace: is not supported on accelerators" in capsys.readouterr().err
     assert not trace.exists()

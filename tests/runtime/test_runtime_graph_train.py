@@ -33,7 +33,9 @@ MLP = mlp(8, 6, 12, 5)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_users_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str) -> None:
+def test_the_documented_command_lines_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str
+) -> None:
     """Frontier, then train a point of it: the loss falls, and the log has a line for each step."""
     graph, points, log = tmp_path / "mlp.yaml", tmp_path / "points", tmp_path / "steps.jsonl"
     graph.write_text(graph_text(MLP))
@@ -75,7 +77,7 @@ def halves(graph: OpGraph = MLP) -> GraphPlan:
     ("options", "named"),
     [
         (["--data", "{}/none"], "/none/x.npy: --data: cannot be read: no such file"),
-        (["--adaptive"], "--adaptive: is not there for the plan of an operator graph"),
+        (["--adaptive"], "--adaptive: is not supported for the plan of an operator graph"),
         (["--resume"], "--resume: needs --checkpoint"),
         (["--export", "{}/e"], "--export: needs --checkpoint"),
         (["--checkpoint", "{}/none", "--resume"], "has no finished checkpoint"),
@@ -84,7 +86,7 @@ def halves(graph: OpGraph = MLP) -> GraphPlan:
         (["--checkpoint", "{}/model", "--resume", "--weights", "w"], "--weights: is not used where"),
     ],
 )
-def test_what_is_refused_is_one_line_and_leaves_no_folder(
+def test_a_refusal_is_one_line_and_leaves_no_folder(
     tmp_path: Path, options: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     committed(tmp_path / "model", 2, make_plan("dp=2"))
@@ -95,14 +97,16 @@ def test_what_is_refused_is_one_line_and_leaves_no_folder(
     assert sorted(each.name for each in tmp_path.iterdir()) == ["model", "p.yaml"]
 
 
-def test_a_model_does_not_go_on_from_a_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_does_not_resume_from_the_checkpoint_of_a_graph(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = str(tmp_path / "ck")
     assert main(["train", saved(tmp_path / "p.yaml", halves()), "--steps", "1", "--checkpoint", root]) == 0
     capsys.readouterr()
     write_plan(str(tmp_path / "q.yaml"), make_plan("dp=2"))
     assert main(["train", str(tmp_path / "q.yaml"), "--checkpoint", root, "--resume"]) == 2
     error = capsys.readouterr().err
-    assert "found the plan of an operator graph; allowed: a plan of strategies" in error
+    assert "found the plan of an operator graph; allowed: a plan of a model" in error
     assert error.count("\n") == 1
 
 
@@ -112,7 +116,7 @@ def losses_of(log: Path) -> list[float]:
     return [record["loss"] for record in records]
 
 
-def test_a_run_goes_on_under_another_plan_and_writes_its_log_on(
+def test_a_run_resumes_under_another_plan_and_appends_to_its_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Then its parameters are written, and another run starts from them."""
@@ -143,7 +147,7 @@ def test_a_run_goes_on_under_another_plan_and_writes_its_log_on(
     written["w_up"] = written["w_up"][:, :5].contiguous()
     save_file(written, out / "model.safetensors")
     assert main(["train", first, "--weights", str(out)]) == 2
-    assert "w_up: is of another shape than the model's; found (6, 5)" in capsys.readouterr().err
+    assert "w_up: does not have the model's shape; found (6, 5)" in capsys.readouterr().err
     del written["b_up"]
     save_file(written | {"w_up": torch.zeros(6, 12)}, out / "model.safetensors")
     assert main(["train", first, "--weights", str(out)]) == 2
@@ -156,7 +160,7 @@ def takes_interrupts() -> None:
 
 
 @pytest.mark.parametrize("ending", sample_of([signal.SIGKILL, signal.SIGINT], [signal.SIGKILL]))
-def test_a_run_that_is_ended_reports_how_to_resume(tmp_path: Path, ending: signal.Signals) -> None:
+def test_an_interrupted_run_reports_how_to_resume(tmp_path: Path, ending: signal.Signals) -> None:
     """kill -9 of a rank without restarts, or Ctrl-C: one line says what happened, one has the command, which
     goes on to the end with the losses of a run that nothing happens to."""
     path, log, whole = saved(tmp_path / "p.yaml", halves()), tmp_path / "l.jsonl", tmp_path / "w.jsonl"

@@ -103,7 +103,7 @@ def test_a_broken_skip_tensor_is_caught(team: WorkerPool, mutant: str) -> None:
     assert max(found) > 100 * TOLERANCE
 
 
-def test_plans_that_are_not_run_are_refused_by_name() -> None:
+def test_plans_that_the_runtime_does_not_run_are_refused_by_name() -> None:
     plan = plan_with(MLP, (2,), by_rules(MLP, (2,), data))
     for bad, key in (
         (replace(plan, job=replace(plan.job, dtype="fp8")), "job.dtype"),

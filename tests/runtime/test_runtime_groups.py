@@ -53,7 +53,7 @@ def test_axes_of_one_rank_share_a_group_and_all_ranks_are_the_default_one(
         ("4 l4 + 4 l1 tp2l3", 0, []),
     ],
 )
-def test_a_rank_of_an_uneven_plan_is_in_a_group_with_its_mates_alone(
+def test_a_rank_of_an_uneven_plan_is_grouped_with_its_peers_alone(
     text: str, rank: int, groups: list[list[int]]
 ) -> None:
     """Beside those of whoever owns the same, which here is nobody: the other ranks are not there to say."""

@@ -65,7 +65,7 @@ def test_a_launched_process_has_left_its_group_when_it_ends(tmp_path: Path) -> N
     assert ran.returncode == 0, ran.stderr
 
 
-def test_torchrun_goes_on_under_the_plan_of_a_graph(tmp_path: Path) -> None:
+def test_torchrun_resumes_under_the_plan_of_a_graph(tmp_path: Path) -> None:
     """From a checkpoint of a run without it, in whose log it writes on."""
     graph, log = mlp(8, 6, 12, 5), tmp_path / "steps.jsonl"
     plan = str(tmp_path / "p.yaml")

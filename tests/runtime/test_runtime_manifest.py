@@ -24,7 +24,7 @@ from tests.runtime.plans import make_plan
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.plans import Plan, write_plan
-from shardwise.runtime import Report, TrainOptions, WorkerPool, export, parallelize, resumed_options, train
+from shardwise.runtime import TrainOptions, WorkerPool, export, parallelize, resumed_options, train
 from shardwise.runtime.checkpoint import (
     MANIFEST,
     MARKER,
@@ -43,6 +43,7 @@ from shardwise.runtime.checkpoint import (
     newest,
     prune,
 )
+from shardwise.runtime.workers import Report
 
 
 def committed(root: Path, step: int, plan: Plan, **changes: Any) -> Path:
@@ -66,7 +67,7 @@ def saved_plan(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("more", [[], ["--resume"]])
-def test_a_folder_of_somebody_else_is_refused_and_stays(
+def test_a_foreign_folder_is_refused_and_left_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
     root = tmp_path / "foreign"
@@ -84,7 +85,7 @@ def test_a_folder_of_somebody_else_is_refused_and_stays(
     assert (foreign / "model.bin").read_text() == "weights"
 
 
-def test_only_what_is_ours_is_removed(tmp_path: Path) -> None:
+def test_only_our_own_files_are_removed(tmp_path: Path) -> None:
     plan = make_plan("dp=2")
     folders = [committed(tmp_path, step, plan) for step in (1, 2, 3, 4)]
     (folders[0] / MARKER).unlink()
@@ -103,7 +104,7 @@ def test_only_what_is_ours_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("last", range(5))
-def test_what_is_left_of_a_removal_is_known_as_ours(tmp_path: Path, last: int) -> None:
+def test_remains_of_a_removal_are_recognised_as_ours(tmp_path: Path, last: int) -> None:
     """The mark goes last: a process that ends between any two calls leaves what the next one removes."""
     calls = [0]
 
@@ -141,7 +142,7 @@ def saves_apart(report: Report, plan: Plan, root: str) -> None:
         raise
 
 
-def test_parts_that_rank_0_does_not_see_are_no_checkpoint(team: WorkerPool, tmp_path: Path) -> None:
+def test_a_checkpoint_needs_all_parts_visible_to_rank_0(team: WorkerPool, tmp_path: Path) -> None:
     plan = make_plan("dp=2,zero_stage=1")
     with pytest.raises(ConfigError, match="a folder that all hosts share") as refused:
         team.run(2, saves_apart, plan, str(tmp_path))
@@ -171,7 +172,7 @@ def saves_once(report: Report, plan: Plan, root: str) -> None:
     AsyncCheckpoint(job, root, step=1, seed=0, data="synthetic").wait()
 
 
-def test_a_checkpoint_that_cannot_be_read_is_one_line_on_every_rank(team: WorkerPool, tmp_path: Path) -> None:
+def test_an_unreadable_checkpoint_is_a_one_line_error_on_every_rank(team: WorkerPool, tmp_path: Path) -> None:
     plan = make_plan("dp=2,zero_stage=1")
     team.run(2, saves_once, plan, str(tmp_path))
     folder = folder_of(str(tmp_path), 1)
@@ -190,7 +191,7 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line_on_every_rank(team: Worker
         assert message.startswith(folder) and "cannot be read" in message
 
 
-def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_one_line_error_and_leaves_nothing(tmp_path: Path) -> None:
     """No file may grow beyond 100,000 bytes, as on a full disk: PyTorch's own error is of a file that ends
     too early. The run can go on, as the next line says."""
 
@@ -216,7 +217,7 @@ def trained_on(report: Report, plan: Plan, options: TrainOptions) -> None:
     train(report, plan, options)
 
 
-def test_data_is_known_by_what_it_is(team: WorkerPool, tmp_path: Path) -> None:
+def test_data_is_identified_by_its_content(team: WorkerPool, tmp_path: Path) -> None:
     """A copy by another name goes on; a shorter file, another one and an order of before do not."""
     plan = make_plan("dp=2")
     data, root = tmp_path / "tokens.bin", str(tmp_path / "ck")
@@ -230,20 +231,20 @@ def test_data_is_known_by_what_it_is(team: WorkerPool, tmp_path: Path) -> None:
     longer = replace(options, steps=2, data=str(copy))
     assert resumed_options(longer, plan).start == 1
     copy.write_bytes(data.read_bytes()[:-64])
-    with pytest.raises(ConfigError, match="--data: is not what the checkpoint's data was; found 2,576 bytes"):
+    with pytest.raises(ConfigError, match="--data: differs from the checkpoint's data; found 2,576 bytes"):
         resumed_options(longer, plan)
-    with pytest.raises(ConfigError, match="--data: is not the checkpoint's; found synthetic"):
+    with pytest.raises(ConfigError, match="--data: differs from the checkpoint; found synthetic"):
         resumed_options(replace(longer, data="synthetic"), plan)
     path = Path(newest(root)[0]) / MANIFEST
     document = json.loads(path.read_text())
     del document["content"], document["graph"]
     path.write_text(json.dumps({**document, "version": 1}))
-    with pytest.raises(ConfigError, match="took samples in an order that this version"):
+    with pytest.raises(ConfigError, match="has an order of samples that this version"):
         resumed_options(replace(options, steps=2), plan)
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_manifest_of_an_earlier_version_goes_on_with_synthetic_data(tmp_path: Path, version: int) -> None:
+def test_a_manifest_of_an_earlier_version_resumes_with_synthetic_data(tmp_path: Path, version: int) -> None:
     """As it was written: without graphs, and the first without what data is."""
     plan = make_plan("dp=2")
     path = committed(tmp_path, 2, plan) / MANIFEST
@@ -262,5 +263,5 @@ def test_a_manifest_of_an_earlier_version_goes_on_with_synthetic_data(tmp_path: 
 @pytest.mark.parametrize("changes", [{"graph": "sha256:0"}, {"model": None}])
 def test_a_manifest_is_of_a_model_or_of_a_graph(tmp_path: Path, changes: dict[str, Any]) -> None:
     committed(tmp_path, 2, make_plan("dp=2"), **changes)
-    with pytest.raises(ConfigError, match="model: is there beside a graph, or neither is"):
+    with pytest.raises(ConfigError, match="model: and graph are both given, or neither"):
         newest(str(tmp_path))

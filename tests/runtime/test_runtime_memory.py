@@ -94,7 +94,7 @@ MATRIX = [
 
 
 @pytest.mark.parametrize(("devices", "text", "batch", "dtype"), sample_of(MATRIX, SAMPLE))
-def test_the_tightest_rank_allocates_what_the_plan_says(
+def test_the_tightest_rank_allocates_as_predicted(
     devices: int, text: str, batch: int, dtype: str, full: bool
 ) -> None:
     assert ratio(plan_on(devices, text, batch, dtype, small(text, full))) == pytest.approx(1.0, abs=WITHIN)
@@ -112,7 +112,7 @@ first."""
 
 
 @pytest.mark.parametrize(("text", "batch"), sample_of(ALONE, [ALONE[0], ALONE[2], ALONE[3]]))
-def test_a_device_alone_allocates_what_the_plan_says(text: str, batch: int, full: bool) -> None:
+def test_a_single_device_allocates_as_predicted(text: str, batch: int, full: bool) -> None:
     assert ratio(plan_on(1, text, batch, "bf16", small(text, full))) == pytest.approx(1.0, abs=WITHIN_ALONE)
 
 
@@ -137,13 +137,13 @@ OFFLOADED = [
 
 
 @pytest.mark.parametrize(("devices", "text", "batch", "dtype"), sample_of(OFFLOADED, OFFLOADED_SAMPLE))
-def test_what_is_offloaded_is_not_on_the_device(
+def test_offloaded_tensors_are_not_on_the_device(
     devices: int, text: str, batch: int, dtype: str, full: bool
 ) -> None:
     assert ratio(plan_on(devices, text, batch, dtype, small(text, full))) == pytest.approx(1.0, abs=WITHIN)
 
 
-def test_a_mutant_whose_layers_do_not_leave_is_caught() -> None:
+def test_a_mutant_that_does_not_offload_layers_is_caught() -> None:
     with patch("shardwise.runtime.offload.ActivationOffload._finish_offload", lambda _: None):
         assert ratio(plan_on(1, "micro_batch_size=8,offload=activations", 8, "bf16")) > 1.0 + WITHIN
 
@@ -167,7 +167,7 @@ SPLIT = [
 
 
 @pytest.mark.parametrize(("devices", "text"), sample_of(SPLIT, SPLIT[:1]))
-def test_what_waits_for_gradients_of_weights_is_counted(devices: int, text: str, full: bool) -> None:
+def test_tensors_saved_for_weight_gradients_are_counted(devices: int, text: str, full: bool) -> None:
     """With a small vocabulary, beside which activations weigh: the last rank is the tightest."""
     plan = plan_on(devices, text, 2 * devices, "fp32", small(text, full) | {"vocab_size": 4096})
     assert plan.best.tightest_rank == devices - 1
@@ -197,13 +197,13 @@ DIVIDED = "tp=4,dp=2,zero_stage=1,sequence_parallel=true,micro_batch_size=4"
 
 
 @pytest.mark.parametrize("name", sample_of(list(FAMILIES), ["deepseek_v2"]))
-def test_families_allocate_what_the_plan_says(name: str) -> None:
+def test_families_allocate_as_predicted(name: str) -> None:
     config = {"model_type": name, **FAMILIES[name]}
     assert ratio(plan_on(8, DIVIDED, 8, "fp32", config)) == pytest.approx(1.0, abs=WITHIN)
 
 
 @pytest.mark.parametrize("name", sample_of(list(FAMILIES), ["bloom"]))
-def test_families_on_a_device_alone_allocate_what_the_plan_says(name: str) -> None:
+def test_families_on_a_single_device_allocate_as_predicted(name: str) -> None:
     config = {"model_type": name, **FAMILIES[name]}
     assert ratio(plan_on(1, "micro_batch_size=8", 8, "bf16", config)) == pytest.approx(1.0, abs=WITHIN)
 
@@ -221,7 +221,7 @@ def test_a_mutant_whose_loss_copies_logits_once_more_is_caught(full: bool) -> No
         assert ratio(plan_on(1, "micro_batch_size=8", 8, "bf16", small("", full))) > 1.0 + WITHIN_ALONE
 
 
-def test_a_mutant_that_keeps_more_is_caught(full: bool) -> None:
+def test_a_mutant_that_saves_more_is_caught(full: bool) -> None:
     """Norms and gated activations as PyTorch has them keep three more tensors a layer."""
     with (
         patch("shardwise.runtime.modules.RmsNorm", plain_norm),

@@ -12,11 +12,13 @@ from tests.runtime.plans import make_plan
 from tests.sampling import sample_of
 
 from shardwise.plans import Plan
-from shardwise.runtime import Report, TrainingJob, WorkerPool, migrate, parallelize
+from shardwise.runtime import WorkerPool, migrate, parallelize
 from shardwise.runtime.checkpoint import AsyncCheckpoint, load, resumable
 from shardwise.runtime.gradients import local
+from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.private import process_groups
 from shardwise.runtime.state_dict import state_of
+from shardwise.runtime.workers import Report
 
 BEFORE, AFTER = 2, 2
 """Steps before and behind the move."""
@@ -109,7 +111,7 @@ MORE_MIGRATIONS = [
 @pytest.mark.parametrize(
     ("before", "after", "model", "optimizer"), sample_of([*MIGRATIONS, *MORE_MIGRATIONS], MIGRATIONS)
 )
-def test_migration_preserves_state_bit_by_bit(
+def test_migration_preserves_the_state(
     team: WorkerPool, tmp_path: Path, before: str, after: str, model: str, optimizer: str
 ) -> None:
     """In many messages, several of which are under way at a time."""

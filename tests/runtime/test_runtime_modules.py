@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from shardwise.errors import ConfigError
 from shardwise.model import Model, catalogue_names, model_from_config, parameters
-from shardwise.runtime import initialise, reference_module
+from shardwise.runtime import reference_module
+from shardwise.runtime.initialization import initialise
 from shardwise.runtime.loss import batch_share_loss
 from shardwise.runtime.rope import Rope, Rotation, rotated, rotation_of
 
@@ -111,7 +112,7 @@ HUGGING_FACE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", HUGGING_FACE)
-def test_a_module_computes_what_transformers_does(name: str) -> None:
+def test_a_module_computes_the_same_as_transformers(name: str) -> None:
     import transformers  # here, because it takes seconds
 
     config = HUGGING_FACE[name]
@@ -206,7 +207,7 @@ def test_models_without_modules_are_refused_by_name() -> None:
                 reference_module(entry)
             except ConfigError as error:
                 refused[name] = error.message
-    assert refused == {"deepseek-v3": "cannot be trained: its head has no module here"}
+    assert refused == {"deepseek-v3": "cannot be trained: its head is not supported"}
 
 
 def test_unknown_numerics_are_refused() -> None:

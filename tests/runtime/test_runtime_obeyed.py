@@ -22,8 +22,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from shardwise.cluster import find_device
 from shardwise.plans import Plan
-from shardwise.runtime import Report, TrainingJob, WorkerPool, parallelize
+from shardwise.runtime import WorkerPool, parallelize
 from shardwise.runtime.collectives import CollectiveRecord, record_collectives
+from shardwise.runtime.job import TrainingJob
+from shardwise.runtime.workers import Report
 
 Times = dict[tuple[str, int], int]
 """How often a step has a collective of a kind and of so many bytes."""
@@ -169,7 +171,7 @@ def total(*parts: Times) -> Times:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_has_the_collectives_that_are_predicted(team: WorkerPool, name: str) -> None:
+def test_a_step_has_the_predicted_collectives(team: WorkerPool, name: str) -> None:
     case = CASES[name]
     plan = make_plan(case.text, model=case.model)
     found = times_of(team.run(plan.cluster.devices, step_of, plan)[0])
@@ -309,5 +311,5 @@ def names_of(report: Report, collective: str) -> list[str]:
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
-def test_gloo_does_what_its_file_says(team: WorkerPool, collective: str) -> None:
+def test_gloo_runs_the_collectives_of_its_backend_file(team: WorkerPool, collective: str) -> None:
     assert team.run(2, names_of, collective) == [[GLOO.substitute(collective)]] * 2

@@ -53,7 +53,7 @@ def test_a_step_on_the_host_is_the_device_s_bit_by_bit(optimizer: str, elements:
             assert its.data_ptr() != states.parameters[its].data_ptr()
 
 
-def test_what_is_written_to_the_host_is_spread() -> None:
+def test_weights_updated_on_the_host_are_copied_to_the_device() -> None:
     stage = stage_of()
     states = OptimizerOffload([stage], device_type="cpu", dtype=torch.float32, keeps_shards=False)
     with torch.no_grad():
@@ -71,7 +71,7 @@ def gradients(stage: ModelStage) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["none", "selective", "full"])
-def test_gradients_are_the_same_and_each_memory_goes_once(kind: str) -> None:
+def test_offloading_keeps_gradients_and_moves_each_storage_once(kind: str) -> None:
     """Elements of a token, by hand, with 4 heads of 8, 2 of them of keys, and a width of 48. A layer keeps
     its input, that normed (once for q, k and v), q, k and v as attention takes them, what that puts out (once
     for it and for the product behind it), both of the second norm, gate, up, and their product.
@@ -79,10 +79,11 @@ def test_gradients_are_the_same_and_each_memory_goes_once(kind: str) -> None:
     stage = stage_of(kind)
     right = gradients(stage)
     buffers: list[int] = []
+    allocate = offload.host_buffer_like
 
     def host_buffer_like(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         buffers.append(torch.Size(shape).numel())
-        return offload.host_buffer_like(tensor, shape, dtype)
+        return allocate(tensor, shape, dtype)
 
     stage.host = ActivationOffload("cpu")
     for layer in stage.layers.values():

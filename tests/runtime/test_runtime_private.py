@@ -25,7 +25,7 @@ from torch.distributed.tensor._redistribute import _gen_transform_infos
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from shardwise.runtime import Report, WorkerPool
+from shardwise.runtime import WorkerPool
 from shardwise.runtime.private import (
     COLLECTIVE_OPERATORS,
     ChunkLoadPlanner,
@@ -43,6 +43,7 @@ from shardwise.runtime.private import (
     saving_hooks,
     with_layout_of,
 )
+from shardwise.runtime.workers import Report
 from shardwise.schedule import NAMES, generate, lower, to_text
 
 
@@ -63,7 +64,7 @@ def test_the_runtime_takes_actions_with_communication() -> None:
     assert "self.unsharded_stages = set()" in source
 
 
-def test_all_are_multiplied_in_place() -> None:
+def test_tensors_are_scaled_in_place() -> None:
     tensors = [torch.ones(2), torch.full((2, 2), 3.0)]
     places = [tensor.data_ptr() for tensor in tensors]
     multiply_all(tensors, 0.5)
@@ -116,7 +117,7 @@ def test_a_profile_has_the_numbers_of_autograds_nodes() -> None:
     assert backward["torch::autograd::AccumulateGrad"] == -1
 
 
-def test_the_stage_asks_before_each_backward() -> None:
+def test_the_stage_is_queried_before_each_backward_pass() -> None:
     parameters = inspect.signature(PipelineStage.backward_maybe_with_nosync).parameters
     assert list(parameters) == ["self", "backward_type", "bwd_kwargs", "last_backward"]
     source = inspect.getsource(PipelineStage.backward_maybe_with_nosync)
@@ -129,7 +130,7 @@ def test_the_stage_asks_before_each_backward() -> None:
     ]
 
 
-def test_the_stage_asks_for_transfers_and_takes_what_came() -> None:
+def test_the_stage_requests_transfers_and_uses_their_results() -> None:
     """`HandingStage` puts its own in their places; buffers of what comes are kept by microbatch."""
     names = {
         "get_fwd_recv_ops": "fwd_chunk_id", "get_bwd_recv_ops": "bwd_chunk_id",
@@ -161,7 +162,7 @@ def third_of_four() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("third_of_four")
-def test_a_chunk_of_a_tensor_is_known_by_where_it_starts() -> None:
+def test_a_chunk_of_a_tensor_is_identified_by_its_offset() -> None:
     # 10 rows in four parts: 3, 3, 3 and 1; the third starts at row 6.
     mesh = init_device_mesh("cpu", (4,))
     divided = DTensor.from_local(
@@ -211,7 +212,7 @@ def test_steps_over_local_parts_are_those_over_whole_tensors(team: WorkerPool) -
         assert error == 0.0 and all(is_laid_out)
 
 
-def test_a_step_that_sums_nothing_up_is_caught(team: WorkerPool) -> None:
+def test_an_optimizer_step_without_reductions_is_caught(team: WorkerPool) -> None:
     for error, _ in team.run(2, stepped, "shardwise.runtime.private._redistributed_like"):
         assert error > 0.01
 
@@ -243,7 +244,7 @@ def alone() -> Iterator[None]:
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("keeps", [False, True])
-def test_a_weight_that_left_the_device_is_gathered_from_the_host(keeps: bool) -> None:
+def test_an_offloaded_weight_is_gathered_from_the_host(keeps: bool) -> None:
     """In the dtype in which it is sent; its gradients stay in its own."""
     stage = nn.Sequential(nn.Linear(8, 4, bias=False))
     right = torch.randn(4, 8)
@@ -310,7 +311,7 @@ def test_a_run_leaves_no_groups(team: WorkerPool, text: str) -> None:
     assert set(team.run(plan.cluster.devices, live_meshes)) == {0}
 
 
-def test_the_hooks_of_what_is_saved_are_the_innermost() -> None:
+def test_hooks_of_saved_tensors_are_the_innermost() -> None:
     assert saving_hooks() is None
     outer, inner = ((torch.neg, torch.neg), (torch.clone, torch.clone))
     with torch.autograd.graph.saved_tensors_hooks(*outer):

@@ -36,7 +36,7 @@ def counts_of_a_layer(kind: str, model: str = "llama") -> Counter[str]:
     return counting.counts
 
 
-def test_operators_run_as_often_as_each_kind_says() -> None:
+def test_operators_run_as_often_as_the_recomputation_requires() -> None:
     """A gated layer has 7 products forward (q, k, v, out, gate, up, down) and 14 backward. In full, all but
     the last product are done again (nobody needs its output); selectively none is, but the activation,
     attention and the norms are."""

@@ -54,7 +54,7 @@ def variables(rank: str, ranks: str, port: str) -> dict[str, str]:
         ({"LOCAL_RANK": "x"}, "LOCAL_RANK: is not a number in range"),
     ],
 )
-def test_variables_that_make_no_sense_are_one_line(
+def test_invalid_environment_variables_are_a_one_line_error(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -110,7 +110,7 @@ def reports_errors(*rounds: ConfigError | None) -> Callable[[Rendezvous], list[s
     return lambda rendezvous: [str(rendezvous.agree_on_error(refusal)) for refusal in rounds]
 
 
-def test_all_hear_the_first_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_receive_the_first_error(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong, other = ConfigError("is wrong", key="--data", found="x"), ConfigError("is wrong too")
     found = together(
         monkeypatch,
@@ -123,7 +123,7 @@ def test_all_hear_the_first_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
         assert message == ["None", f"rank 1 on {host}: --data: is wrong; found x", "is wrong too"]
 
 
-def test_the_lowest_rank_that_lives_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lowest_rank_that_is_alive_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     lives = Rendezvous.is_reporter
     assert together(monkeypatch, lives, lives, lives) == [True, False, False]
     assert together(monkeypatch, lambda _: None, lives, lives) == [None, True, False]
@@ -141,17 +141,17 @@ def test_the_lowest_rank_that_lives_speaks(monkeypatch: pytest.MonkeyPatch) -> N
     assert together(monkeypatch, reads_error, posts)[0] == f"rank 1 on {socket.gethostname()}: is wrong"
 
 
-def test_a_rank_that_never_comes_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_rank_is_waited_for_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", HOST)
     for rank in (0, 1):
         monkeypatch.setenv("MASTER_PORT", free_port())
         start_s = time.monotonic()
-        with pytest.raises(ConfigError, match="MASTER_PORT: processes cannot meet there"):
+        with pytest.raises(ConfigError, match="MASTER_PORT: rendezvous of the processes failed"):
             Rendezvous(rank, 2, timeout_s=1.0)
         assert time.monotonic() - start_s < 30.0
 
 
-def test_what_one_rank_lacks_ends_both_with_one_line(tmp_path: Path) -> None:
+def test_a_file_missing_on_one_rank_ends_both_with_one_line(tmp_path: Path) -> None:
     """Two ranks in folders of their own, of which one has the data; nothing is written."""
     plan, port = saved_plan(tmp_path), free_port()
     running = []

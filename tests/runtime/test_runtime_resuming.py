@@ -42,7 +42,7 @@ def arguments_of(arguments: list[str]) -> TrainArguments:
 
 @pytest.mark.parametrize("lr", ["3e-5", "1E-3", "1e-12", "0.00003", "1.234567890123456e-4", "2.5e+0", ".5"])
 @pytest.mark.parametrize("is_saved", [False, True])
-def test_the_command_that_goes_on_is_one_that_we_take(lr: str, is_saved: bool) -> None:
+def test_the_command_to_resume_is_accepted(lr: str, is_saved: bool) -> None:
     arguments = arguments_of(
         ["p.yaml", "--lr", lr, "--steps", "7", "--seed", "3", "--checkpoint", "a folder",
          "--log", "l.jsonl", "--trace", "t.json", "--export", "e", "--restarts", "1",
@@ -73,7 +73,7 @@ def run_in(root: Path, **changes: object) -> tuple[TrainingRun, TrainOptions]:
     return TrainingRun(arguments=arguments, plan=plan), TrainOptions(steps=4, lr=3e-5, checkpoint=str(root))
 
 
-def test_the_command_is_the_launchers_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_to_resume_names_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, options = run_in(tmp_path)
     monkeypatch.delenv(COMMAND_VARIABLE, raising=False)
     monkeypatch.delenv(TORCHRUN_VARIABLE, raising=False)
@@ -93,7 +93,7 @@ def test_the_command_is_the_launchers_own(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv(COMMAND_VARIABLE, "")
     committed(tmp_path, 3, make_plan("dp=2", model="gpt"))
     (line,) = resume_lines(run, options)
-    assert line.startswith("  it cannot go on: ") and "model: is not the plan's" in line
+    assert line.startswith("  it cannot go on: ") and "model: differs from the plan" in line
 
 
 def step_line(step: int) -> str:
@@ -113,7 +113,7 @@ def test_a_log_keeps_the_steps_up_to_the_checkpoint(tmp_path: Path) -> None:
             resumed_log_bytes(str(log), 3)
 
 
-def test_a_resumed_run_writes_its_log_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resumed_run_appends_to_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, log = saved_plan(tmp_path), tmp_path / "l.jsonl"
     common = ["train", plan, "--checkpoint", str(tmp_path / "ck"), "--log", str(log)]
     assert main([*common, "--steps", "2"]) == 0
@@ -135,7 +135,7 @@ def test_a_resumed_run_writes_its_log_on(tmp_path: Path, capsys: pytest.CaptureF
         (["--checkpoint", "{}/used", "--export", "{}/new"], "has checkpoints of an earlier run"),
     ],
 )
-def test_what_is_refused_leaves_no_folder(
+def test_a_refused_run_leaves_no_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], named: str
 ) -> None:
     plan = saved_plan(tmp_path)
@@ -192,7 +192,7 @@ def record(step: int) -> StepRecord:
     )
 
 
-def test_an_error_on_the_way_reports_how_to_resume(tmp_path: Path) -> None:
+def test_an_error_during_training_reports_how_to_resume(tmp_path: Path) -> None:
     run, options = run_in(tmp_path)
     error = ConfigError("cannot be written: no space left on device", file="x")
     assert len(training.refused(error, run, options)) == 1

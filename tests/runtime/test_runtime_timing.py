@@ -24,7 +24,7 @@ def reported(*seconds: float | None) -> Iterator[float | None]:
         ((2.0, None), None),
     ],
 )
-def test_what_is_left_of_the_clock_is_waiting(
+def test_wall_time_without_cpu_time_is_waiting(
     busy: tuple[float | None, float | None], exposed_s: float | None
 ) -> None:
     clock, at_work = iter((10.0, 12.0)), reported(*busy)

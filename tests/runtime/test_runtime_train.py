@@ -21,8 +21,8 @@ import shardwise
 from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.plans import write_plan
-from shardwise.runtime import RankLost, Report, TrainOptions, WorkerPool, parallelize, reference_module, train
-from shardwise.runtime.workers import HOST, process_group
+from shardwise.runtime import RankLost, TrainOptions, WorkerPool, parallelize, reference_module, train
+from shardwise.runtime.workers import HOST, Report, process_group
 from shardwise.sim import COMMUNICATION, COMPUTE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ def shardwise_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_users_own_lines(tmp_path: Path) -> None:
+def test_the_documented_command_lines_work(tmp_path: Path) -> None:
     """Plan, then train: the loss falls, and the log has a line for each step."""
     plan, log = str(tmp_path / "p.yaml"), tmp_path / "steps.jsonl"
     question = ["--cluster", "1x4xcpu", "--fix", "tp=2,pp=2", "--seq-len", "64", "--global-batch-size", "8",
@@ -78,14 +78,16 @@ def saved(tmp_path: Path, text: str, **changes: Any) -> str:
         ("pp=2,dp=2,schedule=zb_h1,zero_stage=2,micro_batch_size=1", {}, "best.strategy.grad_shard"),
         ("dp=2", {"optimizer": "muon"}, "job.optimizer"),
     ],
+    ids=["offload", "sharded gradients", "muon"],
 )
-def test_what_the_runtime_does_not_run_is_refused_before_anything_starts(
+def test_an_unsupported_plan_is_refused_before_any_process_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, changes: dict[str, Any], named: str
 ) -> None:
     assert main(["train", saved(tmp_path, text, **changes)]) == 2
     error = capsys.readouterr().err
     assert (
-        error.startswith(f"shardwise: error: {named}: is not run by this runtime") and error.count("\n") == 1
+        error.startswith(f"shardwise: error: {named}: is not supported by this runtime")
+        and error.count("\n") == 1
     )
 
 
@@ -98,7 +100,7 @@ def test_what_the_runtime_does_not_run_is_refused_before_anything_starts(
         (["--log", "no/such/folder/x"], "--log"),
     ],
 )
-def test_bad_options_are_one_line(
+def test_bad_options_are_one_line_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], named: str
 ) -> None:
     assert main(["train", saved(tmp_path, "dp=2"), *options]) == 2
@@ -172,7 +174,7 @@ def test_the_trace_file_has_a_process_for_each_rank(
     assert "every rank ran its actions as planned" in capsys.readouterr().out
 
 
-def test_too_few_processes_of_torchrun_are_one_line(tmp_path: Path) -> None:
+def test_too_few_processes_of_torchrun_are_a_one_line_error(tmp_path: Path) -> None:
     """Of two processes that torchrun started one says that the plan has four ranks (a run under torchrun is
     in test_runtime_launch)."""
     plan = str(tmp_path / "four.yaml")
@@ -218,7 +220,7 @@ def test_ranks_are_copies_of_one_process(team: WorkerPool) -> None:
         assert b"shardwise.runtime" in Path(f"/proc/{server}/cmdline").read_bytes()
 
 
-def test_a_rank_that_dies_ends_all_and_is_named() -> None:
+def test_a_killed_rank_ends_all_and_is_named() -> None:
     with WorkerPool(2) as team:
         assert team.run(2, _answer, 5) == [5, 6]
         pids = team.pids
@@ -285,13 +287,13 @@ def test_a_data_file_that_is_too_short_is_refused(tmp_path: Path, capsys: pytest
     assert error.count("\n") == 1
 
 
-def test_without_gloo_the_error_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gloo_an_error_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardwise.runtime.workers.distributed.is_gloo_available", lambda: False)
     with pytest.raises(ConfigError, match="torch: has no gloo"), process_group(0, 1, 0, name="none"):
         pass
 
 
-def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+def test_a_port_in_use_is_a_one_line_error(tmp_path: Path) -> None:
     """Rank 0 of two is to listen where another program does."""
     with socket.create_server((HOST, 0)) as other:
         port = str(other.getsockname()[1])
@@ -303,7 +305,7 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
         done = ended([sys.executable, "-m", "shardwise", "train", plan], variables)
     assert done.returncode == 2
     lines = [line for line in done.stderr.splitlines() if line.startswith("shardwise")]
-    assert len(lines) == 1 and "MASTER_PORT: processes cannot meet there" in lines[0]
+    assert len(lines) == 1 and "MASTER_PORT: rendezvous of the processes failed" in lines[0]
     assert f"{HOST}:{port}" in lines[0] and "Traceback" not in done.stderr
 
 
@@ -315,7 +317,7 @@ def dies_at_start(rank: int, port: int, threads: int, connection: Any) -> None:
     signal.pause()
 
 
-def test_a_rank_that_dies_at_start_ends_all_and_is_named(
+def test_a_rank_killed_at_start_ends_all_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("shardwise.runtime.workers._serve", dies_at_start)

@@ -72,7 +72,7 @@ def least_between(have: list[RankRegion], need: list[RankRegion]) -> int:
 
 
 @given(rank_regions(), rank_regions())
-def test_everyone_gets_what_it_needs_once(have: list[RankRegion], need: list[RankRegion]) -> None:
+def test_every_rank_receives_each_needed_element_once(have: list[RankRegion], need: list[RankRegion]) -> None:
     planned = transfers(have, need, NODE_OF)
     now, between = carried_out(have, planned)
     anywhere = set().union(*regions_by_rank(have))
@@ -106,7 +106,7 @@ def test_sources_are_balanced() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), regions()), min_size=1, max_size=5), st.integers(1, 9))
-def test_messages_are_bounded_and_have_everything_once(found: list[tuple[int, Region]], most: int) -> None:
+def test_messages_are_bounded_and_have_every_element_once(found: list[tuple[int, Region]], most: int) -> None:
     planned = [Transfer(0, 0, 1, tensor, region) for tensor, region in found]
     streams = {0: ("model", "exp_avg"), 1: ("model",)}
     counted: dict[tuple[int, str], np.ndarray] = {}

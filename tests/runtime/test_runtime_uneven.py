@@ -23,10 +23,11 @@ from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.model import parameters
 from shardwise.plans import Layout, Pipeline, StagePart, UnevenFile, read_uneven_plan, write_uneven_plan
-from shardwise.runtime import Report, TrainOptions, WorkerPool, parallelize, reference_module, train
+from shardwise.runtime import TrainOptions, WorkerPool, parallelize, reference_module, train
 from shardwise.runtime.collectives import CollectiveRecord, record_collectives
 from shardwise.runtime.gradients import local
 from shardwise.runtime.regions import LocalRegion, region_of
+from shardwise.runtime.workers import Report
 from shardwise.schedule import generate
 from shardwise.sim import COMPUTE
 
@@ -161,7 +162,7 @@ def test_in_bf16_weights_and_sums_are_stored_in_fp32(team: WorkerPool, text: str
         ("weights compute in fp32", (False, True, True)),
     ],
 )
-def test_a_mutant_of_other_precision_is_seen(
+def test_a_mutant_with_another_precision_is_caught(
     team: WorkerPool, mutant: str, found: tuple[bool, bool, bool]
 ) -> None:
     """On one rank no weight has two owners, whose sum would hide what is rounded."""
@@ -200,7 +201,7 @@ def _recorded(report: Report, plan: UnevenFile) -> Counter[CollectiveRecord]:
     return record.counts
 
 
-def test_each_pair_of_ranks_reduces_what_both_hold(team: WorkerPool) -> None:
+def test_each_pair_of_ranks_reduces_its_common_gradients(team: WorkerPool) -> None:
     """A layer of the tiny llama has 32 x 32 (q, out) twice, 32 x 16 (k, v) twice and 3 x 32 x 48 in its MLP:
     7,680 elements that two tensor ranks divide, and 2 norms of 32. With 4 layers, two tables of 96 x 32 and
     the last norm: 36,864 divided, 288 on every rank."""
@@ -249,7 +250,7 @@ def test_a_trace_shows_every_pipelines_own_actions(team: WorkerPool) -> None:
         assert [span.name for span in spans if span.track == COMPUTE] == [*map(str, row), "optimizer"]
 
 
-def test_the_users_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On two unequal processes `plan` answers with an uneven plan, and `train` runs it."""
     plan, log = str(tmp_path / "p.yaml"), tmp_path / "steps.jsonl"
     question = [str(ROOT / "examples/tiny.yaml"), "--cluster", str(ROOT / "examples/clusters/unequal.yaml"),
@@ -304,19 +305,19 @@ PLAN = make_uneven("5 l4 + 3 l4")
 @pytest.mark.parametrize(
     ("plan", "options", "named"),
     [
-        (make_uneven("5 l4 + 3 l4", dtype="fp16"), [], "job.dtype: is not run by this runtime; found fp16;"),
-        (make_uneven("5 l4 + 3 l4", optimizer="muon"), [], "job.optimizer: is not run"),
-        (make_uneven("5 l4 + 3 l3"), [], "best.layout.pipelines.1: is not run by this runtime; found 3"),
-        (make_uneven("8 tp3l4"), [], "best.layout: is not run by this runtime; found tp 3"),
-        (changed(PLAN, microbatches=(5, 2)), [], "best.microbatches: is not run"),
-        (braided(PLAN), [], "best.layout: is not run by this runtime; found a stage on two pools"),
-        (doubled(PLAN), [], "best.layout: is not run by this runtime; found ranks taken twice"),
+        (make_uneven("5 l4 + 3 l4", dtype="fp16"), [], "job.dtype: is not supported by this runtime; found"),
+        (make_uneven("5 l4 + 3 l4", optimizer="muon"), [], "job.optimizer: is not supported"),
+        (make_uneven("5 l4 + 3 l3"), [], "best.layout.pipelines.1: is not supported by this runtime; found"),
+        (make_uneven("8 tp3l4"), [], "best.layout: is not supported by this runtime; found tp 3"),
+        (changed(PLAN, microbatches=(5, 2)), [], "best.microbatches: is not supported"),
+        (braided(PLAN), [], "best.layout: is not supported by this runtime; found a stage on two pools"),
+        (doubled(PLAN), [], "best.layout: is not supported by this runtime; found ranks used twice"),
         (PLAN, ["--resume"], "--resume: needs --checkpoint"),
-        (PLAN, ["--adaptive"], "--adaptive: is not there under an uneven plan"),
+        (PLAN, ["--adaptive"], "--adaptive: is not supported for an uneven plan"),
         (PLAN, ["--data", "none.bin"], "none.bin"),
     ],
 )  # fmt: skip
-def test_what_is_not_run_is_one_line(
+def test_an_unsupported_uneven_plan_is_a_one_line_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], plan: UnevenFile, options: list[str], named: str
 ) -> None:
     assert main(["train", saved(tmp_path, plan), *options]) == 2
@@ -331,7 +332,7 @@ def test_what_is_not_run_is_one_line(
         ("version: 1\n", "version: 2\n", "newer"),
     ],
 )
-def test_a_changed_and_a_newer_plan_are_refused(
+def test_changed_and_newer_plans_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, named: str
 ) -> None:
     path = Path(saved(tmp_path, PLAN))

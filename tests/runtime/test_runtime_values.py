@@ -16,21 +16,14 @@ from torch import Tensor
 
 from shardwise.errors import ConfigError
 from shardwise.plans import Plan, UnevenFile
-from shardwise.runtime import (
-    Report,
-    TrainingJob,
-    WorkerPool,
-    devices,
-    initialise,
-    parallelize,
-    reference_module,
-    state_dict,
-)
+from shardwise.runtime import WorkerPool, devices, parallelize, reference_module, state_dict
 from shardwise.runtime.gradients import local
-from shardwise.runtime.initialization import initial_value
+from shardwise.runtime.initialization import initial_value, initialise
+from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.parallelize import divided
 from shardwise.runtime.regions import Region
 from shardwise.runtime.uneven import UnevenTrainingJob
+from shardwise.runtime.workers import Report
 
 SEED = 3
 
@@ -85,7 +78,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("text", "model", "ranks"), WAYS)
-def test_a_divided_model_is_filled_as_a_whole_one(
+def test_a_sharded_model_has_the_initial_values_of_the_whole_one(
     team: WorkerPool, text: str, model: str, ranks: int
 ) -> None:
     plan = make_plan(text, model=model)
@@ -98,7 +91,7 @@ def test_a_divided_model_is_filled_as_a_whole_one(
 
 
 @pytest.mark.parametrize("text", ["5 tp2l4 + 3 l4", "8 tp2l1 l3"])
-def test_an_uneven_model_is_filled_too(team: WorkerPool, text: str) -> None:
+def test_an_uneven_model_has_the_initial_values_of_the_whole_one(team: WorkerPool, text: str) -> None:
     for is_same, elements, made in team.run(3, filled, make_uneven(text), None):
         assert is_same and made == elements
 
@@ -119,6 +112,9 @@ def _refused(report: Report, plan: Plan) -> str:
     return str(refused.value)
 
 
-def test_a_module_without_values_is_no_model_to_train(team: WorkerPool) -> None:
+def test_a_module_without_values_is_refused(team: WorkerPool) -> None:
     (reported,) = set(team.run(2, _refused, make_plan("dp=2", model="gpt")))
-    assert reported == "module: has no values yet; found parameters on the meta device; allowed: others"
+    assert (
+        reported
+        == "module: is on the meta device; found parameters without values; allowed: initialized parameters"
+    )

@@ -17,8 +17,10 @@ from shardwise.app.cli.main import main
 from shardwise.errors import ConfigError
 from shardwise.model import Model, model_from_config
 from shardwise.plans import write_plan
-from shardwise.runtime import ModelStage, initialise, load_weights, reference_module, save_weights
-from shardwise.runtime.weights import weights_in
+from shardwise.runtime import reference_module
+from shardwise.runtime.initialization import initialise
+from shardwise.runtime.modules import ModelStage
+from shardwise.runtime.weights import load_weights, save_weights, weights_in
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 96, "n_positions": 32}
 CASES: Mapping[str, Mapping[str, object]] = {
@@ -41,7 +43,7 @@ def state_of(module: ModelStage) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_written_is_read_back(tmp_path: Path, name: str) -> None:
+def test_written_weights_are_read_back(tmp_path: Path, name: str) -> None:
     model, module = built(name, 3)
     save_weights(model, state_of(module), str(tmp_path), max_file_bytes=20_000)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
@@ -55,7 +57,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_transformers_reads_what_is_written_and_computes_the_same(tmp_path: Path, name: str) -> None:
+def test_transformers_reads_written_weights_and_computes_the_same(tmp_path: Path, name: str) -> None:
     import transformers  # here, because it takes seconds
 
     model, module = built(name, 3)
@@ -71,7 +73,7 @@ def test_transformers_reads_what_is_written_and_computes_the_same(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_transformers_writes_is_read_and_trains_alike(tmp_path: Path, name: str) -> None:
+def test_weights_of_transformers_are_read_and_train_the_same(tmp_path: Path, name: str) -> None:
     """Loss and the gradient of every tensor, put into the file of a model whose weights they are."""
     import transformers  # here, because it takes seconds
 
@@ -147,19 +149,21 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no such tensor"):
         load_weights(built("mixtral", 3)[1], built("mixtral", 3)[0], str(tmp_path))
     wide = model_from_config(dict(CASES["llama"]) | {"intermediate_size": 64}, name="wide")
-    with pytest.raises(ConfigError, match=r"mlp\.gate\.weight: is of another shape.*\(48, 32\).*\(64, 32\)"):
+    with pytest.raises(
+        ConfigError, match=r"mlp\.gate\.weight: does not have the model's shape.*\(48, 32\).*\(64, 32\)"
+    ):
         load_weights(reference_module(wide), wide, str(tmp_path))
     whole.write_bytes(whole.read_bytes()[:100])
     with pytest.raises(ConfigError, match=r"model\.safetensors: cannot be read"):
         load_weights(module, model, str(tmp_path))
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../b"}}')
-    with pytest.raises(ConfigError, match="weight_map: names no files of the folder"):
+    with pytest.raises(ConfigError, match="weight_map: does not name files in this folder"):
         load_weights(module, model, str(tmp_path))
 
 
 def test_families_without_names_are_refused(tmp_path: Path) -> None:
     model = model_from_config({"layers": 2, "hidden": 32, "ffn": 64, "heads": 4, "vocab": 96, "seq_len": 32})
-    with pytest.raises(ConfigError, match="has no names of Hugging Face's"):
+    with pytest.raises(ConfigError, match="has no known weight format"):
         save_weights(model, {}, str(tmp_path))
 
 

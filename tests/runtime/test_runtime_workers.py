@@ -25,7 +25,7 @@ def takes_interrupts(report: object) -> bool:
     return signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def test_an_interrupt_is_for_the_process_that_started_them(team: WorkerPool) -> None:
+def test_an_interrupt_is_handled_by_the_process_that_started_the_ranks(team: WorkerPool) -> None:
     """A terminal's Ctrl-C goes to all processes. What a rank does not take, the fork server that it is a copy
     of did not either, which imports for seconds and would leave a traceback."""
     assert team.run(2, takes_interrupts) == [False, False]

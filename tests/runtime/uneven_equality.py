@@ -10,8 +10,9 @@ from tests.runtime.twin import with_mutant
 from tests.runtime.uneven_broken import MUTANTS
 
 from shardwise.plans import UnevenFile
-from shardwise.runtime import Report, parallelize
+from shardwise.runtime import parallelize
 from shardwise.runtime.uneven import TABLE
+from shardwise.runtime.workers import Report
 
 
 def divided_unevenly(

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.plans import Plan
-from shardwise.targets import ReaderRequest, megatron_lm_flags, reader_request
+from shardwise.targets import reader_request
+from shardwise.targets.megatron_lm import megatron_lm_flags
+from shardwise.targets.megatron_lm_read_back import ReaderRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = ROOT / ".cache" / "megatron"

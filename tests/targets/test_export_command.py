@@ -12,7 +12,8 @@ import pytest
 from tests.targets.megatron import environment
 
 from shardwise.plans import Plan, read_plan
-from shardwise.targets import ReaderRequest, differences, read_by_megatron_lm
+from shardwise.targets import read_by_megatron_lm
+from shardwise.targets.megatron_lm_read_back import ReaderRequest, differences
 
 pytestmark = pytest.mark.xdist_group("megatron-lm files")
 
@@ -63,7 +64,7 @@ def test_a_plan_for_the_target_is_exported_and_read_back_equal(folder: Path) -> 
     assert sourced.stdout.split("\0")[:-1] == own
 
 
-def test_a_file_that_is_edited_is_noticed(folder: Path) -> None:
+def test_an_edited_file_is_detected(folder: Path) -> None:
     """The broken twin: one value of the file changed by hand."""
     assert _shardwise(folder, "export", "plan.yaml", "--to", "megatron-lm", "--out", "out").returncode == 0
     plan = read_plan(str(folder / "plan.yaml"))

@@ -22,15 +22,9 @@ from tests.targets.random_plans import (
 from shardwise.errors import ConfigError
 from shardwise.plans import Plan
 from shardwise.strategy import target_of
-from shardwise.targets import (
-    ReaderRequest,
-    Reading,
-    differences,
-    megatron_lm_flags,
-    read_back,
-    read_by_megatron_lm,
-    reader_request,
-)
+from shardwise.targets import read_back, read_by_megatron_lm, reader_request
+from shardwise.targets.megatron_lm import megatron_lm_flags
+from shardwise.targets.megatron_lm_read_back import ReaderRequest, Reading, differences
 
 pytestmark = pytest.mark.xdist_group("megatron-lm")
 
@@ -53,7 +47,7 @@ def built(plans: list[Plan]) -> list[Mapping[str, Any]]:
     return built_by_megatron_lm([request_of(plan) for plan in plans])
 
 
-def test_plans_are_of_every_family_and_use_every_word_of_the_target(plans: list[Plan]) -> None:
+def test_plans_are_of_every_family_and_use_every_value_of_the_target(plans: list[Plan]) -> None:
     strategies = [plan.best.strategy for plan in plans]
     assert {plan.model.name for plan in plans} == set(FAMILIES)
     for name in ("tp", "cp", "pp", "vpp", "ep", "etp"):
@@ -63,14 +57,14 @@ def test_plans_are_of_every_family_and_use_every_word_of_the_target(plans: list[
     assert any(1 < one.optim_shard < one.dp * one.cp for one in strategies)
 
 
-def test_the_target_has_words_for_every_plan(plans: list[Plan]) -> None:
+def test_the_target_has_flags_for_every_plan(plans: list[Plan]) -> None:
     """The limits that the plans were drawn within are written down a second time."""
     target = target_of("megatron-lm-0.19")
     for plan in plans:
         assert list(target.for_job(plan.model, plan.job).refusals(plan.best.strategy)) == []
 
 
-def test_what_megatron_lm_reads_is_the_plan(plans: list[Plan], readings: list[Reading]) -> None:
+def test_megatron_lm_reads_the_plan_back(plans: list[Plan], readings: list[Reading]) -> None:
     found = {
         str(plan.best.strategy): differences(plan, reading)
         for plan, reading in zip(plans, readings, strict=True)
@@ -201,7 +195,7 @@ def _trapped_flags(plan: Plan, changed: tuple[tuple[str, ...], ...]) -> ReaderRe
     return reader_request(plan, kept + added)
 
 
-def test_what_the_parser_accepts_though_it_is_wrong_is_refused_by_the_export() -> None:
+def test_wrong_flags_that_the_parser_accepts_are_refused_by_the_export() -> None:
     plans = {name: plan_of_text(model, text) for name, (model, text, *_) in TRAPS.items()}
     requests = [_trapped_flags(plans[name], trap[3]) for name, trap in TRAPS.items()]
     readings = read_by_megatron_lm(requests, environment=environment())
@@ -215,7 +209,7 @@ def test_what_the_parser_accepts_though_it_is_wrong_is_refused_by_the_export() -
         assert megatron_lm_flags(plans[name]), "the legal twin is exported"
 
 
-def test_a_word_that_megatron_lm_does_not_know_is_one_line() -> None:
+def test_an_unknown_flag_of_megatron_lm_is_a_one_line_error() -> None:
     plan = plan_of_text("llama-2-7b", "tp=1,pp=1,dp=8")
     request = request_of(plan)
     requests = [

@@ -41,13 +41,13 @@ def test_every_field_is_documented() -> None:
     assert sorted(documented_names) == sorted(field.name for field in dataclasses.fields(Strategy))
 
 
-def test_its_spaces_are_there() -> None:
+def test_the_documented_spaces_exist() -> None:
     documented_names = set(re.findall(r"examples/spaces/([\w-]+\.yaml)", PAGE))
     assert documented_names and documented_names == {path.name for path in SPACES}
 
 
 @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
-def test_its_spaces_are_searched(path: Path) -> None:
+def test_the_documented_spaces_are_searched(path: Path) -> None:
     space = read_space(str(path))
     strategy = answered(space=space.base, axes=space.axes).best.strategy
     for name, values in space.axes.items():
@@ -57,7 +57,7 @@ def test_its_spaces_are_searched(path: Path) -> None:
 @pytest.mark.parametrize(
     "fixed", [{"pp": 4}, {"pp": 2, "vpp": 3}, {"pp": 2, "vpp": 2, "first_stage_layers": 0}]
 )
-def test_its_program_says_what_the_plan_has(tmp_path: Path, fixed: dict[str, Any]) -> None:
+def test_the_documented_program_prints_the_stages_of_the_plan(tmp_path: Path, fixed: dict[str, Any]) -> None:
     found = answered(space="default", axes={"schedule": ("1f1b", "interleaved_1f1b")}, fixed=fixed)
     write_plan(str(tmp_path / "plan.yaml"), found)
     program = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -9,13 +9,14 @@ from shardwise.cluster import load_cluster
 from shardwise.model import load_model
 from shardwise.search import plan_of_strategy
 from shardwise.strategy import Job, complete, parse_fields
-from shardwise.targets import EXPORTS, FAMILIES, exported
+from shardwise.targets import EXPORTS, exported
+from shardwise.targets.megatron_lm_model import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "megatron-lm.md").read_text()
 
 
-def test_its_flags_are_those_of_its_plan() -> None:
+def test_the_flags_on_the_export_page_are_those_of_its_plan() -> None:
     """tp 2 x cp 4 x pp 8 are 64 devices; 48 chunks, the first of one layer, the last of none."""
     model, cluster = load_model(str(ROOT / "examples" / "llama-3.1-70b")), load_cluster("8x8xH100-SXM")
     job = Job(seq_len=8192, global_batch_size=256, dtype="bf16")
@@ -28,11 +29,11 @@ def test_its_flags_are_those_of_its_plan() -> None:
     assert shown is not None and text.endswith(shown[1])
 
 
-def test_its_families_are_those_that_are_exported() -> None:
+def test_the_families_on_the_export_page_are_exported() -> None:
     line = re.search(r"^- Models of other families than (.*?);", PAGE, re.MULTILINE)
     assert line is not None
     assert tuple(re.findall(r"`(\w+)`", line[1])) == FAMILIES
 
 
-def test_its_targets_are_there() -> None:
+def test_the_targets_on_the_export_page_exist() -> None:
     assert set(re.findall(r"--to (\S+)", PAGE)) == set(EXPORTS)

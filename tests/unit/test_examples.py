@@ -47,16 +47,19 @@ def drawn_by(*statements: str, hash_seed: int = 0, is_in_ci: bool = False) -> st
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 def test_examples_are_the_same_in_every_process() -> None:
     once = drawn_by(FIXED)
     assert once.count("(") >= 100
     assert drawn_by(FIXED, OTHER_MODULES, hash_seed=1) == once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_in_ci", [False, True])
-def test_a_random_search_draws_others(is_in_ci: bool) -> None:
+def test_a_random_search_draws_other_examples(is_in_ci: bool) -> None:
     assert drawn_by(FIXED, RANDOM, is_in_ci=is_in_ci) != drawn_by(FIXED, RANDOM, is_in_ci=is_in_ci)
 
 
+@pytest.mark.slow
 def test_a_mutant_that_draws_constants_of_loaded_modules_is_noticed() -> None:
     assert drawn_by(FIXED, CONSTANTS) != drawn_by(FIXED)

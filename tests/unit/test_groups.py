@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CASES = """
 import os
 import pytest
@@ -18,6 +20,7 @@ def test_case(case):
 """
 
 
+@pytest.mark.slow
 def test_tests_of_a_group_run_in_one_worker(tmp_path: Path) -> None:
     (tmp_path / "test_cases.py").write_text(CASES)
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "test_cases.py"]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from shardwise.errors import ConfigError
-from shardwise.inputs import MAX_DEPTH, Fields, nearest, parse_mapping, read_mapping
+from shardwise.inputs import Fields, nearest, parse_mapping, read_mapping
+from shardwise.inputs.messages import MAX_DEPTH
 
 
 def refusal(text: str, file: str | None = None) -> ConfigError:
@@ -19,7 +20,7 @@ def refusal(text: str, file: str | None = None) -> ConfigError:
     return caught.value
 
 
-def test_yaml_scalars_are_what_json_says() -> None:
+def test_yaml_scalars_are_read_as_in_json() -> None:
     text = "a: 1e9\nb: no\nc: 017\nd: 12:30:00\ne: 1_000\nf: true\ng: null\nh: -1.5\ni:\nj: '1'\nk: .5"
     text += "\nl: 0x10\nm: ~\nn: 0"
     assert parse_mapping(text) == {
@@ -55,7 +56,7 @@ def test_json_and_yaml_give_the_same() -> None:
         ("a: " + "x" * (1 << 20), "too large"),
     ],
 )  # fmt: skip
-def test_what_is_refused_and_why(text: str, says: str) -> None:
+def test_malformed_text_is_refused_with_its_reason(text: str, says: str) -> None:
     assert says in str(refusal(text))
 
 

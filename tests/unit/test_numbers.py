@@ -29,7 +29,7 @@ def values(numbers: list[Number], *names: str) -> dict[str, float]:
         (("ampere", "A30"), 2.0),
     ],
 )
-def test_the_most_particular_number_counts(names: tuple[str, ...], expected: float) -> None:
+def test_the_most_specific_number_is_used(names: tuple[str, ...], expected: float) -> None:
     numbers = [number(3.0, "A100", "L4"), number(1.0, "*"), number(2.0, "ampere", "ada")]
     assert values(numbers, *names) == {"memory.fraction": expected}
     assert values(numbers[::-1], *names) == {"memory.fraction": expected}
@@ -42,7 +42,7 @@ def test_fields_are_chosen_one_by_one() -> None:
     assert values([number(1.0, "ada")], "volta") == {}
 
 
-def test_a_number_that_names_both_counts_as_the_more_particular() -> None:
+def test_a_number_that_names_both_is_the_more_specific() -> None:
     # Named with the device, it stands above one for its architecture alone.
     assert values([number(1.0, "ampere", "A100"), number(2.0, "ampere")], "ampere", "A100") == {
         "memory.fraction": 1.0
@@ -57,14 +57,14 @@ def test_two_numbers_for_the_same_are_refused(of: str) -> None:
         most_specific(numbers, ["ampere", "A100"])
 
 
-def test_two_numbers_below_a_more_particular_one_still_clash_only_where_they_meet() -> None:
+def test_two_general_numbers_conflict_only_without_a_specific_one() -> None:
     numbers = [number(1.0, "ada"), number(2.0, "ada"), number(3.0, "ampere")]
     assert values(numbers, "ampere") == {"memory.fraction": 3.0}
     with pytest.raises(InternalError, match="ada"):
         most_specific(numbers, ["ada"])
 
 
-def test_records_come_back() -> None:
+def test_records_are_read_back() -> None:
     numbers = (number(1.0, "*"), number(2.5, "a", "b", field="x.y.z", source="assumed: a guess"))
     assert numbers_of(numbers_record(numbers)) == numbers
     assert numbers_record(numbers)[1] == {

@@ -25,8 +25,9 @@ SAMPLE = {"test_pairs[3-4]", "test_names[two]"}
 OTHERS = {"test_pairs[1-2]", "test_pairs[5-6]", "test_names[one]"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "expected"), [((), SAMPLE), (("--full",), SAMPLE | OTHERS)])
-def test_a_sample_is_run_and_in_full_the_rest(
+def test_a_sample_is_run_by_default_and_the_remainder_with_full(
     tmp_path: Path, options: tuple[str, ...], expected: set[str]
 ) -> None:
     file = tmp_path / "test_cases.py"

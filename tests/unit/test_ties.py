@@ -32,7 +32,7 @@ def test_the_first_of_equals_is_the_extreme(values: list[float], largest: int, l
     assert first_least(values) == least
 
 
-def test_equality_is_with_the_extreme_and_no_chain() -> None:
+def test_ties_are_compared_with_the_extreme_and_not_in_chains() -> None:
     """Each is within the tolerance of the next one; the first is not within it of the largest."""
     chain = [1.0 - 1.6 * TIE, 1.0 - 0.8 * TIE, 1.0]
     assert ties_of_largest(chain).tolist() == [False, True, True]
@@ -54,7 +54,7 @@ def test_columns_are_judged_one_by_one() -> None:
     assert first_least(rows).tolist() == [0, 1, 0]
 
 
-def test_all_are_put_in_order() -> None:
+def test_sorting_respects_ties() -> None:
     assert least_first([3.0, 1.0, 2.0]) == [1, 2, 0]
     assert least_first([1.0, BELOW, 0.5]) == [
         2,

@@ -34,7 +34,7 @@ from shardwise.units import UNITS, format_bytes, format_count, format_rate, form
         ("-1s", "s", -1.0),
     ],
 )
-def test_a_quantity_is_the_nearest_float_of_what_is_written(text: str, unit: str, value: float) -> None:
+def test_a_quantity_is_the_float_nearest_to_its_text(text: str, unit: str, value: float) -> None:
     assert parse_quantity(text, unit) == value
 
 
@@ -48,13 +48,14 @@ def test_a_quantity_is_the_nearest_float_of_what_is_written(text: str, unit: str
         ("1MS", "s"), ("1\ns", "s"),
     ],
 )  # fmt: skip
-def test_what_has_to_be_guessed_is_refused_with_an_example(text: str, unit: str) -> None:
+def test_an_ambiguous_quantity_is_refused_with_an_example(text: str, unit: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_quantity(text, unit)
     assert caught.value.allowed is not None and "such as" in caught.value.allowed
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=30), st.sampled_from(UNITS))
 def test_any_text_is_a_finite_number_or_a_config_error(text: str, unit: str) -> None:
     with suppress(ConfigError):

@@ -17,46 +17,26 @@ from shardwise.cluster.conditions import (
     rounded_down,
     uniform_cluster,
 )
-from shardwise.cluster.device import (
-    MEASURED,
-    NATIVE,
-    AttentionCurve,
-    Backend,
-    CollectiveCurve,
-    Device,
-    Efficiency,
-    GroupedMatmulCurve,
-    MatmulCurve,
-    MemoryCurve,
-)
+from shardwise.cluster.device import MEASURED, NATIVE, AttentionCurve, Backend, Device, Efficiency
 from shardwise.cluster.device_file import ATTENTION_KERNELS, device_of
-from shardwise.cluster.event_file import (
-    convert_events,
-    events_from_text,
-    events_text,
-    load_events,
-    parse_events,
-)
+from shardwise.cluster.event_file import convert_events, events_from_text, events_text, load_events
 from shardwise.cluster.events import (
     EVENT_KINDS,
-    ClusterEvent,
     DeviceLost,
     EventTrace,
     LinkChange,
-    NodeEvents,
     NodeJoined,
     NodeLost,
     Notice,
     Slowdown,
     check_events,
     events_of_nodes,
-    first_invalid_event,
     generate_events,
 )
 from shardwise.cluster.groups import NodeGroups
 from shardwise.cluster.links import link_graph, route
-from shardwise.cluster.load import cluster_names, load_cluster
-from shardwise.cluster.mesh import Mesh, MeshAxis, mesh_of, meshes_of, tier_mesh
+from shardwise.cluster.load import load_cluster
+from shardwise.cluster.mesh import Mesh, mesh_of, meshes_of, tier_mesh
 from shardwise.cluster.parts import (
     Parts,
     Pool,
@@ -71,7 +51,7 @@ from shardwise.cluster.parts import (
     tier_of_pool,
 )
 from shardwise.cluster.record import cluster_from_record, cluster_record
-from shardwise.cluster.tiers import group_members, group_members_of
+from shardwise.cluster.tiers import group_members
 
 __all__ = [
     "ATTENTION_KERNELS",
@@ -82,22 +62,15 @@ __all__ = [
     "Backend",
     "Capacity",
     "Cluster",
-    "ClusterEvent",
-    "CollectiveCurve",
     "Conditions",
     "Device",
     "DeviceLost",
     "Efficiency",
     "EventTrace",
-    "GroupedMatmulCurve",
     "Link",
     "LinkChange",
-    "MatmulCurve",
-    "MemoryCurve",
     "Mesh",
-    "MeshAxis",
     "Node",
-    "NodeEvents",
     "NodeGroups",
     "NodeJoined",
     "NodeLost",
@@ -111,7 +84,6 @@ __all__ = [
     "Tier",
     "check_events",
     "cluster_from_record",
-    "cluster_names",
     "cluster_of_nodes",
     "cluster_of_pools",
     "cluster_record",
@@ -125,10 +97,8 @@ __all__ = [
     "events_of_nodes",
     "events_text",
     "find_device",
-    "first_invalid_event",
     "generate_events",
     "group_members",
-    "group_members_of",
     "link_graph",
     "load_cluster",
     "load_events",
@@ -137,7 +107,6 @@ __all__ = [
     "multiplied",
     "node_runs",
     "numbers_of_device",
-    "parse_events",
     "part_of",
     "part_sizes",
     "pools_of",

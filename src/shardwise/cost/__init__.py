@@ -1,4 +1,9 @@
-"""Equations bound to a model, a cluster and a job: prices of strategies, one or many."""
+"""The cost model: equations bound to a model, a cluster and a job. It estimates one strategy or many.
+
+`costs_of_all_stages` and `peaks_of` estimate tables of uniform strategies, `stage_costs` single stages of
+uneven plans, `layout_chain` all layouts of an operator graph, `estimate_layout` one of them. `bounds` has
+lower bounds of subproblems of the search. See docs/concepts/cost-model.md.
+"""
 
 from shardwise.cost.activations import ACTIVATIONS
 from shardwise.cost.bounds.capacity import LayerCapacity, capacity_of, memory_capacity
@@ -15,14 +20,11 @@ from shardwise.cost.bounds.subproblem import (
     Subproblem,
     Totals,
     Traffic,
-    TrafficTable,
     grids_of,
     known_split,
     layer_counts_of,
     most_sharded,
     subproblem_of,
-    totals_of,
-    traffic_of,
     traffic_table,
 )
 from shardwise.cost.bounds.time import (
@@ -35,44 +37,20 @@ from shardwise.cost.bounds.time import (
     lower_bound_s,
 )
 from shardwise.cost.collectives import alike_grids
-from shardwise.cost.estimate import (
-    GridCostTable,
-    PartitionTable,
-    TableCosts,
-    costs_of_all_stages,
-    costs_of_peak_stages,
-    taken,
-)
-from shardwise.cost.layers import GRID_FIELDS, PhaseTimes
-from shardwise.cost.layouts import (
-    LayoutSpace,
-    entry_shapes,
-    layout_chain,
-    relaxed_layouts,
-    stage_layouts,
-    transfer_elements,
-)
+from shardwise.cost.estimate import GridCostTable, TableCosts, costs_of_all_stages, costs_of_peak_stages
+from shardwise.cost.layers import PhaseTimes
+from shardwise.cost.layouts import LayoutSpace, entry_shapes, layout_chain, relaxed_layouts, stage_layouts
 from shardwise.cost.layouts.chain import StageTransfer, stage_transfer_of
-from shardwise.cost.memory import (
-    MEMORY_PARTS,
-    PeakBytes,
-    RankBytes,
-    host_bytes,
-    outside_schedule_s,
-    peak_bytes,
-    peaks_of,
-    rank_bytes,
-)
+from shardwise.cost.memory import MEMORY_PARTS, host_bytes, outside_schedule_s, peaks_of, rank_bytes
 from shardwise.cost.one_layout import (
     Charge,
     LayoutEstimate,
     PipelineEstimate,
     estimate_layout,
     estimate_pipeline,
-    estimate_stage,
 )
 from shardwise.cost.problem import Index, Problem, bind, distinct_rows, has_fused_attention, limits_of
-from shardwise.cost.recipe import OPTIMIZERS, RECIPES, Recipe, find_recipe
+from shardwise.cost.recipe import OPTIMIZERS, RECIPES, find_recipe
 from shardwise.cost.single_stage import (
     NodeSlot,
     StageCosts,
@@ -85,12 +63,11 @@ from shardwise.cost.single_stage import (
     stage_kinds_of,
 )
 from shardwise.cost.stacking import ProblemShapes
-from shardwise.cost.times import StageTimes, StepEnd, stage_times, step_end
+from shardwise.cost.times import StageTimes, stage_times, step_end
 from shardwise.cost.training import StepCounts, Training
 
 __all__ = [
     "ACTIVATIONS",
-    "GRID_FIELDS",
     "MEMORY_PARTS",
     "NO_TRAFFIC",
     "OPTIMIZERS",
@@ -105,14 +82,10 @@ __all__ = [
     "LayoutEstimate",
     "LayoutSpace",
     "NodeSlot",
-    "PartitionTable",
-    "PeakBytes",
     "PhaseTimes",
     "PipelineEstimate",
     "Problem",
     "ProblemShapes",
-    "RankBytes",
-    "Recipe",
     "Split",
     "StageCosts",
     "StageKinds",
@@ -120,12 +93,10 @@ __all__ = [
     "StageTimes",
     "StageTransfer",
     "StepCounts",
-    "StepEnd",
     "Subproblem",
     "TableCosts",
     "Totals",
     "Traffic",
-    "TrafficTable",
     "Training",
     "alike_grids",
     "any_micro_batch_compute_bound_s",
@@ -139,7 +110,6 @@ __all__ = [
     "entry_shapes",
     "estimate_layout",
     "estimate_pipeline",
-    "estimate_stage",
     "find_recipe",
     "grid_lower_bound_s",
     "grid_work_lower_bound_s",
@@ -157,7 +127,6 @@ __all__ = [
     "memory_capacity",
     "most_sharded",
     "outside_schedule_s",
-    "peak_bytes",
     "peaks_of",
     "rank_bytes",
     "relaxed_layouts",
@@ -171,9 +140,5 @@ __all__ = [
     "stage_transfer_of",
     "step_end",
     "subproblem_of",
-    "taken",
-    "totals_of",
-    "traffic_of",
     "traffic_table",
-    "transfer_elements",
 ]

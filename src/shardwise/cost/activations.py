@@ -1,4 +1,8 @@
-"""What recomputation and offload decide: how long a microbatch takes on a stage, and what it keeps there."""
+"""Recomputation and offload: times of a micro-batch on a stage, and its saved activations.
+
+`activation_costs_of` estimates each choice of (recompute, recompute_layers, offload) of a partition.
+docs/concepts/cost-model.md, sections 10 and 14.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +20,22 @@ SELECTIVE, FULL = 1, 2
 """Indices in RECOMPUTES."""
 
 OPTIMIZER, BOTH = 1, 3
-"""Indices in OFFLOADS that move optimizer states."""
+"""Indices in OFFLOADS whose optimizer states are on the host."""
 
 ACTIVATIONS = 2
-"""From this index in OFFLOADS on, activations are moved."""
+"""From this index in OFFLOADS on, activations are offloaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationCosts:
-    """Per place, one microbatch without sharding.
+    """Times and bytes of one micro-batch without sharding; shape (places, rows).
 
-    Phases of its stage in seconds, of which `recompute_s` and `offload_s` are told apart; of the forward and
-    of the gradient of the input `contended`: what passes in collectives by the cards by which gradients are
-    summed.
+    Seconds: the phases of the stage, of which `recompute_s` and `offload_s` are parts. The `contended`
+    columns are seconds of collectives that use the network cards of the gradient reduction, in the forward
+    pass and in the input gradient.
 
-    Bytes: kept by one microbatch on the stage (`stage_bytes`); of all in flight on the device
-    (`in_flight_bytes`), with what is made again there at the peak (`device_bytes`), and moved to the host.
+    Bytes: saved activations of one micro-batch on the stage (`stage_bytes`); of all in flight on the device
+    (`in_flight_bytes`), also with recomputed tensors at the peak (`device_bytes`); and those on the host.
     """
 
     forward_s: Any
@@ -50,7 +54,7 @@ class ActivationCosts:
 def activation_costs_of(
     problem: Problem, table: Any, partition: PartitionCosts, of_partition: Any
 ) -> ActivationCosts:
-    """Each row's choice of what to keep; row i of `table` has node `of_partition[i]`."""
+    """Costs of each row's recomputation and offload; row i of `table` has partition `of_partition[i]`."""
     host_s, places = problem.profile.host_action_s, partition.places
     stage, in_flight = partition.stage.taken(of_partition), partition.in_flight[:, of_partition]
     per_stage = np.where(table.recompute == FULL, table.recompute_layers, 0)
@@ -91,20 +95,20 @@ def activation_costs_of(
         stage_bytes=one,
         in_flight_bytes=on_device,
         device_bytes=on_device
-        # What is made again in a backward of the inputs stays until that of the weights; else a layer's goes
-        # before the next one's comes.
+        # A backward of the inputs recomputes tensors that stay until the backward of the weights. Otherwise a
+        # layer's recomputed tensors are freed before those of the next layer.
         + np.maximum(pending_weights * (stage.saved_bytes - one), layer_recomputed)
-        # And so do the gradients of products, which the one has and the other needs.
+        # The gradients of products' outputs wait likewise.
         + pending_weights * stage.output_bytes,
         host_bytes=np.where(moves, outstanding, 0.0),
     )
 
 
 def two_layers_bytes(table: Any, partition: PartitionCosts, of_partition: Any, saves_some: Any) -> Any:
-    """What two layers hold whose activations are moved: while one computes, those of the other go or come.
+    """Bytes of two layers with offloaded activations: one computes while those of the other are copied.
 
-    Of layers that recompute in full all but the input is made again, and counted there; where the stage
-    `saves_some` whole, such a one is beside another.
+    A layer under full recomputation has its input only; its recomputed tensors count elsewhere. Where the
+    stage also `saves_some` layers whole, one of these is next to a recomputed layer.
     """
     saved, inputs = partition.layer_saved_bytes[of_partition], partition.layer_input_bytes[of_partition]
     plain = 2.0 * np.where(table.recompute == SELECTIVE, partition.layer_selective_bytes[of_partition], saved)
@@ -112,7 +116,9 @@ def two_layers_bytes(table: Any, partition: PartitionCosts, of_partition: Any, s
 
 
 def offload_s(problem: Problem, table: Any, nbytes: Any, sums: Sums) -> tuple[Any, Any]:
-    """What moving `nbytes` of activations adds to the forward and to the backward beside which they move."""
+    """Exposed seconds of copying `nbytes` of activations: (to the host in the forward pass, back in the
+    backward).
+    """
     slowdown = problem.efficiency.overlap_slowdown
     moved_s = np.where(table.offload >= ACTIVATIONS, nbytes / problem.host_link_bytes_per_s, 0.0)
     return (

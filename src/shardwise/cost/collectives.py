@@ -1,6 +1,8 @@
-"""Messages between neighbouring stages of a pipeline, each over the tier that lies between the two.
+"""Process groups on the tiers of a cluster, and the seconds of their collectives and sends.
 
-Groups of ranks on the tiers of a cluster, and what their collectives cost.
+`Neighbours` and `HopTimes` are sends between neighbouring pipeline stages, `ProcessGroups` the groups of a
+table of strategies by their sizes per tier. `CollectiveModel` has the times of all-reduce, all-gather,
+reduce-scatter, all-to-all and send. docs/concepts/cost-model.md, sections 4 and 5.
 """
 
 from __future__ import annotations
@@ -17,17 +19,20 @@ from shardwise.cost.problem import Machine, Problem, distinct_rows
 from shardwise.equations import comm
 from shardwise.strategy import axis_strides
 
+# Sends between pipeline stages
+
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Where the ranks of pipelines of `pp` lie, as columns.
+    """Placement of the ranks of pipelines with `pp` ranks, as columns.
 
-    Per tier but the last, in lowest terms: counted in ranks from where a pipeline begins, groups of the tier
-    begin at the multiples of `borders`, some pipeline's at each of them, and neighbours are `strides` apart.
-    Where every hop leaves its group, both are 1.
+    `borders` and `strides` are per tier except the last, in lowest terms. Counted in ranks from the start of
+    a pipeline, groups of the tier begin at the multiples of `borders`, and neighbouring ranks are `strides`
+    apart. Both are 1 where every hop leaves its group.
 
-    Per tier: of a group of the tier below, `senders` devices next to each other send at each hop over it;
-    0 where none does or all might as well send: they have no more than their share.
+    `senders` is per tier: how many adjacent devices of a group of the tier below send at each hop over the
+    tier. It is 0 where none sends, or where so few senders have no more bandwidth than with all devices
+    sending.
     """
 
     pp: Any
@@ -43,17 +48,18 @@ class Neighbours:
         return Neighbours(self.pp[rows], borders, strides, senders)
 
     def tier(self, rank: Any) -> Any:
-        """Index of the innermost tier that holds each rank of the pipeline and the one behind it, for the
-        worst placed pipeline."""
+        """Index of the innermost tier with both each pipeline rank and the next, for the worst placed
+        pipeline.
+        """
         index: Any = 0 * (rank + self.pp)
         for border, stride in zip(self.borders, self.strides, strict=True):
-            # Their devices lie between rank * stride and (rank + 2) * stride: is there a border inside?
+            # Their devices are from rank * stride to before (rank + 2) * stride: is there a border inside?
             index = index + (((rank + 2) * stride - 1) // border > rank * stride // border)
         return index
 
     @property
     def wraparound_tier(self) -> Any:
-        """The same of the first rank and the last."""
+        """The innermost tier with both the first rank and the last."""
         index: Any = 0 * self.pp
         for border, stride in zip(self.borders, self.strides, strict=True):
             index = index + (border != self.pp * stride)
@@ -61,22 +67,26 @@ class Neighbours:
 
     @property
     def wraparound_senders(self) -> Any:
-        """How many send from the first rank to the last at once, `senders` of the tier between them."""
+        """Number of ranks that send from the first rank to the last at once: `senders` of the tier between
+        them.
+        """
         return np.choose(self.wraparound_tier, self.senders)
 
     @property
     def leaving(self) -> list[Any]:
-        """How many of the pp - 1 hops leave their group, per tier: all of them tier -1, none the last."""
+        """How many of the pp - 1 hops leave their group, per tier: all of them for tier -1, none for the
+        last.
+        """
         counts = [self.pp - 1]
         for border, stride in zip(self.borders, self.strides, strict=True):
             inside = self.pp * stride // border - 1
-            # Two hops pass a border between the devices of a rank, one passes that between two ranks.
+            # Two hops cross a border between the devices of a rank, one crosses a border between two ranks.
             counts.append(2 * inside - inside // stride)
         return [*counts, 0 * self.pp]
 
 
 def neighbours_of(tiers: Sequence[Tier], pp: Any, stride: Any) -> Neighbours:
-    """Neighbours of pipelines of `pp` ranks that lie `stride` ranks apart."""
+    """Neighbours of pipelines with `pp` ranks that are `stride` ranks apart."""
     borders, strides = [], []
     senders = [_senders(tiers[0], 1, stride, pp > 1)]
     for tier, outer in pairwise(tiers):
@@ -90,15 +100,17 @@ def neighbours_of(tiers: Sequence[Tier], pp: Any, stride: Any) -> Neighbours:
 
 
 def _senders(tier: Tier, inside: int, stride: Any, is_crossed: Any) -> Any:
-    """Of the `inside` devices of a group below the tier the last `stride` have their next stage elsewhere;
-    all of them are of one stage where stages fit the groups, of two at most where they do not."""
+    """Devices that send at once over the tier: the last `stride` of the `inside` devices of a group below it.
+
+    They belong to one stage where stages fit the groups, else to two at most.
+    """
     count = np.minimum(stride, inside)
     return np.where(is_crossed & (count * tier.bytes_per_s < tier.flow_bytes_per_s), count, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class HopTimes:
-    """Seconds of a message between neighbouring stages by the tier between them; shape (tiers, rows)."""
+    """Seconds of a send between neighbouring stages by the tier between them; shape (tiers, rows)."""
 
     neighbours: Neighbours
     by_tier_s: Any
@@ -108,8 +120,10 @@ class HopTimes:
         return HopTimes(self.neighbours.taken(rows), self.by_tier_s[:, rows])
 
     def after_s(self, stage: Any, is_v: Any) -> Any:
-        """A message from each stage to the next, or back; nothing where a V turns round. `stage` has shape
-        (places, 1 or rows)."""
+        """Seconds of a send from each stage to the next, or back; 0 at the turn of a V.
+
+        `stage` has shape (places, 1 or rows).
+        """
         pp = self.neighbours.pp
         turned = is_v & (stage >= pp)
         rank = np.where(turned, 2 * pp - 2 - stage, stage % pp)
@@ -120,7 +134,7 @@ class HopTimes:
 
     @property
     def mean_s(self) -> Any:
-        """The mean of the hops from the first rank to the last."""
+        """Mean of the hops from the first rank to the last."""
         leaving = self.neighbours.leaving
         total_s = sum(
             (more - less) * hop_s
@@ -130,7 +144,7 @@ class HopTimes:
 
     @property
     def shortest_s(self) -> Any:
-        """The shortest of them and of that from the last rank to the first."""
+        """The shortest of these hops and of the hop from the last rank to the first."""
         leaving, ends = self.neighbours.leaving, self.neighbours.wraparound_tier
         found: Any = np.inf
         for tier, hop_s in enumerate(self.by_tier_s):
@@ -138,6 +152,8 @@ class HopTimes:
             found = np.where(is_used, np.minimum(found, hop_s), found)
         return found
 
+
+# Process groups
 
 Sizes = tuple[Any, ...]
 """Members of a group per tier, innermost first: columns whose product is the group's size."""
@@ -147,8 +163,8 @@ Sizes = tuple[Any, ...]
 class ProcessGroups:
     """The process groups of each row of a table, by their sizes per tier.
 
-    `data` joins dp and cp (gradients of dense weights), `experts_data` the replicas of an expert.
-    `stages` says where neighbouring pipeline ranks lie.
+    `data` joins dp and cp (gradients of dense weights), `experts_data` the replicas of an expert. `stages`
+    has the placement of neighbouring pipeline ranks.
     """
 
     tensor: Sizes
@@ -161,7 +177,7 @@ class ProcessGroups:
 
 
 def sizes_of(tiers: Sequence[Tier], stride: Any, size: Any) -> Sizes:
-    """Sizes per tier of groups of `size` ranks that lie `stride` apart."""
+    """Sizes per tier of groups of `size` ranks that are `stride` apart."""
     members = group_members(tiers, stride, size)
     below: Any = 1
     sizes = []
@@ -172,12 +188,12 @@ def sizes_of(tiers: Sequence[Tier], stride: Any, size: Any) -> Sizes:
 
 
 def joined(a: Sizes, b: Sizes) -> Sizes:
-    """Sizes of the group that two axes span together."""
+    """Sizes of the group that two axes form together."""
     return tuple(x * y for x, y in zip(a, b, strict=True))
 
 
 def inner_part(sizes: Sizes, k: Any) -> Sizes:
-    """Sizes of the k closest members of a group, k a divisor of its size: filled from the innermost tier."""
+    """Sizes of the k closest members of a group, from the innermost tier on; k divides the group's size."""
     rest = k
     part = []
     for size in sizes[:-1]:
@@ -188,14 +204,16 @@ def inner_part(sizes: Sizes, k: Any) -> Sizes:
 
 
 def outer_part(sizes: Sizes, part: Sizes) -> Sizes:
-    """Sizes of the groups that join equal members of the inner parts: what is left per tier."""
+    """Sizes of the groups that join equal members of the inner parts."""
     left = tuple(np.maximum(size // taken, 1) for size, taken in zip(sizes, part, strict=True))
     return left
 
 
 def contends(tiers: Sequence[Tier], group: Sizes, replicas: Sizes) -> Any:
-    """Whether a group leaves by the cards that set the pace of its replicas' group: both over the network,
-    whatever tiers of it, or both inside a node."""
+    """Whether a group uses the links that set the pace of its replicas' group.
+
+    They contend where both cross the network, on any tiers of it, or where both stay inside a node.
+    """
 
     def crosses(sizes: Sizes, is_network: bool) -> Any:
         found: Any = False
@@ -226,11 +244,11 @@ def groups_of(problem: Problem, table: Any) -> ProcessGroups:
 
 
 def alike_grids(problem: Problem, table: Any) -> tuple[Any, Any]:
-    """Grids that cost the same: (representatives, which of them each row equals).
+    """Grids with equal costs: (representatives, which of them each row equals).
 
-    Rows that differ in `axis_order` alone are alike where every group has the same sizes per tier and
-    neighbouring stages are behind the same tiers, with as many sending at once; the first of them represents
-    them.
+    Rows that differ in `axis_order` alone have equal costs under two conditions. Every group has the same
+    sizes per tier, and neighbouring stages have the same tiers between them with as many senders. The first
+    of them is the representative.
     """
     groups = groups_of(problem, table)
     sizes = [size for f in fields(ProcessGroups) if f.name != "stages" for size in getattr(groups, f.name)]
@@ -243,8 +261,8 @@ def alike_grids(problem: Problem, table: Any) -> tuple[Any, Any]:
 def _stage_group(tiers: Sequence[Tier], table: Any, pp_stride: Any, offset: Any, size: Any) -> Sizes:
     """Sizes of groups of `size` ranks, `offset` apart in the order of one stage's ranks.
 
-    The ranks of a stage are contiguous up to the pipeline axis' stride and lie pp times as far apart beyond
-    it; a group that reaches across is an inner group and an outer one together.
+    The ranks of a stage are contiguous up to the pipeline axis' stride and pp times as far apart beyond it. A
+    group that crosses this border joins an inner and an outer group.
     """
     inner = np.gcd(size, np.maximum(pp_stride // np.maximum(offset, 1), 1))
     outer = size // inner
@@ -254,11 +272,19 @@ def _stage_group(tiers: Sequence[Tier], table: Any, pp_stride: Any, offset: Any,
     return joined(sizes_of(tiers, near, inner), sizes_of(tiers, distant, outer))
 
 
+# Collectives
+
+
 @dataclass(frozen=True, slots=True)
 class CollectiveModel:
-    """Alpha and bandwidth per tier as collectives reach them, what a message takes before its first byte
-    (`startups_s`) and what a collective does (`call_overheads_s`), and the collectives on groups of any sizes
-    as the backend has them."""
+    """Latency and achieved bandwidth per tier, and the collectives of the backend on groups of any sizes.
+
+    Per tier: `alphas_s` latency of a message; `startups_s` overhead of a send, `call_overheads_s` of a
+    collective, before its first byte; `bytes_per_s` per rank while all send, `flow_bytes_per_s` of a rank
+    that sends alone; `in_switch` 1 where the switch reduces; `partial` factor for rings through some devices
+    of a group; `pairwise` factor for bidirectional exchanges; `inner_spans` devices of a group below;
+    `part_shares` link shares of small groups.
+    """
 
     alphas_s: tuple[float, ...]
     startups_s: tuple[float, ...]
@@ -273,8 +299,9 @@ class CollectiveModel:
     backend: Backend = NATIVE
 
     def reduce_scatter_s(self, nbytes: Any, sizes: Sizes) -> Any:
-        """Reduce-scatter of a whole tensor of `nbytes`: once around a ring, or what the backend does in its
-        place."""
+        """Seconds of a reduce-scatter of a whole tensor of `nbytes`: one ring pass, or the backend's
+        substitute.
+        """
         substitute = (
             self.all_reduce_s
             if self.backend.substitute("reduce_scatter") == "all_reduce"
@@ -283,7 +310,9 @@ class CollectiveModel:
         return substitute(nbytes, sizes)
 
     def all_gather_s(self, nbytes: Any, sizes: Sizes) -> Any:
-        """All-gather of a whole tensor of `nbytes`, or what else passes once around a ring."""
+        """Seconds of an all-gather of a whole tensor of `nbytes`, or of another collective with one ring
+        pass.
+        """
         is_pair = np.equal(comm.group_size(sizes), 2)
         achieved = tuple(
             bytes_per_s * np.where(is_pair, pairwise, 1.0)
@@ -292,14 +321,16 @@ class CollectiveModel:
         return comm.all_gather_s(nbytes, sizes, self.alphas_s, achieved) + self._call_overhead_s(sizes)
 
     def all_reduce_s(self, nbytes: Any, sizes: Sizes) -> Any:
-        """All-reduce of a whole tensor of `nbytes`."""
+        """Seconds of an all-reduce of a whole tensor of `nbytes`."""
         whole_s = comm.all_reduce_s(
             nbytes, sizes, self.alphas_s, self._ring_bytes_per_s(sizes), self.in_switch
         )
         return whole_s + self._call_overhead_s(sizes)
 
     def all_to_all_s(self, nbytes: Any, sizes: Sizes, outer_copies: Any = 1.0) -> Any:
-        """All-to-all in which each rank sends `nbytes`; `outer_copies` of it beyond the innermost tier."""
+        """Seconds of an all-to-all with `nbytes` sent per rank; `outer_copies` is the share beyond the
+        innermost tier.
+        """
         copies = (1.0,) + (outer_copies,) * (len(sizes) - 1)
         linked = zip(self._linked_bytes_per_s(sizes), self.pairwise, strict=True)
         achieved = tuple(bytes_per_s * pairwise for bytes_per_s, pairwise in linked)
@@ -307,10 +338,11 @@ class CollectiveModel:
         return moved_s + self._call_overhead_s(sizes)
 
     def send_s(self, nbytes: Any, tier: Any, senders: Any = 0) -> Any:
-        """One message of `nbytes` to a rank behind tier `tier` (a column of indices).
+        """Seconds of one message of `nbytes` to a rank across tier `tier` (a column of indices).
 
-        So many devices next to each other send at once and share what one alone would have (of a node the
-        network card next to them); they have no less than where all devices send, as they do for 0.
+        `senders` adjacent devices send at once and share the bandwidth of one that sends alone (in a node,
+        the network card next to them). They get at least the bandwidth with all devices sending, which is the
+        value for 0.
         """
         alpha_s = _of_tier(self.alphas_s, tier) + _of_tier(self.startups_s, tier)
         pair = self._linked_bytes_per_s((2,) * len(self.alphas_s))
@@ -320,7 +352,7 @@ class CollectiveModel:
         return comm.point_to_point_s(nbytes, alpha_s, _of_tier(pair, tier) * gain)
 
     def _linked_bytes_per_s(self, sizes: Sizes) -> tuple[Any, ...]:
-        """What groups of these sizes reach on each tier over the links that stay inside them."""
+        """Achieved bandwidth of groups of these sizes on each tier, over the links inside the group."""
         achieved = []
         for size, bytes_per_s, shares in zip(sizes, self.bytes_per_s, self.part_shares, strict=True):
             share: Any = 1.0
@@ -330,7 +362,7 @@ class CollectiveModel:
         return tuple(achieved)
 
     def _ring_bytes_per_s(self, sizes: Sizes) -> tuple[Any, ...]:
-        """What rings through groups of these sizes reach on each tier."""
+        """Achieved bandwidth of rings through groups of these sizes on each tier."""
         inside: Any = 1
         achieved = []
         tiers = zip(sizes, self._linked_bytes_per_s(sizes), self.partial, self.inner_spans, strict=True)
@@ -350,14 +382,18 @@ def _of_tier(figures: Sequence[Any], tier: Any) -> Any:
 
 
 def _has_several_links(tier: Tier, span: int) -> Any:
-    """Whether `span` devices below the tier have more than one of them has alone: a ring through a part of
-    them then has fewer ways out. All members of a ring leave by the one card of their node."""
+    """Whether `span` devices below the tier have together more bandwidth than one has alone.
+
+    If so, a ring through some of them has fewer network cards than one through all. With a single card per
+    node, all rings use that card.
+    """
     return span * tier.bytes_per_s > tier.flow_bytes_per_s * (1 + 1e-9)
 
 
 def collective_model_of(problem: Machine) -> CollectiveModel:
-    """The cluster's tiers with the efficiency of their collectives, by whether they are network or scale-up
-    fabric."""
+    """The cluster's tiers with the efficiency curves of their collectives: scale-out for network tiers, else
+    scale-up.
+    """
     efficiency = problem.efficiency
     curves = [efficiency.scale_out if tier.is_network else efficiency.scale_up for tier in problem.tiers]
     inner_spans = (1, *(tier.span for tier in problem.tiers[:-1]))

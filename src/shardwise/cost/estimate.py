@@ -1,8 +1,9 @@
-"""What a table of strategies costs, level by level, each priced once per distinct combination of its fields.
+"""Costs of a table of strategies, level by level; each distinct combination of fields is estimated once.
 
-    grids -> nodes (grid, schedule, stage split) -> what is kept | what is sharded -> rows
+    grids -> partitions (grid, schedule, stage split) -> activations | sharding -> rows
 
-A row is one choice of each: it joins a `ActivationCosts` and `ShardingCosts` of its node.
+A row combines the `ActivationCosts` and the `ShardingCosts` of its partition. `costs_of_all_stages` serves
+the step time, `costs_of_peak_stages` the peak memory.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PARTITION_FIELDS = tuple(dict.fromkeys((*GRID_FIELDS, *SPLIT_FIELDS)))
 
 @dataclass(frozen=True, slots=True)
 class PartitionTable:
-    """Priced nodes of a table, with their grids: node i has grid `of_grid[i]`."""
+    """Distinct partitions of a table with their costs and grids: partition i has grid `of_grid[i]`."""
 
     table: Any
     partition: PartitionCosts
@@ -32,7 +33,7 @@ class PartitionTable:
     of_grid: Any
 
     def take(self, rows: Any) -> PartitionTable:
-        """The nodes at these rows."""
+        """The partitions at these rows."""
         return PartitionTable(
             self.table.take(rows), taken(self.partition, rows), self.grid, self.of_grid[rows]
         )
@@ -40,10 +41,10 @@ class PartitionTable:
 
 @dataclass(frozen=True, slots=True)
 class TableCosts:
-    """Costs of every row of a table: row i has node `of_partition[i]`, keeping `of_activations[i]`, shards
-    `of_shards[i]`.
+    """Costs of every row of a table.
 
-    `activations_partition` and `shards_partition` say which node each keeping and each sharding belongs to.
+    Row i has partition `of_partition[i]`, activation costs `of_activations[i]` and sharding costs
+    `of_shards[i]`. `activations_partition` and `shards_partition` give the partition of each of these costs.
     """
 
     partitions: PartitionTable
@@ -60,7 +61,7 @@ class TableCosts:
         return self.partitions.partition
 
     def rows(self, rows: Any) -> TableCosts:
-        """The same prices for some rows of the table."""
+        """The same costs for some rows of the table."""
         return replace(
             self,
             of_partition=self.of_partition[rows],
@@ -71,7 +72,7 @@ class TableCosts:
 
 @dataclass(frozen=True, slots=True)
 class GridCostTable:
-    """Prices of grids that are known already, and which of them each row of a table has."""
+    """Grid costs that are known already, and which of them each row of a table has."""
 
     cost: GridCost
     of_row: Any
@@ -82,13 +83,13 @@ class GridCostTable:
 
 
 def costs_of_all_stages(problem: Problem, table: Any, grids: GridCostTable | None = None) -> TableCosts:
-    """Prices at every stage; rows with fewer stages than others repeat their first in the places beyond."""
+    """Costs at every stage. Rows with fewer stages than others repeat their first in the places beyond."""
     partitions, of_partition = _partitions(problem, table, all_places, grids)
     return costs_of_partitions(problem, table, partitions, of_partition, slice(None))
 
 
 def costs_of_peak_stages(problem: Problem, table: Any, grids: GridCostTable | None = None) -> TableCosts:
-    """Prices at the places that decide the peak of memory; the first place is the first stage."""
+    """Costs at the places that decide the peak of memory; the first place is the first stage."""
     partitions, of_partition = _partitions(problem, table, peak_places, grids)
     return costs_of_partitions(problem, table, partitions, of_partition, slice(0, 1))
 
@@ -112,7 +113,10 @@ def _partitions(
 def costs_of_partitions(
     problem: Problem, table: Any, partitions: PartitionTable, of_partition: Any, synced: slice
 ) -> TableCosts:
-    """Prices of rows whose nodes are known: row i has node `of_partition[i]`."""
+    """Costs of rows with known partitions: row i has partition `of_partition[i]`.
+
+    Reductions and gatherings are estimated at the places `synced` only.
+    """
     activation_rows, of_activations = problem.distinct(
         [of_partition, *(getattr(table, name) for name in ACTIVATION_FIELDS)]
     )
@@ -150,12 +154,12 @@ def _distinct(problem: Problem, table: Any, names: tuple[str, ...]) -> tuple[Any
 
 
 def _picked(record: Any, rows: Index, length: int) -> Any:
-    """`taken`, of columns of this length; the record itself where it is all of them in their order."""
+    """`taken` of columns with this length; the record itself where `rows` are all of them in order."""
     return record if np.array_equal(rows, np.arange(length)) else taken(record, rows)
 
 
 def taken(record: Any, rows: Any) -> Any:
-    """A (nested) record of columns at these rows; what is not a column stays as it is."""
+    """A (nested) record of columns at these rows; other fields stay as they are."""
     if isinstance(record, np.ndarray):
         return record[..., rows]
     if isinstance(record, tuple):

@@ -1,12 +1,9 @@
-"""What one layer costs on one rank, for each grid of degrees: times by phase and part, weights, activations.
+"""Costs of one layer on one rank for each grid of degrees: times, weights, activations, temporaries.
 
-The price of a layer is a sum over its typed operators, to which the communication of its parallel axes is
-added.
-
-What a pass through a block spends its seconds on, and what of it contends for the cards of replicas.
-
-What the largest operation of a stage needs beside what is kept: its tensors, and gradients of weights that
-are whole for a while.
+`grid_cost` is the entry. The cost of a block (`BlockCost`: a layer, the embedding or the head) is the sum
+over its operators, plus the communication of its parallel axes. `PhaseTimes` has the seconds of one phase by
+part; `Contention` marks collectives that share links with the gradient reduction; `Temporaries` are bytes of
+the largest operation. docs/concepts/cost-model.md, sections 8 and 14.
 """
 
 from __future__ import annotations
@@ -32,11 +29,14 @@ from shardwise.equations import comm, compute, memory
 from shardwise.model import Experts
 from shardwise.operators import Attention, GroupedMatmul, Lookup, Loss, Matmul, Operator, Pointwise, Weight
 
+# Seconds of a phase
+
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """Of each kind of collectives within the passes, whether (0 or 1) they leave by the cards by which
-    gradients are summed over replicas."""
+    """Per kind of collective in the passes: 1 where it uses the network cards of the gradient reduction, else
+    0.
+    """
 
     tensor: Any = 1.0
     context: Any = 1.0
@@ -44,14 +44,14 @@ class Contention:
 
     @staticmethod
     def of(tiers: Sequence[Tier], groups: ProcessGroups) -> Contention:
-        """Of grids with these groups on these tiers."""
+        """Contention of grids with these groups on these tiers."""
         kinds = (groups.tensor, groups.context, groups.expert)
         return Contention(*(1.0 * contends(tiers, kind, groups.data) for kind in kinds))
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
-    """Seconds of one phase, by what they are spent on; communication as far as it is exposed."""
+    """Seconds of one phase by part; communication counts as far as it is exposed."""
 
     matmul_s: Any = 0.0
     attention_s: Any = 0.0
@@ -63,7 +63,7 @@ class PhaseTimes:
 
     @property
     def compute_s(self) -> Any:
-        """What communication can hide beside: computation, and waiting for the host."""
+        """The part that can overlap with communication: computation, and waiting for the host."""
         return self.matmul_s + self.attention_s + self.memory_bound_s + self.host_s
 
     @property
@@ -71,7 +71,7 @@ class PhaseTimes:
         return self.compute_s + self.tensor_s + self.context_s + self.expert_s
 
     def contended_s(self, contention: Contention) -> Any:
-        """What passes in collectives of the kinds that contend."""
+        """Seconds in collectives of the kinds that contend."""
         return (
             contention.tensor * self.tensor_s
             + contention.context * self.context_s
@@ -101,20 +101,24 @@ class PhaseTimes:
 COMPONENTS = tuple(f.name for f in fields(PhaseTimes))
 
 
+# Temporaries
+
 TENSOR_COPIES = 2.0
-"""A tensor and its gradient: what the largest operation needs beside what is kept."""
+"""The largest operation has its tensor and the gradient of it."""
 
 LOGITS_COPIES = 1.0
-"""The logits in fp32; their gradient takes their place."""
+"""The logits in fp32; their gradient overwrites them."""
 
 LOGITS_NUMBER_BYTES = 4.0
-"""Of a number of these."""
+"""Bytes per fp32 logit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Temporaries:
-    """Bytes that the largest operation of a layer needs, and that of the head; and the most of these and what
-    reducing their gradients needs."""
+    """Temporary bytes of the largest operation of a layer and of the head.
+
+    The `reduced_` fields also cover the reduction of the block's gradients: the larger of both.
+    """
 
     layer: Any
     head: Any
@@ -131,11 +135,11 @@ def temporaries_of(
     layer_weights: Any,
     head_weights: Any,
 ) -> Temporaries:
-    """Of each row of `table`.
+    """Temporaries of each row of `table`; bytes and elements are those of a rank.
 
-    The gradients of a layer's weights are whole, in the dtype of the weights, before they are added up; where
-    each block is reduced by itself, the head's too, and then beside the copy that goes to other ranks. Such
-    software takes its loss from logits that it widens beside themselves.
+    A layer's weight gradients are unsharded, in the dtype of the weights, before they are accumulated. Where
+    each block is reduced by itself, so are the head's, and the reduction buffer has a copy of them. Such
+    software computes the loss from logits that it casts to fp32 in addition to the originals.
     """
     recipe = problem.recipe
     at_layer, at_head = TENSOR_COPIES * largest_bytes, LOGITS_COPIES * logits_bytes
@@ -144,7 +148,8 @@ def temporaries_of(
         return Temporaries(*(2 * (at_layer + own_bytes, at_head + own_bytes)))
     at_loss = 0.0 * at_head
     if recipe.activation_bytes < LOGITS_NUMBER_BYTES:
-        # The head's own output, narrower, beside them; of the gradient it alone is left to the product.
+        # The head's own output, narrower, in addition to them; of the gradient only the narrow one is left
+        # for the product.
         low_precision_bytes = logits_bytes * (recipe.activation_bytes / LOGITS_NUMBER_BYTES)
         at_loss, at_head = at_head + low_precision_bytes, low_precision_bytes
     weights_freed = has_single_backward(problem, table)
@@ -160,32 +165,36 @@ def temporaries_of(
 
 
 def has_single_backward(problem: Problem, table: Any) -> Any:
-    """Whether a step has one backward pass, which reduces gradients as they come: one microbatch, and no
-    pipeline. 1 or 0."""
+    """1 where a step has one micro-batch and no pipeline, so one backward pass reduces gradients; else 0."""
     microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)
     return 1 * ((microbatches == 1) & (table.pp == 1))
 
 
+# Costs of blocks and grids
+
 GRID_FIELDS = (
     "tp", "cp", "cp_kind", "pp", "dp", "ep", "etp", "micro_batch_size", "sequence_parallel", "axis_order",
 )  # fmt: skip
-"""The fields on which the price of a layer depends."""
+"""The fields on which the cost of a layer depends."""
 
 WORK_FIELDS = ("tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel")
-"""Those of them on which it depends without communication."""
+"""The fields on which it depends without communication."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCost:
-    """One kind of layer (or the embedding, or the head), per microbatch and rank, as columns over grids.
+    """Costs of one kind of layer (or of embedding or head) per micro-batch and rank, as columns over grids.
 
-    `backward_input` is what the stage before waits for; `backward_weight` may come later. `selective` is what
-    selective recompute adds, `repeated_s` what full recompute adds; in neither does the device wait for the
-    host. Weights are elements per rank, unsharded: `dense_weights` are split over dp x cp, `expert_weights`
-    over their own replicas, `replicated_weights` are held whole by every tp rank. Activation bytes: kept
-    whole, under selective recompute, and the input alone; `largest_bytes` is the largest single tensor,
-    `output_bytes` are all outputs of products with weights. What the loss keeps is apart, in `logits_bytes`:
-    its backward follows at once.
+    Seconds: the stage before waits for `backward_input`; `backward_weight` may come later. `selective` is
+    what selective recomputation adds, `repeated_s` what full recomputation adds. `selective` has no waits for
+    the host; `repeated_s` is at least the host's dispatch time.
+
+    Weights are elements per rank, before sharding: `dense_weights` can be sharded over dp x cp,
+    `expert_weights` over the replicas of an expert. `replicated_weights` are whole on every tp rank.
+
+    Activation bytes: saved without recomputation, under selective recomputation, and the input alone.
+    `largest_bytes` is the largest single tensor, `output_bytes` are all outputs of products with weights.
+    Tensors saved by the loss count in `logits_bytes` only, because its backward follows at once.
     """
 
     forward: PhaseTimes
@@ -218,9 +227,9 @@ _BLOCK_FIELDS = tuple(f.name for f in fields(BlockCost))
 class GridCost:
     """Everything that depends on the grid alone.
 
-    `hops` move `hop_bytes` between neighbouring pipeline ranks. `tied_ends_s` synchronises a tied embedding
-    on both ends of a pipeline, `replicated_s` the gradients of weights that tp ranks hold whole where each
-    saw a part of the sequence.
+    `hops` send `hop_bytes` between neighbouring pipeline ranks. `tied_ends_s` synchronises a tied embedding
+    on both ends of a pipeline. `replicated_s` synchronises the gradients of weights that are whole on every
+    tp rank while each rank has a part of the sequence.
     """
 
     kinds: tuple[BlockCost, ...]
@@ -243,8 +252,11 @@ class GridCost:
 
 
 def _block_works(problem: Problem, table: Any) -> tuple[BlockCost, ...]:
-    """What every kind of layer, the embedding and the head cost without communication, for each row of
-    `table`: once for the rows that agree in WORK_FIELDS."""
+    """Costs of every kind of layer, the embedding and the head without communication, for each row of
+    `table`.
+
+    Rows that agree in WORK_FIELDS are estimated once.
+    """
     rows, of_row = problem.distinct([getattr(table, name) for name in WORK_FIELDS])
     few = table.take(rows)
     model = problem.model
@@ -255,8 +267,10 @@ def _block_works(problem: Problem, table: Any) -> tuple[BlockCost, ...]:
 
 
 def grid_cost(problem: Problem, table: Any) -> GridCost:
-    """Prices of every kind of layer and of a pipeline hop, for each row of `table` (columns of
-    GRID_FIELDS)."""
+    """Costs of every kind of layer and of a pipeline hop, for each row of `table`.
+
+    `table` has the columns of GRID_FIELDS.
+    """
     model = problem.model
     groups = groups_of(problem, table)
     fabric = collective_model_of(problem)
@@ -269,7 +283,8 @@ def grid_cost(problem: Problem, table: Any) -> GridCost:
         for tier, senders in enumerate(groups.stages.senders)
     ]
     sent_s = np.where(table.pp > 1, moved_s, 0.0)
-    # Joined are what the embedding looked up, on the way on, and the gradients of the head's input, back.
+    # The embedding joins its outputs in the forward pass, the head the gradients of its input in the backward
+    # pass.
     *of_kinds, of_embedding, of_head = _block_works(problem, table)
     sync_s = tensor_sync_s(problem, table, groups, fabric)
     syncs_s = [2 * (kind.tensor_syncs * sync_s,) for kind in model.kinds]
@@ -311,8 +326,11 @@ def _most(blocks: Sequence[BlockCost], name: str) -> Any:
 
 
 def compute_s(problem: Problem, table: Any) -> Any:
-    """Seconds of computation of one microbatch through the whole model and back, for each row of `table`
-    (columns of WORK_FIELDS)."""
+    """Seconds of computation of one micro-batch on the whole model, forward and backward, for each row of
+    `table`.
+
+    `table` has the columns of WORK_FIELDS.
+    """
     model = problem.model
     total_s = 0.0 * table.tp
     for index, kind in enumerate(model.kinds):
@@ -330,8 +348,10 @@ def _all_compute_s(work: BlockCost) -> Any:
 def _tied_ends_s(
     problem: Problem, fabric: CollectiveModel, groups: ProcessGroups, embedding: BlockCost
 ) -> Any:
-    """Adding up the two gradients of a tied embedding: an all-reduce of the two ends, in which both send one
-    half to the other and then the half that they have added up, at once in both directions."""
+    """Seconds of the all-reduce of a tied embedding's two gradients.
+
+    Each end sends one half to the other, then the half that it has reduced, in both directions at once.
+    """
     tied_bytes = embedding.dense_weights * problem.recipe.gradient_bytes
     is_tied = 1.0 if problem.model.tied_embeddings else 0.0
     tier, senders = groups.stages.wraparound_tier, groups.stages.wraparound_senders
@@ -341,7 +361,10 @@ def _tied_ends_s(
 def _replicated_s(
     problem: Problem, table: Any, fabric: CollectiveModel, groups: ProcessGroups, kinds: Sequence[BlockCost]
 ) -> Any:
-    """Under sequence parallelism every tp rank holds norms whole but sees a part of the tokens."""
+    """Seconds of the all-reduce of norm gradients under sequence parallelism.
+
+    Every tp rank has the norms whole but only a part of the tokens.
+    """
     counts = [problem.patterns.count(k) / table.pp for k in range(len(kinds))]
     elements = sum(kind.replicated_weights * count for kind, count in zip(kinds, counts, strict=True))
     reduced_s = fabric.all_reduce_s(elements * problem.recipe.gradient_bytes, groups.tensor)
@@ -358,8 +381,11 @@ def block_cost(
     tensor_s: tuple[Any, Any],
     work: BlockCost | None = None,
 ) -> BlockCost:
-    """The sum over `operators`, with the collectives that join their partial results, those over tensor ranks
-    of `tensor_s` seconds forward and backward; `work` is the sum without them, where it is known already."""
+    """The sum over `operators`, with the collectives that join their partial results.
+
+    `tensor_s` are seconds of the tensor-parallel collectives (forward, backward). `work` is the sum without
+    communication, where it is known already.
+    """
     work = _work_of(problem, table, operators, experts) if work is None else work
     forward, backward = (
         _communication(
@@ -382,8 +408,10 @@ def block_cost(
 
 
 def _host_s(problem: Problem, operators: Sequence[Operator]) -> tuple[float, float, float]:
-    """How long the host takes to hand a block's kernels to the device, pass by pass: forward, the inputs'
-    gradients, the weights' gradients. Where the device is sooner done, it waits."""
+    """Host seconds to launch a block's kernels: (forward, input gradient, weight gradient).
+
+    Where the device finishes earlier, it waits.
+    """
     profile = problem.profile
     weighted = sum(isinstance(operator, Matmul | GroupedMatmul | Lookup) for operator in operators)
     routed = any(isinstance(operator, GroupedMatmul) for operator in operators)
@@ -399,7 +427,9 @@ def _host_s(problem: Problem, operators: Sequence[Operator]) -> tuple[float, flo
 def _work_of(
     problem: Problem, table: Any, operators: Sequence[Operator], experts: Experts | None
 ) -> BlockCost:
-    """The sum over `operators` without communication."""
+    """The sum over `operators` without communication; its `repeated_s` are seconds that recomputation leaves
+    out.
+    """
     zero = 0.0 * table.tp
     forward, backward_input, backward_weight, selective = (dict.fromkeys(COMPONENTS, zero) for _ in range(4))
     left_out_s = zero
@@ -445,7 +475,7 @@ def _work_of(
 
 
 def _first_left_out(problem: Problem, operators: Sequence[Operator]) -> int:
-    """From which operator on a recomputation that stops early leaves everything out: the last product."""
+    """Index of the first operator that early-stopping recomputation leaves out: the last product."""
     products = [i for i, operator in enumerate(operators) if isinstance(operator, Matmul | GroupedMatmul)]
     if not problem.profile.recompute_stops_early or not products:
         return len(operators)
@@ -458,12 +488,12 @@ def _part_name(operator: Operator) -> str:
 
 
 def _is_selective(operator: Operator) -> bool:
-    """Whether selective recompute runs it again: core attention and marked memory-bound work."""
+    """Whether selective recomputation repeats it: core attention and marked memory-bound operators."""
     return isinstance(operator, Attention) or (isinstance(operator, Pointwise) and operator.selective)
 
 
 def _is_of_experts(weight: Weight) -> bool:
-    """Whether each expert has one; how many they are may be a column."""
+    """Whether each expert has one; the number of experts may be a column."""
     return isinstance(weight.experts, np.ndarray) or weight.experts > 0
 
 
@@ -472,7 +502,7 @@ def _is_whole(weight: Weight) -> bool:
 
 
 def _weight_elements(problem: Problem, table: Any, weight: Weight) -> Any:
-    """Elements of a weight on one rank, before any sharding over data parallel ranks."""
+    """Elements of a weight on one rank, before sharding over data parallel ranks."""
     elements = 1.0
     for extent in weight.shape:
         elements = elements * width_of(problem, table, extent)
@@ -482,8 +512,9 @@ def _weight_elements(problem: Problem, table: Any, weight: Weight) -> Any:
 def _saved_bytes(
     problem: Problem, table: Any, operator: Operator, experts: Experts | None
 ) -> tuple[Any, Any, Any]:
-    """Bytes that an operator keeps for the backward pass: whole, under selective recompute, and the largest
-    tensor."""
+    """Bytes that an operator saves for the backward pass: (all, under selective recomputation, largest
+    tensor).
+    """
     total = selective = largest = 0.0 * table.tp
     if isinstance(operator, Attention) and problem.attention is None:
         rows = rows_of(problem, table, operator.rows, experts)
@@ -502,8 +533,7 @@ def _saved_bytes(
 def _output_bytes(
     problem: Problem, table: Any, product: Matmul | GroupedMatmul, experts: Experts | None
 ) -> Any:
-    """Bytes of what a product puts out, and of its gradient, by which its weights are multiplied; 0 without
-    weights."""
+    """Bytes of a product's output, of equal size as its gradient; 0 without weights."""
     elements = rows_of(problem, table, product.rows, experts) * width_of(problem, table, product.n)
     return elements * (problem.recipe.activation_bytes if product.weights else 0.0)
 
@@ -531,8 +561,11 @@ def _communication(
     weights_s: Any,
     is_backward: bool,
 ) -> PhaseTimes:
-    """Exposed communication of one pass through the block; `tensor_s` joins its partial results, beside its
-    own work and, backward, beside `weights_s` of matmuls for the gradients of its weights."""
+    """Exposed communication of one pass through the block.
+
+    `tensor_s` joins its partial results. It overlaps with the matmuls of `work` and, in the backward pass,
+    with `weights_s` seconds of matmuls for weight gradients.
+    """
     profile = problem.profile
     slowdown = problem.efficiency.overlap_slowdown
     attention = [operator for operator in operators if isinstance(operator, Attention)]
@@ -561,9 +594,11 @@ def _communication(
 
 
 def tensor_sync_s(problem: Problem, table: Any, groups: ProcessGroups, fabric: CollectiveModel) -> Any:
-    """Joining the partial results of one tensor-parallel region: all-gather in and reduce-scatter out under
-    sequence parallelism, else one all-reduce (Korthikanti et al. 2022, section 4.2.2). The backward pass does
-    the same."""
+    """Seconds of joining the partial results of one tensor-parallel region, in either direction.
+
+    Under sequence parallelism an all-gather in and a reduce-scatter out, else one all-reduce (Korthikanti et
+    al. 2022, section 4.2.2).
+    """
     nbytes = _hidden_bytes(problem, table, "tokens")
     return np.where(
         table.sequence_parallel == 1,
@@ -580,9 +615,9 @@ def _context_s(
     core: Attention,
     is_backward: bool,
 ) -> Any:
-    """Moving keys and values around the ring (Liu et al. 2023), or heads by all-to-all (Jacobs et al. 2023).
+    """Seconds of ring attention (Liu et al. 2023) or of all-to-all attention (Jacobs et al. 2023).
 
-    The ring sends keys and values, in the backward pass their gradients too; the all-to-all sends q, k, v and
+    The ring sends keys and values, in the backward pass their gradients too. The all-to-all sends q, k, v and
     the output.
     """
     element = problem.recipe.activation_bytes
@@ -599,13 +634,13 @@ def _context_s(
 def _expert_s(
     problem: Problem, table: Any, groups: ProcessGroups, fabric: CollectiveModel, experts: Experts
 ) -> Any:
-    """Dispatch to and combine from the experts: two all-to-alls over ep, and joining over etp.
+    """Seconds of token dispatch and combine: two all-to-alls over ep, and all-gather and reduce-scatter over
+    etp.
 
-    Every tp rank sends its share of the tokens, `top_k` copies each, as unevenly as the imbalance says.
-    Beyond the innermost tier a token goes once to each part of the group that holds some of its experts, and
-    spreads there (DeepSeek-V3, section 3.2.2); under node-limited routing these are at most
-    `groups_per_token`.
-    Without sequence parallelism the result is gathered over tp again.
+    Every tp rank sends its share of the tokens, `top_k` copies each, with the load of the imbalance. Beyond
+    the innermost tier a token is sent once to each part of the group that has some of its experts, and is
+    copied there (DeepSeek-V3, section 3.2.2). Under node-limited routing there are at most `groups_per_token`
+    such parts. Without sequence parallelism the result is all-gathered over tp again.
     """
     routed_bytes = (
         rows_of(problem, table, "routed", experts) * problem.model.hidden * problem.recipe.activation_bytes

@@ -1,8 +1,8 @@
-"""Bytes on a rank at the peak of a step, by part.
+"""Peak memory of strategies by part, and the seconds outside of their schedules.
 
-Memory of a step with one backward pass, whose gradients come as activations go.
-
-Peak memory of strategies, exactly, and what lies outside of their schedules.
+`rank_bytes` has the bytes of each rank by part (MEMORY_PARTS), `peak_bytes` and `peaks_of` those of the
+tightest rank, `host_bytes` those on the host. `single_backward_bytes` is the peak of a step with a single
+backward pass, where gradients replace activations. docs/concepts/cost-model.md, section 14.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from shardwise.cost.problem import Problem
 from shardwise.cost.times import ends_of_step, step_end
 from shardwise.equations import memory
 
+# Single backward pass
+
 
 @dataclass(frozen=True, slots=True)
 class SingleBackwardBytes:
-    """Of the rows at these places of a table, bytes at the moment of the backward pass that needs most."""
+    """Bytes of some rows of a table at the moment of the single backward pass that needs most."""
 
     rows: Any
     parameters: Any
@@ -36,14 +38,16 @@ class SingleBackwardBytes:
 
 
 def single_backward_bytes(problem: Problem, table: Any, costs: TableCosts) -> SingleBackwardBytes:
-    """The rows of software that reduces by block whose step is one microbatch on one stage, whose weights are
-    whole until their gradients come, and whose gradients are not whole all the time, as those are that ranks
-    hold alike and compute with as they are.
+    """Peaks of the rows with a single backward pass: gradients replace activations as it proceeds.
 
-    Of layers that are alike each brings and takes away the same, so that it is one of four moments: at the
-    head all activations are kept and no gradient is there; at the last layer, the head's are, and what the
-    layer computes again; at the first, all other layers have gradients instead of activations, and of whole
-    weights; and at the embedding, all have, and its own are there narrow and laid out beside.
+    It applies to software that reduces by block, with one micro-batch on one stage. Weights are unsharded
+    until their gradients are reduced. Gradients are not allocated throughout the step, unlike with
+    replicated weights that have no master copy.
+
+    Equal layers allocate and free the same bytes, so one of four moments is the peak. At the head, all
+    activations are saved and there is no gradient. At the last layer, there are the head's gradients and the
+    layer's recomputed tensors. At the first layer, all other layers have gradients instead of activations and
+    unsharded weights. At the embedding, all have, and its own gradients exist in both dtypes.
     """
     goes = has_single_backward(problem, table) * problem.profile.reduces_by_block
     moves = (table.optim_shard > 1) | (problem.recipe.master_bytes > 0)
@@ -81,19 +85,21 @@ def single_backward_bytes(problem: Problem, table: Any, costs: TableCosts) -> Si
     return SingleBackwardBytes(rows, *most.T)
 
 
+# Parts of the memory of a rank
+
 BOUNDARY_BUFFERS = 4.0
-"""Receive and send buffers of a pipeline stage, each way."""
+"""Number of receive and send buffers of a pipeline stage: one each, in both directions."""
 
 MEMORY_PARTS = (
     "parameters", "gradients", "optimizer", "gathered", "activations", "temporaries", "buffers",
     "fragmentation", "communicators", "context",
 )  # fmt: skip
-"""Parts of a rank's memory, in the order in which they are told."""
+"""Parts of a rank's memory, in the order in which they are reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankBytes:
-    """Parts of a rank's memory; shape (places, rows)."""
+    """Parts of a rank's memory in bytes; shape (places, rows)."""
 
     parameters: Any
     gradients: Any
@@ -116,7 +122,7 @@ class RankBytes:
 
     @property
     def reserved(self) -> Any:
-        """Bytes that the allocator holds."""
+        """Bytes that the allocator reserves."""
         return self.allocated + self.fragmentation
 
     @property
@@ -126,11 +132,10 @@ class RankBytes:
 
 
 def rank_bytes(problem: Problem, table: Any, costs: TableCosts) -> RankBytes:
-    """Memory of the rank of each place, part by part, its activations as if all in flight were on the place's
+    """Memory of the rank of each place by part, as if all its in-flight activations were on the place's
     stage.
 
-    The peak of a row is the maximum over its places: all that is in flight on a rank, at the heaviest of its
-    stages.
+    The peak of a row is the maximum over its places.
     """
     partition, activation_costs, shards = costs.partition, costs.activation_costs, costs.shards
     of_partition, of_shards = costs.of_partition, costs.of_shards
@@ -162,7 +167,7 @@ def peak_bytes(problem: Problem, table: Any, costs: TableCosts) -> Any:
     """Device bytes on the tightest rank of each row: the maximum of `rank_bytes(...).device`, from fewer
     columns.
 
-    What the node decides, what is kept and what is sharded are summed first, each on its own rows.
+    The bytes of partitions, activations and shards are summed first, each on its own rows.
     """
     partition, activation_costs, shards = costs.partition, costs.activation_costs, costs.shards
     saved = activation_costs.device_bytes + partition.temporary_bytes[:, costs.activations_partition]
@@ -203,7 +208,7 @@ def _owns_states(table: Any) -> Any:
 
 
 def boundary_bytes(problem: Problem, table: Any, hop_bytes: Any) -> Any:
-    """Buffers for what stages send each other; none without a pipeline."""
+    """Buffers for sends between stages; 0 without a pipeline."""
     buffers: Any = BOUNDARY_BUFFERS
     if problem.profile.buffers_all_microbatches:
         microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)
@@ -219,6 +224,8 @@ def communicators(table: Any) -> Any:
     )  # fmt: skip
 
 
+# Peaks, and seconds outside of the schedule
+
 FIRST = slice(0, 1)
 """The first place of `costs_of_peak_stages`: the first stage."""
 
@@ -232,22 +239,28 @@ class PeakBytes:
 
 
 def peaks_of(problem: Problem, table: Any, costs: TableCosts | None = None) -> PeakBytes:
-    """Peak memory of every row of a StrategyTable of legal strategies; `costs` is that of
-    `costs_of_peak_stages`."""
+    """Peak memory of every row of a StrategyTable of legal strategies.
+
+    `costs` is that of `costs_of_peak_stages`.
+    """
     costs = costs_of_peak_stages(problem, table) if costs is None else costs
     return PeakBytes(peak_bytes(problem, table, costs), host_bytes(table, costs))
 
 
 def outside_schedule_s(problem: Problem, table: Any, costs: TableCosts | None = None) -> Any:
-    """Seconds of every row outside of its drained schedule, at least: gathering before the first stage's
-    first forward, reduction after its last backward where that ends the schedule, and the end of the step."""
+    """Lower bound of the seconds of every row outside of its pipeline makespan.
+
+    It sums the gathering before the first stage's first forward, the reduction after its last backward where
+    that ends the schedule, and the end of the step.
+    """
     costs = costs_of_peak_stages(problem, table) if costs is None else costs
     return _outside_s(problem, costs) + step_end(problem, table, costs).total_s
 
 
 def _outside_s(problem: Problem, costs: TableCosts) -> Any:
-    """Gathering before the first stage's first forward, and reduction after its last backward where that ends
-    every path."""
+    """Gathering before the first stage's first forward, and reduction after its last backward if that ends
+    all paths.
+    """
     activation_costs, shards = costs.activation_costs, costs.shards
     of_activations, of_shards = costs.of_activations, costs.of_shards
     forward_s = activation_costs.forward_s[0][of_activations] + shards.forward_gather_s[0][of_shards]

@@ -1,4 +1,7 @@
-"""The time of one typed operator on one rank, per microbatch, for columns of degrees."""
+"""Seconds of one typed operator on one rank per micro-batch, for columns of degrees.
+
+`operator_times` is the entry; docs/concepts/cost-model.md, sections 6 and 7.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,21 @@ from shardwise.model import Experts
 from shardwise.operators import Attention, Extent, GroupedMatmul, Lookup, Loss, Matmul, Operator, Pointwise
 
 FUSED_BACKWARD_WORK = 2.5
-"""Arithmetic of fused attention's backward over its forward: five products against two (Dao 2023, section
-3.1)."""
+"""Flop of fused attention's backward relative to its forward: five products against two.
+
+(Dao 2023, section 3.1.)
+"""
 
 LOSS_FORWARD_PASSES = 3.0
 LOSS_BACKWARD_PASSES = 2.0
-"""fp32 passes over the logits: read and write for the maximum and sum and the loss; read and write of the
-gradient."""
+"""fp32 passes over the logits: forward, read and write for the maximum, the sum and the loss; backward, read
+and write of the gradient.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorSeconds:
-    """Seconds forward, for the input's gradient, and for the weights' gradient."""
+    """Seconds of the forward, of the input gradient and of the weight gradient."""
 
     forward_s: Any
     input_s: Any
@@ -32,8 +38,9 @@ class OperatorSeconds:
 
 
 def degree_of(problem: Problem, table: Any, extent: Extent) -> Any:
-    """Over how many ranks a width is split, by its role; key-value heads are repeated where tp exceeds their
-    number."""
+    """Number of ranks that share a width, by its role. Key-value heads are replicated where tp exceeds their
+    number.
+    """
     if extent.role == "whole":
         return 1
     if extent.role == "expert_ffn":
@@ -49,11 +56,10 @@ def width_of(problem: Problem, table: Any, extent: Extent) -> Any:
 
 
 def rows_of(problem: Problem, table: Any, rows: str, experts: Experts | None) -> Any:
-    """Rows on one rank per microbatch: tokens, tokens over tp (sequence parallel), or tokens routed to its
-    experts.
+    """Rows on one rank per micro-batch: tokens, tokens over tp (sequence parallelism), or routed tokens.
 
-    Routed rows: tokens * top_k * load / tp * etp, where the load is the imbalance, or the capacity factor
-    where experts have a capacity; one group of etp ranks works on the tokens of etp / tp of a tp group.
+    Routed rows: tokens * top_k * load / tp * etp. The load is the imbalance, or the capacity factor where
+    experts have a capacity. One group of etp ranks works on the tokens of etp / tp of a tp group.
     """
     tokens = table.micro_batch_size * problem.job.seq_len / table.cp
     if rows == "sequence":
@@ -91,7 +97,7 @@ def operator_times(
 
 
 def moved_s(problem: Machine, moved_bytes: Any) -> Any:
-    """A memory-bound kernel and its launch."""
+    """Seconds of a memory-bound kernel with its launch."""
     efficiency = problem.efficiency
     curve = efficiency.memory
     return efficiency.launch_s + compute.memory_bound_s(
@@ -100,8 +106,10 @@ def moved_s(problem: Machine, moved_bytes: Any) -> Any:
 
 
 def product_s(problem: Machine, m: Any, n: Any, k: Any, keys: Any = None) -> Any:
-    """One plain matmul [m, k] x [k, n] and its launch; with `keys` a batch of products of so many rows each,
-    in the dtype of attention."""
+    """Seconds of one plain matmul [m, k] x [k, n] with its launch.
+
+    With `keys`, a batch of products with `keys` rows each, in the dtype of attention.
+    """
     efficiency = problem.efficiency
     curve = efficiency.matmul
     achieved = compute.matmul_efficiency(
@@ -130,7 +138,7 @@ def _matmul(problem: Problem, table: Any, operator: Matmul, rows: Any) -> Operat
 
 
 def cast_s(problem: Machine, elements: Any) -> Any:
-    """Bringing a matmul's input into the dtype of the matmul, where that is not the dtype it comes in."""
+    """Seconds of casting a matmul's input to the dtype of the matmul; 0 where it has that dtype."""
     cast_bytes = problem.recipe.cast_bytes
     return moved_s(problem, elements * cast_bytes) if cast_bytes else 0.0 * elements
 
@@ -161,7 +169,7 @@ def _grouped(problem: Problem, table: Any, operator: GroupedMatmul, rows: Any) -
 
 
 def _attention(problem: Problem, table: Any, operator: Attention, rows: Any) -> OperatorSeconds:
-    """Fused attention; its whole backward is on the path of the input's gradient."""
+    """Fused attention; its whole backward counts as the input gradient."""
     efficiency, curve = problem.efficiency, problem.attention
     if curve is None:
         return _unfused_attention(problem, table, operator, rows)
@@ -191,14 +199,18 @@ def _attention(problem: Problem, table: Any, operator: Attention, rows: Any) -> 
 
 SOFTMAX_FORWARD_PASSES = 4.5
 SOFTMAX_BACKWARD_PASSES = 5.5
-"""16-bit passes over the scores of unfused attention beside its products: forward the scaled softmax reads
-and writes, dropout reads, writes and keeps a mask of one byte; backward dropout reads, writes and reads the
-mask, the softmax reads its output and the gradient and writes."""
+"""16-bit passes over the scores of unfused attention, in addition to its products.
+
+Forward, the scaled softmax reads and writes; dropout reads, writes, and writes a mask of one byte. Backward,
+dropout reads, writes and reads the mask; the softmax reads its output and the gradient and writes.
+"""
 
 
 UNFUSED_SCORE_BYTES = 5.0
-"""Kept of every score: what the softmax and dropout put out, in 16 bits, and a mask of one byte. (Korthikanti
-et al. 2022, section 4.1.)"""
+"""Bytes saved per score: 16-bit outputs of softmax and dropout, and a mask of one byte.
+
+(Korthikanti et al. 2022, section 4.1.)
+"""
 
 
 def _unfused_attention(problem: Problem, table: Any, operator: Attention, rows: Any) -> OperatorSeconds:

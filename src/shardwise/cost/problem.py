@@ -1,8 +1,8 @@
-"""One problem: a model, a cluster and a job, with the figures that every price needs.
+"""A problem: a model, a cluster and a job, with the figures that every estimate needs.
 
-Pricing what repeats only once: distinct combinations of a few columns of a table.
-
-Which kinds of layers decoders are made of, and in which order: of one decoder, or of one for each row.
+`Machine` has the figures of the devices and their software, `Problem` adds model and job, `bind` makes one.
+`Patterns` has the kinds of layers of one decoder, or of one decoder per row. `distinct_rows` finds repeated
+combinations of columns, so that each is estimated once.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from shardwise.model import Model
 from shardwise.operators import Attention, Extent, Operator
 from shardwise.strategy import Job, Limits, Optimizer, Profile
 
+# Distinct rows of tables
+
 Index = NDArray[np.intp]
 
 
 def distinct_rows(columns: Sequence[NDArray[np.int64]]) -> tuple[Index, Index]:
     """Representatives and inverse of the distinct rows of integer columns of equal lengths.
 
-    Returns (rows, inverse): `rows` holds the index of one row of each distinct combination, `inverse[i]` says
-    which of them row i equals. Runs of equal rows, which tables in product order are full of, are folded
-    before anything is sorted.
+    Returns (rows, inverse): `rows` has the index of one row of each distinct combination, `inverse[i]` states
+    which of them row i equals. Runs of equal rows, frequent in tables in product order, are merged before the
+    sort.
     """
     length = len(columns[0])
     if length <= 1:
@@ -48,7 +50,7 @@ def distinct_rows(columns: Sequence[NDArray[np.int64]]) -> tuple[Index, Index]:
 
 
 def _packed(columns: Sequence[NDArray[np.int64]]) -> Any:
-    """One int64 key per row; columns are ranked again whenever their product would not fit."""
+    """One int64 key per row; columns are ranked where the product of their ranges would overflow."""
     key = np.zeros(len(columns[0]), dtype=np.int64)
     radix = 1
     for column in columns:
@@ -65,14 +67,18 @@ def _packed(columns: Sequence[NDArray[np.int64]]) -> Any:
     return key
 
 
+# Layer patterns
+
 Pattern = tuple[int, ...]
 """The kind of every layer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Patterns:
-    """Of decoders with these `patterns`, `before[d, k, i]` says how many of the first i layers (of all, where
-    there are fewer) are of kind k. `of_row` is the decoder of each row of a table; 0 where all have one.
+    """Layer patterns of several decoders.
+
+    `before[d, k, i]` is the number of layers of kind k among the first i layers of decoder d (all its layers
+    where it has fewer). `of_row` is the decoder of each row of a table; 0 where all rows have the same.
     """
 
     patterns: tuple[Pattern, ...]
@@ -81,7 +87,7 @@ class Patterns:
 
     @staticmethod
     def of(patterns: Sequence[Pattern], kinds: int, of_row: Any = 0) -> Patterns:
-        """Of decoders with so many kinds of layers."""
+        """Patterns of decoders with `kinds` kinds of layers."""
         steps = np.zeros((len(patterns), kinds, max(map(len, patterns)) + 1), dtype=np.int64)
         for decoder, pattern in enumerate(patterns):
             steps[decoder, pattern, np.arange(1, len(pattern) + 1)] = 1
@@ -89,7 +95,7 @@ class Patterns:
 
     @staticmethod
     def joined(parts: Sequence[Patterns], rows: Sequence[int]) -> Patterns:
-        """Of so many rows of each of these, in their order."""
+        """The patterns of a table that has `rows[i]` rows of `parts[i]`, in their order."""
         every = dict.fromkeys(pattern for part in parts for pattern in part.patterns)
         at = {pattern: place for place, pattern in enumerate(every)}
         own = [np.array([at[pattern] for pattern in part.patterns])[part.of_row] for part in parts]
@@ -98,36 +104,41 @@ class Patterns:
 
     @property
     def columns(self) -> list[Any]:
-        """What rows must agree in to have the same layers."""
+        """Columns in which rows must agree to have the same layers."""
         return [self.of_row] if np.ndim(self.of_row) else []
 
     @property
     def layers(self) -> Any:
-        """How many layers there are, of each row."""
+        """Number of layers of each row."""
         return np.array([len(pattern) for pattern in self.patterns])[self.of_row]
 
     def count(self, kind: int) -> Any:
-        """How many of them are of a kind."""
+        """Number of layers of one kind."""
         return self.before[self.of_row, kind, -1]
 
     def between(self, start: Any, end: Any) -> Any:
-        """Layers of each kind from `start` to before `end`, columns over places and rows; shape (kinds,
-        places, rows)."""
+        """Layers of each kind in the range [start, end), columns over places and rows; shape (kinds, places,
+        rows).
+        """
         kinds = np.arange(self.before.shape[1])[:, None, None]
         return self.before[self.of_row, kinds, end] - self.before[self.of_row, kinds, start]
 
     def taken(self, rows: Any) -> Patterns:
-        """The same of these rows."""
+        """The patterns of these rows."""
         return Patterns(self.patterns, self.before, self.of_row[rows]) if self.columns else self
+
+
+# Machine and problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What ranks compute, store and send with: a cluster, number formats, an optimizer.
+    """Figures of the devices: rates, capacities, number formats and optimizer. Units: flop/s, bytes/s, bytes.
 
-    On a mixed cluster the figures are those of the slowest class (every rank keeps its pace).
+    On a mixed cluster the figures are those of the slowest class, because every rank keeps its pace.
     `matmul_flop_per_s` and `other_flop_per_s` are dense peaks times the slowest node's speed.
-    `capacity_bytes` is the smallest device's memory; `host_bytes_per_device` its share of the node's.
+    `capacity_bytes` is the smallest device's memory, `host_bytes_per_device` a device's share of its node's
+    memory.
     """
 
     cluster: Cluster
@@ -151,16 +162,16 @@ class Machine:
 
     @property
     def backend(self) -> Backend:
-        """The library that carries collectives between the cluster's devices."""
+        """The collective library of the cluster's devices."""
         return self.device.backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem(Machine):
-    """What is priced: a model and a job on a machine.
+    """A model and a job on a machine: everything that an estimate needs.
 
-    Where numbers are columns (`is_columnar`), one value for each row of the tables that are priced, rows that
-    agree in their strategy still differ. `patterns` has the layers of the model, or of each row's.
+    `patterns` has the layers of the model, or of each row's. Where `is_columnar`, numbers are columns with
+    one value per row of the estimated tables. Rows with equal strategies may differ then.
     """
 
     model: Model
@@ -175,12 +186,14 @@ class Problem(Machine):
 
     @property
     def attention(self) -> AttentionCurve | None:
-        """The fused kernel that software and device agree on; None where attention is computed unfused."""
+        """The fused kernel that both software and device have; None where attention is unfused."""
         return attention_kernel(self.efficiency, self.profile)
 
     def distinct(self, columns: Sequence[Any]) -> tuple[Any, Any]:
-        """Rows that need a price of their own, of rows that agree in `columns`: (their indices, which of them
-        each row equals)."""
+        """Rows that need an estimate of their own, among rows that may agree in `columns`.
+
+        Returns (rows, inverse) as `distinct_rows` does.
+        """
         if not self.is_columnar:
             return distinct_rows(columns)
         every = np.arange(np.broadcast(*columns).size)
@@ -188,26 +201,26 @@ class Problem(Machine):
 
     @property
     def usable_bytes(self) -> float:
-        """What a rank may take: capacity * (1 - margin)."""
+        """Device bytes that a rank may use: capacity * (1 - margin)."""
         return self.capacity_bytes * (1.0 - self.job.memory_margin)
 
 
 def attention_kernel(efficiency: Efficiency, profile: Profile) -> AttentionCurve | None:
-    """The first fused kernel of the software's that the device has; None where it has none of them."""
+    """The first fused attention kernel of the software that the device has; None if it has none of them."""
     kernels = efficiency.attention
     return next((kernels[name] for name in profile.attention if name in kernels), None)
 
 
 def has_fused_attention(cluster: Cluster, profile: Profile) -> bool:
-    """Whether every class of devices has a fused attention kernel of the software's."""
+    """Whether every class of devices has a fused attention kernel of the software."""
     classes = cluster.classes.values()
     return all(attention_kernel(device.efficiency, profile) is not None for device in classes)
 
 
 def bind(model: Model, cluster: Cluster, job: Job, *, is_columnar: bool = False) -> Problem:
-    """The problem of training `model` on `cluster` as `job` asks.
+    """The problem of training `model` on `cluster` for `job`.
 
-    ConfigError where the devices lack the dtype, or the job's sizes do not suit the model.
+    Raises ConfigError where a class of devices lacks the dtype.
     """
     machine = machine_of(cluster, job.dtype, job.optimizer, job.profile)
     if not job.profile.applies_dropout:
@@ -223,8 +236,10 @@ def bind(model: Model, cluster: Cluster, job: Job, *, is_columnar: bool = False)
 
 
 def machine_of(cluster: Cluster, dtype: str, optimizer: Optimizer, profile: Profile) -> Machine:
-    """`cluster` with the number formats of `dtype` as the software stores them. ConfigError where its devices
-    lack the dtype."""
+    """Figures of `cluster` with the number formats of `dtype` as the software stores them.
+
+    Raises ConfigError where a class of devices lacks the dtype.
+    """
     recipe = find_recipe(dtype)
     if not profile.reduce_in_fp32:
         recipe = replace(recipe, gradient_bytes=recipe.weight_bytes)
@@ -232,7 +247,7 @@ def machine_of(cluster: Cluster, dtype: str, optimizer: Optimizer, profile: Prof
         for peak in (recipe.matmul, recipe.other):
             if peak not in device.peak_flop_per_s:
                 raise ConfigError(
-                    f"{device.name} has no {peak}", key="dtype", found=dtype,
+                    f"{device.name} has no {peak} peak", key="dtype", found=dtype,
                     allowed=", ".join(sorted(device.peak_flop_per_s)),
                 )  # fmt: skip
     used = {node.device_class for node in cluster.nodes}
@@ -256,15 +271,14 @@ def machine_of(cluster: Cluster, dtype: str, optimizer: Optimizer, profile: Prof
 
 
 def _matmul_flop_per_s(device: Device, dtype: str) -> float:
-    """The dense peak, times how much of its own peak a matmul of `dtype` reaches over what a 16-bit one
-    reaches of its own."""
+    """The dense peak, scaled by the fraction that a matmul of `dtype` reaches relative to a 16-bit matmul."""
     curve = device.efficiency.matmul
     relative = {"fp8": curve.fp8_fraction, "fp4": curve.fp4_fraction}
     return device.peak_flop_per_s[dtype] * relative.get(dtype, 1.0)
 
 
 def limits_of(model: Model, job: Job) -> Limits:
-    """What the legality rules need: counts that must divide, over all kinds of layers."""
+    """The counts that the legality rules need, over all kinds of layers."""
     operators = [operator for kind in model.kinds for operator in kind.operators]
     cores = [operator for operator in operators if isinstance(operator, Attention)]
     return Limits(
@@ -288,6 +302,5 @@ def _sizes(operators: list[Operator], role: str) -> list[int]:
 
 
 def _common(sizes: list[int]) -> int:
-    """Greatest common divisor: what divides it divides all. 0, which everything divides, where there are
-    none."""
+    """Greatest common divisor of the sizes; 0, which every degree divides, where there are none."""
     return gcd(*sizes)

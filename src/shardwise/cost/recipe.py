@@ -1,4 +1,4 @@
-"""Number formats and optimizers as data: bytes per parameter and per activation, bytes moved by a step."""
+"""Number formats and optimizers as data: bytes per parameter and per activation, traffic of an update."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shardwise.errors import ConfigError
 class Recipe:
     """How one dtype or low-precision recipe stores and computes.
 
-    `matmul` names the dense peak of weight matmuls, `other` that of attention. Weights are kept in
-    `weight_bytes` each for computing, gradients accumulate in `gradient_bytes`, and the optimizer owns a
-    master copy of `master_bytes`. `cast_bytes` are moved per element of a matmul's input to bring it into the
-    matmul's dtype: read in 16 bits, written as it is and transposed. A tensor that only a matmul needs again
-    is kept in `operand_bytes` per element.
+    `matmul` names the dense peak of weight matmuls, `other` that of attention. Weights for computing have
+    `weight_bytes` each, accumulated gradients `gradient_bytes`, and the optimizer's master copy
+    `master_bytes`. A cast of a matmul's input has `cast_bytes` of traffic per element: read in 16 bits,
+    written directly and transposed. A tensor that only a matmul needs again is saved with `operand_bytes` per
+    element.
     """
 
     matmul: str
@@ -30,8 +30,10 @@ class Recipe:
 
 
 def _sixteen(dtype: str, matmul: str | None = None, operand_bytes: float = 2.0) -> Recipe:
-    """16-bit weights and activations, fp32 gradients and master weights (Micikevicius et al. 2018;
-    Megatron-LM)."""
+    """16-bit weights and activations, fp32 gradients and master weights.
+
+    (Micikevicius et al. 2018; Megatron-LM.)
+    """
     return Recipe(
         matmul=matmul or dtype, other=dtype, activation_bytes=2.0, weight_bytes=2.0, gradient_bytes=4.0,
         master_bytes=4.0, cast_bytes=0.0 if matmul is None else 4.0, operand_bytes=operand_bytes,
@@ -55,8 +57,10 @@ RECIPES: Mapping[str, Recipe] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerCost:
-    """State per parameter, and arithmetic per parameter beyond the element-wise update (Newton-Schulz for
-    Muon)."""
+    """State bytes per parameter, and flop per parameter in addition to the element-wise update.
+
+    `work_flop_per_hidden` is per parameter and hidden unit (Newton-Schulz steps of Muon).
+    """
 
     state_bytes: float
     work_flop_per_hidden: float = 0.0
@@ -65,8 +69,7 @@ class OptimizerCost:
 OPTIMIZERS: Mapping[str, OptimizerCost] = {
     # Two fp32 moments (Kingma & Ba 2015; Loshchilov & Hutter 2019).
     "adamw": OptimizerCost(state_bytes=8.0),
-    # Factored second moment, no first: rows and columns are negligible beside the matrix (Shazeer & Stern
-    # 2018).
+    # Factored second moment, no first moment: its rows and columns are negligible (Shazeer & Stern 2018).
     "adafactor": OptimizerCost(state_bytes=0.0),
     # fp32 momentum.
     "sgd": OptimizerCost(state_bytes=4.0),
@@ -77,7 +80,7 @@ OPTIMIZERS: Mapping[str, OptimizerCost] = {
 
 
 def find_recipe(dtype: str) -> Recipe:
-    """The recipe called `dtype`. ConfigError names the known ones."""
+    """The recipe called `dtype`. ConfigError lists the known ones."""
     if dtype not in RECIPES:
         raise ConfigError("unknown dtype", key="dtype", found=repr(dtype), allowed=", ".join(RECIPES))
     return RECIPES[dtype]

@@ -1,5 +1,9 @@
-"""What sharding decides: traffic of every microbatch, reduction and gathering once per step, the optimizer's
-share."""
+"""ZeRO sharding of parameters, gradients and optimizer states: traffic, memory and the optimizer update.
+
+`sharding_of` estimates the exposed all-gathers and reduce-scatters of every micro-batch. `shards_of` adds the
+reduction and gathering once per step, bytes per rank and the end of the step. docs/concepts/cost-model.md,
+sections 11, 13 and 14.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +22,16 @@ from shardwise.equations import compute, memory
 SHARD_FIELDS = ("param_shard", "grad_shard", "optim_shard")
 
 PREFETCHED_LAYERS = 2.0
-"""Layers whose sharded parameters are whole at a time: the one at work and the next."""
+"""Layers whose sharded parameters are gathered at the same time: the current one and the next (prefetch)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """Sharding of one family of weights (dense or expert) over the group of its replicas: degrees, and sizes
-    per tier.
+    """Sharding of one family of weights (dense or expert) over the group of its replicas: degrees and groups.
 
-    `scatter` are the ranks that reduce-scatter at the end of a step, `replicate` those that all-reduce what
-    is left, `regather` those that hold the same parameters but different optimizer states. `replicas` is the
-    whole group's size.
+    `scatter` are the ranks that reduce-scatter at the end of a step, `replicate` those that all-reduce the
+    shards. `regather` are those with the same parameters but different optimizer states. Groups are sizes per
+    tier. `replicas` is the size of the whole group.
     """
 
     param: Any
@@ -43,7 +46,7 @@ class Degrees:
 
 
 def degrees_of(group: Sizes, replicas: Any, param: Any, grad: Any, optim: Any) -> Degrees:
-    """The groups of shards that are nested in `group`; each keeps to the innermost tiers it can."""
+    """The groups of shards, nested in `group`; each uses the innermost tiers that it can."""
     states = inner_part(group, optim)
     scatter = inner_part(group, np.where(grad > 1, grad, optim))
     param_sizes = inner_part(states, param)
@@ -62,13 +65,12 @@ def degrees_of(group: Sizes, replicas: Any, param: Any, grad: Any, optim: Any) -
 
 @dataclass(frozen=True, slots=True)
 class GridSharding:
-    """What grid and sharding degrees decide. Traffic has shape (blocks, rows): kinds of layers, embedding,
-    head.
+    """Sharding degrees of a grid, and exposed traffic of each block per micro-batch.
 
-    What a microbatch adds to a block's forward and to its backward by gathering parameters, and by reducing
-    gradients, as far as it is not hidden: each hides beside a computation of its own (the forward, the
-    input's gradient, the weights' gradient). Experts shard over what a degree and their own replicas have in
-    common.
+    Traffic has shape (blocks, rows), with blocks = kinds of layers, embedding, head. All-gathers of
+    parameters overlap with the forward and with the input gradient, reduce-scatters of gradients with the
+    weight gradient. The degree of an expert weight is the greatest common divisor of the row's degree and the
+    expert's replicas.
     """
 
     dense: Degrees
@@ -97,7 +99,7 @@ def shard_degrees(table: Any, grid: GridCost) -> tuple[Degrees, Degrees]:
 
 @dataclass(frozen=True, slots=True)
 class Exposed:
-    """What sharding adds to the passes of one microbatch, as far as it is not hidden, in seconds."""
+    """Exposed seconds that sharding adds to the passes of one micro-batch."""
 
     forward_gather_s: Any
     backward_gather_s: Any
@@ -106,8 +108,11 @@ class Exposed:
 
 @dataclass(frozen=True, slots=True)
 class ShardedBlocks:
-    """Of several blocks, one row each, over grids: weights that are sharded, and the computation of the three
-    passes beside which their traffic hides. Shape (blocks, grids)."""
+    """Sharded weights of several blocks, and the computation of the three passes that overlaps with their
+    traffic.
+
+    Shape (blocks, grids).
+    """
 
     dense_weights: Any
     expert_weights: Any
@@ -117,7 +122,7 @@ class ShardedBlocks:
 
     @staticmethod
     def of(blocks: Sequence[BlockCost]) -> ShardedBlocks:
-        """Of priced blocks."""
+        """The columns of blocks with known costs."""
         return ShardedBlocks(
             dense_weights=np.array([block.dense_weights for block in blocks]),
             expert_weights=np.array([block.expert_weights for block in blocks]),
@@ -134,8 +139,11 @@ class ShardedBlocks:
     def traffic_s(
         self, problem: Problem, fabric: CollectiveModel, dense: Degrees, expert: Degrees
     ) -> tuple[Any, Any]:
-        """Gathering a block's sharded parameters once and reducing its sharded gradients once (ZeRO-3 and
-        ZeRO-2, Rajbhandari et al. 2020), before any overlap."""
+        """Seconds of (gathering, reducing) a block's sharded parameters and gradients once, before any
+        overlap.
+
+        ZeRO-3 gathers parameters, ZeRO-2 reduces gradients (Rajbhandari et al. 2020).
+        """
         weight_bytes, gradient_bytes = problem.recipe.weight_bytes, problem.recipe.gradient_bytes
         return (
             self._moved_s(problem, fabric.all_gather_s, weight_bytes, dense.param_sizes, expert.param_sizes),
@@ -152,8 +160,9 @@ class ShardedBlocks:
         dense: Sizes,
         expert: Sizes,
     ) -> Any:
-        """Moving all weights (or gradients) of a block once within the groups that share them; 0 in groups of
-        one."""
+        """One collective over all weights (or gradients) of a block in the groups that share them; 0 for
+        groups of one.
+        """
         dense_s = collective_s(self.dense_weights * element_bytes, dense)
         if problem.model.experts is None:
             return dense_s
@@ -161,7 +170,7 @@ class ShardedBlocks:
         return dense_s + np.where(self.expert_weights > 0, expert_s, 0.0)
 
     def exposed(self, problem: Problem, gather_s: Any, reduce_scatter_s: Any) -> Exposed:
-        """What is left of so much traffic: under a pipeline both come with every microbatch."""
+        """Exposed traffic per micro-batch: with a pipeline, both collectives happen in every micro-batch."""
         overlap, slowdown = problem.profile.shard_overlap, problem.efficiency.overlap_slowdown
         return Exposed(
             compute.exposed_s(gather_s, self.forward_compute_s, overlap, slowdown),
@@ -172,12 +181,13 @@ class ShardedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class ShardingCosts:
-    """What the sharding degrees decide beside the node.
+    """Costs that the sharding degrees decide in a partition.
 
-    Per place: gathers and `reduce_scatter_s` per microbatch on the stage; bytes on the rank, with optimizer
-    states and without, and on its host where the states are there. `reduction_s` and `gathering_s`, once per
-    step and before overlap, only at the places asked for. Per row: whether ranks share optimizer states, and
-    the end of the step."""
+    Per place: all-gathers and `reduce_scatter_s` per micro-batch on the stage; bytes on the rank, and
+    optimizer states on the host where they are offloaded. `reduction_s` and `gathering_s` are once per step
+    and before overlap, only at the requested places. Per row: whether ranks share optimizer states, and the
+    parts of the end of the step.
+    """
 
     forward_gather_s: Any
     backward_gather_s: Any
@@ -206,10 +216,10 @@ def shards_of(
     sharding: GridSharding,
     synced: slice,
 ) -> ShardingCosts:
-    """Sharding costs of each row at its places; row i has node `of_partition[i]`, `sharding` has the rows of
-    `table`.
+    """Sharding costs of each row at its places.
 
-    Reduction and gathering are priced at the `synced` places.
+    Row i has partition `of_partition[i]`; `sharding` has the rows of `table`. Reduction and gathering are
+    estimated at the `synced` places.
     """
     recipe, places = problem.recipe, partition.places
     dense, expert = sharding.dense, sharding.expert
@@ -228,7 +238,7 @@ def shards_of(
     is_reduced_early = (dense.grad > 1) | ((is_single_backward == 1) & (dense.optim > 1))
 
     def reduced(degrees: Degrees) -> Any:
-        """Over how many ranks the gradients that a rank holds are divided."""
+        """Sharding degree of the gradients that stay on a rank."""
         return np.where((degrees.grad == 1) & (is_single_backward == 1), degrees.optim, degrees.grad)
 
     def rank_bytes(element_bytes: float, dense_degree: Any, expert_degree: Any) -> Any:
@@ -261,8 +271,11 @@ def shards_of(
 
 
 def own_bytes(problem: Problem, param_shard: Any, optim_shard: Any) -> Any:
-    """Bytes per element of a rank's own share: master copy and optimizer states; where each block is reduced
-    by itself, also the weights that the states belong to, if they are no master copy and whole elsewhere."""
+    """Bytes per element of a rank's own share: master copy and optimizer states.
+
+    Software that reduces block by block may also have the weights of these states. It does if there is no
+    master copy and parameters are sharded less than states.
+    """
     recipe, state_bytes = problem.recipe, problem.optimizer.state_bytes
     own = recipe.master_bytes + state_bytes
     if not problem.profile.reduces_by_block or recipe.master_bytes or not state_bytes:
@@ -271,28 +284,32 @@ def own_bytes(problem: Problem, param_shard: Any, optim_shard: Any) -> Any:
 
 
 def host_own_bytes(problem: Problem) -> Any:
-    """Bytes on the host per element that a rank's optimizer owns there: master copy and states, and the
-    weights as they go back to the device."""
+    """Host bytes per element of an offloaded optimizer: master copy, states, and the weights that return to
+    the device.
+    """
     return problem.recipe.master_bytes + problem.optimizer.state_bytes + problem.recipe.weight_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights of one family on stages, and in how many equal parts they are reduced and gathered."""
+    """Weights of one family on stages; they are reduced and gathered in `blocks` equal parts."""
 
     elements: Any
     blocks: Any = 1
 
     def moved_s(self, element_bytes: Any, collective_s: Callable[[Any], Any]) -> Any:
-        """Moving so many bytes per weight, each part by a collective of its own."""
+        """Seconds of a collective over `element_bytes` per weight; each part is a collective of its own."""
         return self.blocks * collective_s(self.elements * element_bytes / self.blocks)
 
 
 def _weights_of(
     problem: Problem, partition: PartitionCosts, of_partition: Any, synced: slice
 ) -> tuple[Weights, Weights]:
-    """Dense and expert weights of the `synced` places: whole, or where the software goes by block its layers,
-    those with experts, and the ends."""
+    """Dense and expert weights of the `synced` places.
+
+    They are in one part. Where the software reduces block by block, there is one part per layer (with
+    experts, for expert weights) and per end of the model.
+    """
     dense, expert = (
         weights[synced][:, of_partition]
         for weights in (partition.stage.dense_weights, partition.stage.expert_weights)
@@ -302,7 +319,7 @@ def _weights_of(
     model, places = problem.model, partition.places
     have_experts = [kind.experts is not None for kind in model.kinds]
     of_dense = places.layers.sum(axis=0) + places.has_embedding + places.has_head
-    if model.tied_embeddings:  # a stage with both ends has their table once, in one block
+    if model.tied_embeddings:  # a stage with both ends has the tied embedding once, in one block
         of_dense = of_dense - places.has_embedding * places.has_head
     of_expert = places.layers[have_experts].sum(axis=0)
     of_expert = of_expert + (model.head_experts is not None) * places.has_head
@@ -315,10 +332,10 @@ def _weights_of(
 def reduction_s(
     problem: Problem, fabric: CollectiveModel, sharding: GridSharding, dense: Weights, expert: Weights
 ) -> Any:
-    """Reducing the gradients of what stages hold at the end of the step, before any overlap.
+    """Reducing the gradients of a stage at the end of the step, before any overlap.
 
-    Unsharded: one all-reduce. Optimizer states sharded k ways: reduce-scatter among the k, then all-reduce of
-    a k-th among the replicas. Gradients sharded: the reduce-scatter was done with each microbatch.
+    Not sharded: one all-reduce. Optimizer states sharded k ways: a reduce-scatter among the k, then an
+    all-reduce of a k-th among the replicas. Gradients sharded: each micro-batch did the reduce-scatter.
     """
     gradient_bytes = problem.recipe.gradient_bytes
     dense_s = dense.moved_s(gradient_bytes, lambda nbytes: _reduction_s(fabric, nbytes, sharding.dense))
@@ -337,8 +354,9 @@ def _reduction_s(fabric: CollectiveModel, nbytes: Any, degrees: Degrees) -> Any:
 def gathering_s(
     problem: Problem, fabric: CollectiveModel, sharding: GridSharding, dense: Weights, expert: Weights
 ) -> Any:
-    """Gathering updated weights of what stages hold from the ranks that share their optimizer states, before
-    any overlap."""
+    """Gathering a stage's updated weights from the ranks that share their optimizer states, before any
+    overlap.
+    """
     weight_bytes = problem.recipe.weight_bytes
 
     def of(family: Weights, degrees: Degrees) -> Any:
@@ -355,7 +373,7 @@ def gathering_s(
 def gathered_bytes(
     problem: Problem, partition: PartitionCosts, of_partition: Any, sharding: GridSharding
 ) -> Any:
-    """Whole copies of the layers at work where parameters are sharded."""
+    """Gathered copies of the current layers where parameters are sharded."""
     element_bytes = problem.recipe.weight_bytes
     dense, expert = partition.layer_dense_weights[of_partition], partition.layer_expert_weights[of_partition]
     dense_bytes = memory.gathered_bytes(dense, element_bytes, sharding.dense.param, PREFETCHED_LAYERS)
@@ -365,7 +383,7 @@ def gathered_bytes(
 
 
 def update_bytes(problem: Machine) -> float:
-    """Bytes read and written per parameter by the optimizer: gradient, master copy, states, compute copy."""
+    """Traffic in bytes per parameter of the optimizer update: gradient, master copy, states, compute copy."""
     recipe = problem.recipe
     own = recipe.master_bytes or recipe.weight_bytes
     copy = recipe.weight_bytes if recipe.master_bytes else 0.0
@@ -373,7 +391,7 @@ def update_bytes(problem: Machine) -> float:
 
 
 def device_update_s(problem: Problem, owned: Any) -> Any:
-    """The optimizer's pass over the parameters that a rank owns, and its arithmetic where it has any."""
+    """Optimizer update of the parameters that a rank owns: its traffic, and its arithmetic if it has any."""
     bandwidth = problem.memory_bytes_per_s * problem.efficiency.memory.fraction
     speed = problem.matmul_flop_per_s * problem.efficiency.matmul.peak_fraction
     arithmetic_s = owned * problem.optimizer.work_flop_per_hidden * problem.model.hidden / speed
@@ -381,14 +399,14 @@ def device_update_s(problem: Problem, owned: Any) -> Any:
 
 
 def copies_s(problem: Problem, table: Any, owned: Any, resident: Any) -> Any:
-    """What software that reduces block by block copies of weights and gradients in a step, of which a rank
-    owns and holds so many, where they are wider than what is computed with; 0 otherwise.
+    """Copies of weights and gradients per step in software that reduces block by block; 0 without a master
+    copy.
 
-    Its weights are narrowed (to write them is the optimizer's) and laid into what is gathered; that is laid
-    out again. The gradients of several
-    microbatches are widened and added up, then laid into what is reduced; those of one are widened there.
-    A rank alone also gathers and reduces, by copies. (PyTorch's fully_shard: `foreach_all_gather`,
-    `foreach_all_gather_copy_out` and `foreach_reduce` in _fsdp_collectives.py,
+    A rank owns `owned` elements and has `resident` ones. Its weights are cast to the compute dtype (the
+    optimizer's traffic includes that write), copied into the gathering buffer and out of it again. Gradients
+    of several micro-batches are cast and accumulated, then copied into the reduction buffer; those of one are
+    cast into it. A rank without replicas also gathers and reduces, by copies. (PyTorch's fully_shard:
+    `foreach_all_gather`, `foreach_all_gather_copy_out` and `foreach_reduce` in _fsdp_collectives.py,
     `accumulate_unsharded_grad_if_needed` in _fsdp_param.py.)
     """
     recipe = problem.recipe
@@ -405,15 +423,15 @@ def copies_s(problem: Problem, table: Any, owned: Any, resident: Any) -> Any:
 
 
 def host_update_s(problem: Problem, owned: Any) -> Any:
-    """The same on the host: gradients go there and weights come back over the host link, which also paces the
-    update."""
+    """Optimizer update on the host: its traffic, and gradients and weights, over the host link."""
     moved_bytes = problem.recipe.gradient_bytes + problem.recipe.weight_bytes + update_bytes(problem)
     return owned * moved_bytes / problem.host_link_bytes_per_s
 
 
 def norm_s(problem: Problem, table: Any, fabric: CollectiveModel, owned: Any) -> Any:
     """Gradient norm and clipping: gradients read twice and written once, and one small all-reduce over all
-    ranks."""
+    ranks.
+    """
     bandwidth = problem.memory_bytes_per_s * problem.efficiency.memory.fraction
     devices = table.tp * table.cp * table.pp * table.dp
     join_s = 2.0 * np.log2(devices) * fabric.alphas_s[-1]

@@ -1,7 +1,8 @@
-"""What one stage costs by itself: so many layers on devices of one kind, wherever the other stages lie.
+"""Costs of single stages: given layers on devices of one kind, whatever the other stages are.
 
-A uniform strategy is priced as a whole (`price.py`); an uneven plan is made of stages that differ. Both use
-the same prices of layers, fabrics and memory, so that a stage of a uniform strategy costs the same here.
+`stage_kinds_of` estimates the kinds of stages of one pool, `stage_costs` the stages of uneven plans. A
+uniform strategy is estimated as a whole (`cost.estimate`). Both use the same costs of layers, collectives and
+memory, so that a stage of a uniform strategy costs the same here.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from shardwise.strategy import RECOMPUTES, StrategyTable, complete
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageShape:
-    """Columns that say which stages are priced; they broadcast against kinds of devices (the last axis).
+    """Columns that describe stages; they broadcast against kinds of devices (the last axis).
 
-    `layers` decoder layers; `held` microbatches in flight, which is the stage's place counted from the last
-    (1); `is_first` and `is_last` (0 or 1) say which ends of the model it holds. `replicas` says how many
-    pipelines there are, one or more such numbers; in at least `groups` groups, or as many as there are of
-    them, that meet on the outermost tier.
+    `layers` counts decoder layers. `in_flight` counts micro-batches in flight: the stage's position counted
+    from the last stage, which has 1. `is_first` and `is_last` (0 or 1) state which ends of the model it has.
+    `replicas` are one or more numbers of pipelines. These are in at least `groups` groups (or in as many as
+    there are pipelines) that meet on the outermost tier.
     """
 
     layers: Any
@@ -44,9 +45,11 @@ class StageShape:
 
 @dataclass(frozen=True, slots=True)
 class NodeSlot:
-    """Where a stage lies among those of its pipeline: `stages_per_node` with so many, itself included, in one
-    node, which has so many `devices` (0: what leaves it shares its cards with all others). `is_whole` where
-    these are all stages of the pipeline."""
+    """The slot of a stage among those of its pipeline in a node.
+
+    `stages_per_node` stages of a pipeline, this one included, share a node of `devices` devices (0: sends out
+    of the node share its cards with all others). `is_whole` where these are all stages of the pipeline.
+    """
 
     stages_per_node: int = 1
     devices: int = 0
@@ -55,12 +58,14 @@ class NodeSlot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCosts:
-    """Of every shape on every kind: seconds of a forward and of a backward, of gathering before the first
-    forward and reducing after the last backward, of the end of the step; bytes per device, in tensors and
-    in all.
+    """Costs of every shape on every kind of stage, in seconds and in bytes per device.
 
-    All but `forward_s` have a leading axis of the numbers of replicas, which in `backward_s` is of one entry;
-    and `backward_s`, `reduce_s` and the bytes one more before it, one entry per value of RECOMPUTES.
+    `forward_s` and `backward_s` are per micro-batch. `gather_s` is exposed gathering before the first
+    forward, `reduce_s` exposed reduction after the last backward, `end_s` the end of the step.
+    `allocated_bytes` are in tensors, `device_bytes` are all bytes on the device.
+
+    All but `forward_s` have a leading axis over numbers of replicas, of length 1 in `backward_s`.
+    `backward_s`, `reduce_s` and the bytes have another axis before it, one entry per value of RECOMPUTES.
     """
 
     forward_s: Any
@@ -74,9 +79,12 @@ class StageCosts:
 
 @dataclass(frozen=True, slots=True)
 class StageKinds:
-    """Kinds of stages on one pool of devices: `tp` ranks that share each layer, `dp` replicas that share the
-    rows of a microbatch. `grid` has their prices, `fabric` the tiers on which their replicas meet;
-    `contended` is as if tensor ranks and replicas left by the same cards."""
+    """Kinds of stages on one pool: `tp` ranks share each layer, `dp` replicas share the rows of a
+    micro-batch.
+
+    `grid` has their costs, `fabric` the tiers on which their replicas meet. `contended` has columns as if
+    tensor ranks and replicas used the same cards.
+    """
 
     problem: Problem
     tp: Any
@@ -87,14 +95,14 @@ class StageKinds:
     contended: Any
 
     def among(self, problem: Problem) -> StageKinds:
-        """The same kinds with another outermost tier, over which no stage reaches."""
+        """The same kinds with another outermost tier, which no stage crosses."""
         return replace(self, problem=problem, fabric=collective_model_of(problem))
 
 
 def stage_kinds_of(problem: Problem, kinds: Sequence[tuple[int, int]], micro_batch_size: int) -> StageKinds:
-    """The prices of (tp, dp) stages of one pool, whose `problem` has the tiers on which replicas meet.
+    """Costs of (tp, dp) stages of one pool, whose `problem` has the tiers on which replicas meet.
 
-    `micro_batch_size` sequences make a microbatch of the stage; each of its dp replicas takes an equal part.
+    `micro_batch_size` sequences make a micro-batch of the stage; each of its dp replicas gets an equal part.
     """
     layers = problem.model.layers
     rows = [
@@ -121,10 +129,10 @@ def stage_kinds_of(problem: Problem, kinds: Sequence[tuple[int, int]], micro_bat
 
 
 def hop_s(kinds: StageKinds, tier: int = -1, senders: Any = 0) -> Any:
-    """Seconds to hand one microbatch's hidden states to the next stage over a tier, all ranks sending their
-    parts at once; one per kind.
+    """Seconds of sending one micro-batch's hidden states to the next stage over a tier; one per kind.
 
-    Of what the tier joins so many devices next to each other send at once, at most all of them; 0 for all.
+    All ranks send their parts at once. `senders` adjacent devices below the tier send at once, at most all of
+    them; 0 stands for all.
     """
     nbytes = kinds.grid.hop_bytes
     index = tier % len(kinds.problem.tiers)
@@ -133,18 +141,19 @@ def hop_s(kinds: StageKinds, tier: int = -1, senders: Any = 0) -> Any:
 
 
 def stage_costs(kinds: StageKinds, shape: StageShape, slot: NodeSlot = NodeSlot()) -> StageCosts:
-    """What stages of these shapes cost on each kind; optimizer states are split over all replicas (ZeRO-1).
+    """Costs of stages of these shapes on each kind; optimizer states are sharded over all replicas (ZeRO-1).
 
     Replicas of a stage fill the tiers from the innermost on, as far as the pipeline's other stages in the
-    node leave room. A stage whose weights are tied to those at the other end holds a copy and joins the
+    node leave devices. A stage with weights tied to those at the other end has a copy and joins their
     gradients.
     """
     return stage_costs_by_slot(kinds, shape, (slot,))[0]
 
 
 def stage_costs_by_slot(kinds: StageKinds, shape: StageShape, slots: Sequence[NodeSlot]) -> list[StageCosts]:
-    """The same for stages that lie otherwise among those of their pipelines, by seat: gathering, reducing and
-    the end of the step differ, all else is the same."""
+    """The same for several node slots. Gathering, reduction and the end of the step differ; all else is
+    equal.
+    """
     profile = kinds.problem.profile
     sums, tied, weights, replicas = _stage_sums(kinds, shape)
     is_alone = shape.is_first * shape.is_last
@@ -175,16 +184,17 @@ def stage_costs_by_slot(kinds: StageKinds, shape: StageShape, slots: Sequence[No
 
 
 def stage_bytes(kinds: StageKinds, shape: StageShape) -> tuple[Any, Any]:
-    """Bytes per device of stages, in tensors and in all, as in `StageCosts`: they alone depend on how many
-    microbatches are `held`."""
+    """Bytes per device of stages: (in tensors, on the device), as in `StageCosts`.
+
+    Of the costs only these depend on `in_flight`.
+    """
     sums, _, weights, replicas = _stage_sums(kinds, shape)
     allocated = _allocated_bytes(kinds, shape, sums, weights, replicas)
     return allocated, _device_bytes(kinds, shape, allocated, replicas)
 
 
 def _stage_sums(kinds: StageKinds, shape: StageShape) -> tuple[Sums, Any, Any, Any]:
-    """Sums over the layers of stages; weights of the embedding that stages at both ends of the model have;
-    weights in all; and replicas of each."""
+    """(Sums over the layers of stages, elements of a tied embedding, weights, replicas of each)."""
     sums = Sums(*over_places(kinds.blocks, np.asarray(shape.layers)[None], shape.is_first, shape.is_last))
     tied = kinds.grid.embedding.dense_weights * (1.0 if kinds.problem.model.tied_embeddings else 0.0)
     weights = sums.dense_weights + tied * (shape.is_last - shape.is_first * shape.is_last)
@@ -194,8 +204,7 @@ def _stage_sums(kinds: StageKinds, shape: StageShape) -> tuple[Sums, Any, Any, A
 def _gradients_s(
     kinds: StageKinds, shape: StageShape, weights: Any, forward_s: Any, backward_s: Any, stages_per_node: int
 ) -> tuple[Any, Any]:
-    """Gathering before the first forward and reducing after the last backward, where so many stages of a
-    pipeline lie together in a node."""
+    """(Exposed gathering before the first forward, exposed reduction after the last backward)."""
     problem, recipe = kinds.problem, kinds.problem.recipe
     pipelines = np.asarray(shape.replicas)[:, None, None]
     sizes = _sizes(kinds, pipelines * kinds.dp, np.minimum(shape.groups, pipelines), stages_per_node)
@@ -215,10 +224,12 @@ def _gradients_s(
 
 
 def _sizes(kinds: StageKinds, replicas: Any, groups: Any, stages_per_node: int) -> Sizes:
-    """Replicas per tier, filled from the innermost, in at least so many groups on the outermost; where they
-    do not fill a tier evenly, the next one counts whole groups. What a tier joins holds so many stages of
-    each pipeline `stages_per_node`, so that there is less room for replicas of each; those of one stage are
-    next to each other."""
+    """Replicas per tier, filled from the innermost, in at least `groups` groups on the outermost tier.
+
+    Where replicas do not fill a tier evenly, the next tier counts whole groups. A group of a tier has
+    `stages_per_node` stages of each pipeline, which leaves fewer devices for the replicas of each. The
+    replicas of one stage are adjacent.
+    """
     below: Any = np.ones_like(replicas)
     near = -(-replicas // groups)
     sizes = []
@@ -235,7 +246,7 @@ def _sizes(kinds: StageKinds, replicas: Any, groups: Any, stages_per_node: int) 
 def _end_s(kinds: StageKinds, shape: StageShape, owned: Any) -> Any:
     """Norm and clipping, replicated weights, optimizer and host, after the gradients are reduced.
 
-    The norm joins all devices of the problem's outermost tier.
+    The norm is an all-reduce over all devices of the problem's outermost tier.
     """
     problem, fabric = kinds.problem, kinds.fabric
     gradient_bytes = problem.recipe.gradient_bytes
@@ -248,8 +259,11 @@ def _end_s(kinds: StageKinds, shape: StageShape, owned: Any) -> Any:
 
 
 def _tied_s(kinds: StageKinds, tied: Any, slot: NodeSlot) -> Any:
-    """Adding up the gradients of weights that first and last stage both have: over the node's links where
-    both lie in one, else over the outermost tier, all groups of the node sending at once."""
+    """All-reduce of the gradients of weights that both first and last stage have.
+
+    It uses the node's links where both are in one node. Else it uses the outermost tier, with all groups of
+    the node sending at once.
+    """
     index, within = _where_ends_meet(kinds.problem.tiers, slot)
     senders = kinds.tp * kinds.dp if slot.is_whole else np.array(slot.devices // slot.stages_per_node)
     nbytes = tied * kinds.problem.recipe.gradient_bytes / 2.0
@@ -258,8 +272,7 @@ def _tied_s(kinds: StageKinds, tied: Any, slot: NodeSlot) -> Any:
 
 
 def _where_ends_meet(tiers: Sequence[Tier], slot: NodeSlot) -> tuple[int, int]:
-    """The tier on which first and last stage of a pipeline meet, and the devices of a group of the tier
-    below it."""
+    """(Tier on which first and last stage of a pipeline meet, devices of a group of the tier below it)."""
     meeting = len(tiers) - 1
     if slot.is_whole:
         meeting = max((tier for tier, one in enumerate(tiers) if one.span <= slot.devices), default=meeting)
@@ -283,7 +296,7 @@ def _allocated_bytes(kinds: StageKinds, shape: StageShape, sums: Sums, weights: 
 
 
 def _device_bytes(kinds: StageKinds, shape: StageShape, allocated: Any, replicas: Any) -> Any:
-    """The same with what the allocator, the communicators and the context take."""
+    """The same plus allocator fragmentation, communicators and context."""
     efficiency = kinds.problem.efficiency
     opened = 1.0 + (kinds.tp > 1) + _is_piped(shape) + (replicas > 1)
     return (
@@ -294,5 +307,5 @@ def _device_bytes(kinds: StageKinds, shape: StageShape, allocated: Any, replicas
 
 
 def _is_piped(shape: StageShape) -> Any:
-    """Whether the stage has neighbours (0 or 1)."""
+    """1 where the stage has neighbours, else 0."""
     return 1 - shape.is_first * shape.is_last

@@ -1,8 +1,8 @@
-"""Problems that differ in numbers alone, as one problem whose numbers are columns: one price tells all.
+"""Stacked problems: problems of one shape, estimated as one problem whose numbers are columns.
 
-A price takes about as long for one row as for some hundreds. What decides which formulas are taken
-(operators, tiers, kernels, what the software does) is the shape of a problem; of problems of one shape, every
-number that they do not agree in becomes a column.
+An estimate takes about as long for one row as for some hundreds. The shape of a problem is everything that
+selects formulas: operators, tiers, kernels, software features. Among problems of one shape, every number in
+which they differ becomes a column (`ProblemShapes.stacked`).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ UNUSED_FIELDS: Final = frozenset({
     "name", "family", "config", "described", "provenance", "is_calibrated", "max_seq_len", "pattern",
     "recomputes", "warm_band", "cold_band", "zero_stages",
 })  # fmt: skip
-"""Fields of records that no price reads; the pattern of layers is read in `Problem.patterns`."""
+"""Fields of records that no estimate reads; `Problem.patterns` has the pattern of layers."""
 
 _MACHINE: Final = ("matmul_flop_per_s", "other_flop_per_s", "memory_bytes_per_s", "host_link_bytes_per_s")
 _JOB: Final = ("seq_len", "global_batch_size", "expert_imbalance")
-"""Numbers of a problem and of its job that prices read."""
+"""Numbers of a problem and of its job that estimates read."""
 
 _WORDS: Final = (bool, str, type(None))
 _NUMBERS: Final = (int, float, np.ndarray)
 Figure = int | float | NDArray[Any]
-"""A number of a record: of one problem, so far, or one for each of its rows."""
+"""A number of a record: of one problem, or a column with one value per row."""
 
 Record = object
-"""What holds numbers: a dataclass, or a tuple or mapping of such; a number or a word."""
+"""A value that contains numbers: a dataclass, or a tuple or mapping of records; or a number or a word."""
 
 
 def _records(problem: Problem) -> tuple[Record, ...]:
@@ -43,8 +43,7 @@ def _records(problem: Problem) -> tuple[Record, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _RecordShape:
-    """A record's shape, by its number in `ProblemShapes`, and its numbers in the order in which they are
-    met."""
+    """A record with its shape, by number in `ProblemShapes`, and its numbers in the order of `_read`."""
 
     record: Record
     shape: int
@@ -52,7 +51,7 @@ class _RecordShape:
 
     @property
     def has_columns(self) -> bool:
-        """Whether its numbers are those of several rows already."""
+        """Whether some of its numbers are columns already."""
         return any(isinstance(number, np.ndarray) for number in self.numbers)
 
 
@@ -64,13 +63,15 @@ class ProblemShapes:
     _known: dict[Hashable, int] = field(default_factory=dict)
 
     def of(self, problem: Problem) -> Hashable:
-        """The shape of a problem, the same for all that can stand abreast."""
+        """The shape of a problem; problems of equal shape can be stacked."""
         records = (self._shape_of(record).shape for record in _records(problem))
         return (*records, problem.recipe, problem.optimizer, problem.backend)
 
     def stacked(self, problems: Sequence[Problem], counts: Sequence[int]) -> Problem:
-        """The problem of tables that have so many rows of each of these, which are of one shape, in their
-        order. What no price reads is that of the first."""
+        """The problem of tables with `counts[i]` rows of `problems[i]`, in their order.
+
+        The problems must have one shape. Fields that no estimate reads are those of the first.
+        """
         rows = _Rows(counts, np.repeat(np.arange(len(problems)), counts))
         first = problems[0]
         model, efficiency, profile, tiers = (
@@ -98,7 +99,7 @@ class ProblemShapes:
         return found
 
     def _stacked_record(self, records: Sequence[Record], rows: _Rows) -> Any:
-        """The record of these, one of each problem, whose numbers are columns where they differ."""
+        """One record for these, one per problem; its numbers are columns where they differ."""
         first = records[0]
         if all(record is first for record in records) and not self._shape_of(first).has_columns:
             return first
@@ -108,13 +109,13 @@ class ProblemShapes:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """How many rows each problem has, and which problem each row is of."""
+    """Number of rows of each problem, and the problem of each row."""
 
     counts: Sequence[int]
     problem: NDArray[np.intp]
 
     def column(self, numbers: Sequence[Figure]) -> Figure:
-        """The number of each row, of one (or a column) per problem; the number where all are the same."""
+        """The number of each row, from one number (or column) per problem; no column if all are equal."""
         if any(isinstance(number, np.ndarray) for number in numbers):
             filled = map(np.broadcast_to, numbers, self.counts)
             return np.concatenate(list(filled))
@@ -122,17 +123,17 @@ class _Rows:
         return numbers[0] if alike else np.array(numbers)[self.problem]
 
     def columns(self, records: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
-        """The same of these numbers of a record per problem."""
+        """`column` for these numbers of one record per problem."""
         whole = list(records)
         return {name: self.column([getattr(record, name) for record in whole]) for name in names}
 
 
 def _read(record: Record, shape: list[Hashable], numbers: list[Figure]) -> None:
-    """Appends what a record is apart from its numbers to `shape`, and these to `numbers`."""
+    """Appends everything of a record except its numbers to `shape`, and the numbers to `numbers`."""
     if isinstance(record, _WORDS):
         shape.append(record)
     elif isinstance(record, _NUMBERS):
-        # A count of zero says that there is none of something.
+        # A count of zero means that there is none, which selects other formulas.
         shape.append(type(record) is int and record == 0)
         numbers.append(record)
     elif isinstance(record, Mapping):
@@ -150,7 +151,7 @@ def _read(record: Record, shape: list[Hashable], numbers: list[Figure]) -> None:
 
 
 def _with(record: Any, numbers: Iterator[Figure]) -> Any:
-    """The same record with these numbers, which come in the order in which `_read` meets them."""
+    """The same record with these numbers, in the order in which `_read` meets them."""
     if isinstance(record, _WORDS):
         return record
     if isinstance(record, _NUMBERS):
@@ -163,7 +164,7 @@ def _with(record: Any, numbers: Iterator[Figure]) -> Any:
 
 
 def _names(record: Any) -> tuple[str, ...]:
-    """The fields of a record that prices read."""
+    """The fields of a record that estimates read."""
     kind: Any = type(record)
     return _names_of(kind)
 

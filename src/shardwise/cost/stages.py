@@ -1,10 +1,8 @@
-"""Where layers lie: the stages of a pipeline with what they and their ranks hold, as columns.
+"""Layers and costs of the stages of a pipeline, as columns over rows of a table.
 
-A place is one stage of one row. Arrays have shape (places, rows): all stages of a table whose rows have
-equally many, or for bounds only those stages that no other exceeds.
-
-Sums over the layers of stages and ranks: what a strategy costs before recomputation, sharding and offload
-are chosen.
+A place is one stage of one row. Arrays have shape (places, rows): all stages of a table (`all_places`), or
+only the stages that can decide the peak of memory (`peak_places`). `partition_costs_of` sums the costs of
+layers over stages and ranks, before recomputation, sharding and offload are chosen.
 """
 
 from __future__ import annotations
@@ -20,19 +18,21 @@ from shardwise.cost.problem import Patterns, Problem, distinct_rows
 from shardwise.schedule import SPLIT_NAMES, in_flight, pending_weights
 from shardwise.strategy import IS_V, SCHEDULES, stage_starts
 
+# Places of layers
+
 SPLIT_FIELDS = ("pp", "vpp", "schedule", "first_stage_layers", "last_stage_layers")
-"""The fields on which the places of layers depend."""
+"""The fields that decide which layers each stage has."""
 
 IS_SPLIT = np.array([name in SPLIT_NAMES for name in SCHEDULES])
-"""Per schedule whether it gives weight gradients actions of their own."""
+"""Per schedule: whether weight gradients are actions of their own (split backward)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Per place: its stage and pipeline rank; layers by kind on the stage and on its rank; the ends that the
-    stage and the rank hold (0 or 1).
+    """Stage and pipeline rank of each place, its layers and those of its rank.
 
-    Layer counts have shape (kinds, places, rows).
+    Layer counts are by kind; shape (kinds, places, rows). `has_embedding` and `has_head` are 1 where the
+    stage has that end of the model, else 0; the `rank_` fields are the same for the whole rank.
     """
 
     stage: Any
@@ -76,12 +76,13 @@ def _stages(patterns: Patterns, table: Any) -> Places:
 
 
 def peak_places(problem: Problem, table: Any) -> Places:
-    """Of each row, the places that no other place exceeds in every respect, padded to a common number.
+    """Non-dominated places of each row: those that can decide its peak memory, padded to a common number.
 
-    Without split backward passes, activations in flight never grow with the rank, and a place is exceeded by
-    one on a lower (or the same) rank whose stage and rank hold at least as much of everything. With them, all
-    ranks have equally many in flight, of which more wait for their W on later ranks; a place is exceeded by
-    one on a higher (or the same) rank. What those that are left need at most, the row needs at most.
+    Without split backward passes, in-flight activations never grow with the rank. A place on a lower (or the
+    same) rank then dominates another if its stage and rank have at least as much of everything. With split
+    backward passes, all ranks have equally many in flight, and more of them wait for their W on later ranks.
+    A place on a higher (or the same) rank dominates then. The peak of a row is the largest memory over its
+    non-dominated places.
     """
     return _by_size(problem, table, _peaks)
 
@@ -91,8 +92,10 @@ def _peaks(patterns: Patterns, table: Any) -> Places:
 
 
 def _by_size(problem: Problem, table: Any, places_of: Callable[[Patterns, Any], Places]) -> Places:
-    """`places_of` the distinct splits among the rows, those with about as many stages together, in one padded
-    array."""
+    """`places_of` for the distinct splits among the rows, in one padded array.
+
+    Splits with similar numbers of stages are processed together.
+    """
     patterns = problem.patterns
     rows, inverse = distinct_rows([*(getattr(table, name) for name in SPLIT_FIELDS), *patterns.columns])
     few, patterns = table.take(rows), patterns.taken(rows)
@@ -106,10 +109,10 @@ def _by_size(problem: Problem, table: Any, places_of: Callable[[Patterns, Any], 
 
 
 def _undominated(places: Places, by_rank: Any) -> Places:
-    """Moves the places that are not exceeded to the front and cuts to the largest number of them.
+    """The non-dominated places of each row, at the front; the result has the largest number of them.
 
-    `by_rank` is 1 in rows where a higher rank needs no less, -1 where a lower one. Of equal places the first
-    counts. Rows with fewer repeat their first.
+    `by_rank` is 1 in rows where a higher rank needs at least as much, -1 where a lower rank does. Of equal
+    places the first counts. Rows with fewer places repeat their first.
     """
     ends = [
         places.has_head,
@@ -135,7 +138,7 @@ def _along_places(values: Any, chosen: Any) -> Any:
 
 
 def _padded(groups: list[tuple[Any, Places]], width: int, rows: int) -> Places:
-    """All groups in one array, short ones repeating their place 0."""
+    """All groups in one array; short ones repeat their place 0."""
     columns: dict[str, Any] = {}
     for f in fields(Places):
         sample = getattr(groups[0][1], f.name)
@@ -149,16 +152,19 @@ def _padded(groups: list[tuple[Any, Places]], width: int, rows: int) -> Places:
     return Places(**columns)
 
 
+# Costs of partitions
+
 GPIPE = SCHEDULES.index("gpipe")
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Sums over some layers (and ends) of one microbatch, per place or per row.
+    """Sums over layers (and ends) of one micro-batch, per place or per row.
 
-    Seconds of the phases, of their computation alone, and of what recomputing selectively or in full would
-    add; bytes that are kept without recomputation, under selective, and of inputs alone (embedding and head
-    keep the same in any case); of the outputs of layers' products; elements of dense and of expert weights.
+    `*_s`: seconds of the phases and of their computation alone, and seconds that selective or full
+    recomputation adds. `saved_bytes`, `selective_bytes`, `input_bytes`: saved activations without
+    recomputation, under selective, and the inputs alone (all equal for embedding and head). `output_bytes`:
+    outputs of products with weights. `*_weights`: elements of dense and of expert weights.
     """
 
     forward_s: Any
@@ -182,8 +188,10 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Contended:
-    """Seconds of one microbatch's collectives by the cards by which gradients are summed, per place: in the
-    forward, in the gradient of the input, and in a forward that is repeated in full."""
+    """Seconds of collectives that use the network cards of the gradient reduction, per place and micro-batch.
+
+    In the forward pass, in the input gradient, and in a forward pass that is recomputed in full.
+    """
 
     forward_s: Any
     input_s: Any
@@ -195,12 +203,11 @@ class PartitionCosts:
     """Everything of a row that its grid, schedule and stage split decide.
 
     `stage` and `rank` are sums over each place's stage and over its whole rank, `contended` over its stage;
-    shape (places, rows). Of `in_flight` microbatches so many are `pending_weights` for their W at most.
-    `layer_*` and `boundary` columns are single layers and tensors. `tied_s` synchronises gradients that more
-    than one rank accumulates (a V holds both ends on one rank). From each place on, `hop_s` of a message to
-    the next stage pass beside other work; for `blocked_on_s` a forward waits for what it sends on, for
-    `blocked_back_s` a backward for what it sends back. `sent_bytes` are what copies of gradients
-    take beyond `temporary_bytes` where blocks are reduced one by one.
+    shape (places, rows). `in_flight` counts micro-batches, of which at most `pending_weights` wait for their
+    W. `layer_*` and `boundary_bytes` are single layers and tensors. `tied_s` synchronises gradients that
+    several ranks accumulate (a V has both ends on one rank). `hop_s` is the send to the next stage, as far as
+    it overlaps. A forward blocks for `blocked_on_s` on its send, a backward for `blocked_back_s`.
+    `sent_bytes` are copies of gradients beyond `temporary_bytes`, where blocks are reduced one by one.
     """
 
     places: Places
@@ -230,14 +237,14 @@ def partition_costs_of(
 ) -> PartitionCosts:
     """Sums for each row of `table` at its places; row i has the grid `of_grid[i]`.
 
-    Where embedding and head are tied but lie on different ranks, the head's rank holds a copy of the weights.
+    Where embedding and head are tied but on different ranks, the head's rank has a copy of the weights.
     """
     microbatches = problem.job.global_batch_size // (table.dp * table.micro_batch_size)
     blocks = block_columns(grid)[:, :, of_grid]
     contended = contended_columns(grid, Contention.of(problem.tiers, grid.groups))[:, :, of_grid]
     flying = in_flight(table.schedule, table.pp, microbatches, table.vpp, places.rank)
     is_split = IS_SPLIT[table.schedule]
-    # Elsewhere the loss of a microbatch is gone before the next comes to the head.
+    # In other schedules the loss of a micro-batch is freed before the next one reaches the head.
     saves_losses = places.has_head * (is_split | (table.schedule == GPIPE))
     losses_bytes = saves_losses * (flying - 1) * grid.head.logits_bytes[of_grid]
     temporary_bytes, reduced_bytes = (
@@ -251,7 +258,7 @@ def partition_costs_of(
     is_tied = 1.0 if problem.model.tied_embeddings else 0.0
     copied = np.where(are_ends_apart, is_tied * grid.embedding.dense_weights[of_grid], 0.0)
     hops, is_v, overlap = grid.hops.taken(of_grid), IS_V[table.schedule], problem.profile.pipeline_overlap
-    # The last stage sends nothing on, the first nothing back.
+    # The last stage sends nothing forward, the first nothing back.
     on_s = np.where(places.has_head > 0.0, 0.0, hops.after_s(places.stage, is_v))
     back_s = np.where(places.stage > 0, hops.after_s(places.stage - 1, is_v), 0.0)
     stage = _sums(blocks, places.layers, places.has_embedding, places.has_head)
@@ -281,8 +288,10 @@ def partition_costs_of(
 
 
 def contended_columns(grid: GridCost, contention: Contention) -> Any:
-    """What `Contended` adds up, of every kind of layer and then embedding and head; shape (fields of
-    Contended, blocks, grids)."""
+    """The columns of `Contended` for every kind of layer, embedding and head.
+
+    Shape (fields of Contended, blocks, grids).
+    """
     forward_s = np.array([block.forward.contended_s(contention) for block in grid.blocks])
     input_s = np.array([block.backward_input.contended_s(contention) for block in grid.blocks])
     recompute_s = forward_s.copy()
@@ -291,8 +300,9 @@ def contended_columns(grid: GridCost, contention: Contention) -> Any:
 
 
 def block_columns(grid: GridCost) -> Any:
-    """What `Sums` adds up, of every kind of layer and then embedding and head; shape (fields of Sums, blocks,
-    grids)."""
+    """The columns of `Sums` for every kind of layer, embedding and head; shape (fields of Sums, blocks,
+    grids).
+    """
     columns = [_layer_columns(kind) for kind in grid.kinds]
     columns += [_end_columns(grid.embedding), _end_columns(grid.head)]
     return np.array([[getattr(block, f.name) for block in columns] for f in fields(Sums)])
@@ -317,7 +327,7 @@ def _layer_columns(block: BlockCost) -> Sums:
 
 
 def _end_columns(block: BlockCost) -> Sums:
-    """Embedding and head are never recomputed; what the head puts out counts among the losses."""
+    """Columns of embedding or head: never recomputed; the head's outputs count among the losses."""
     layer = _layer_columns(block)
     never = {name: 0.0 * block.saved_bytes for name in ("selective_s", "full_s", "output_bytes")}
     always = {"selective_bytes": block.saved_bytes, "input_bytes": block.saved_bytes}
@@ -325,14 +335,14 @@ def _end_columns(block: BlockCost) -> Sums:
 
 
 def _sums(blocks: Any, layers: Any, has_embedding: Any, has_head: Any) -> Sums:
-    """Blocks (fields, blocks, rows) times how often each stands at each place; shape (places, rows) per
-    field."""
+    """Sums of blocks (fields, blocks, rows), each times its number at a place; shape (places, rows) per
+    field.
+    """
     return Sums(*over_places(blocks, layers, has_embedding, has_head))
 
 
 def over_places(columns: Any, layers: Any, has_embedding: Any, has_head: Any) -> Any:
-    """Columns of blocks (..., blocks, rows) summed over what lies at each place; shape (..., places,
-    rows)."""
+    """Sums of columns (..., blocks, rows) over the blocks at each place; shape (..., places, rows)."""
     total = columns[..., -2, None, :] * has_embedding + columns[..., -1, None, :] * has_head
     for k, count in enumerate(layers):
         total += columns[..., k, None, :] * count
@@ -346,5 +356,5 @@ def whole_sums(problem: Problem, blocks: Any) -> Sums:
 
 
 def _over_kinds(grid: GridCost, name: str, fold: Any) -> Any:
-    """A field of every kind of layer, folded by a ufunc."""
+    """A field of every kind of layer, reduced by a ufunc."""
     return fold.reduce([getattr(kind, name) for kind in grid.kinds])

@@ -1,4 +1,7 @@
-"""Durations of the actions of a schedule and of what surrounds them, stage by stage."""
+"""Durations of the actions of a schedule, stage by stage (`StageTimes`), and the end of the step (`StepEnd`).
+
+docs/concepts/cost-model.md, sections 12 and 13.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ from shardwise.equations import pipeline
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Seconds of one microbatch on each place, and of what comes once per step; shape (places, rows).
+    """Seconds of one micro-batch on each place, and of the work once per step; shape (places, rows).
 
-    `backward_input_s` and `backward_weight_s` are the two actions of a split backward, `backward_s` the one
-    that is not split. `gather_s` must pass before the first forward, `reduce_s` remains after the last
-    backward. `recompute_s`, `shard_s` and `offload_s` are contained in the phases: told apart for the
-    breakdown. `hop_s` passes between a place's stage and the next.
+    `backward_input_s` and `backward_weight_s` are the two actions of a split backward, `backward_s` is a
+    whole backward. `gather_s` is the exposed gathering of parameters before the first forward, `reduce_s` the
+    exposed gradient reduction after the last backward. `recompute_s`, `shard_s` and `offload_s` are parts of
+    the phases, listed for the breakdown. `hop_s` is the send from a place's stage to the next, as far as it
+    overlaps.
     """
 
     forward_s: Any
@@ -36,7 +40,7 @@ class StageTimes:
 
 
 def stage_times(problem: Problem, table: Any, costs: TableCosts) -> StageTimes:
-    """Times of every place of every row; `costs` has reductions priced at every place."""
+    """Times of every place of every row; `costs` are those of `costs_of_all_stages`."""
     activation_costs, shards = costs.activation_costs, costs.shards
     of_activations, of_shards, of_partition = costs.of_activations, costs.of_shards, costs.of_partition
     there_s, back_s = shards.forward_gather_s[:, of_shards], shards.backward_gather_s[:, of_shards]
@@ -62,11 +66,10 @@ def stage_times(problem: Problem, table: Any, costs: TableCosts) -> StageTimes:
 def ends_of_step(
     problem: Problem, costs: TableCosts, forward_s: Any, input_s: Any, weight_s: Any, places: slice
 ) -> tuple[Any, Any]:
-    """What must be gathered before the first forward, and what remains to be reduced after the last backward,
-    at `places`.
+    """Exposed gathering before the first forward and exposed reduction after the last backward, at `places`.
 
-    The phases' times are those at these places; where backwards are split, the last action is the weights'
-    gradient. Neither hides beside collectives that leave by the same cards.
+    The times of the phases are those at these places. In split schedules the last action is the weight
+    gradient. Neither overlaps with collectives that use the same network cards.
     """
     partition, of_partition = costs.partition, costs.of_partition
     buckets = np.maximum(partition.places.layers.sum(axis=0), 1)[places][:, of_partition]
@@ -87,7 +90,7 @@ def ends_of_step(
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """Seconds after the pipeline has drained and gradients are reduced; shape (rows,)."""
+    """Seconds after the pipeline makespan, when all gradients are reduced; shape (rows,)."""
 
     norm_s: Any
     tied_s: Any
@@ -100,9 +103,9 @@ class StepEnd:
 
 
 def step_end(problem: Problem, table: Any, costs: TableCosts) -> StepEnd:
-    """Norm and clipping, synchronisation of tied and replicated weights, the optimizer, the host.
+    """Seconds of gradient norm and clipping, synchronisation of tied and replicated weights, optimizer, host.
 
-    The norm joins all ranks, so the rank that owns most counts.
+    The norm is an all-reduce over all ranks, so the rank with most optimizer states counts.
     """
     shards, of_shards = costs.shards, costs.of_shards
     is_offloaded = (table.offload == OPTIMIZER) | (table.offload == BOTH)

@@ -1,7 +1,4 @@
-"""How an operator graph is trained: number formats, optimizer, software.
-
-How often the parts of a step happen where a batch goes through a stage of a pipeline in micro-batches.
-"""
+"""How an operator graph is trained (`Training`), and how often the parts of a step happen (`StepCounts`)."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from shardwise.strategy import MEGATRON_2024, Optimizer, Profile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What a Job says beside the sizes of a batch, which a graph has itself."""
+    """The fields of a `Job` that an operator graph does not contain: dtype, optimizer, software profile."""
 
     dtype: str
     optimizer: Optimizer = "adamw"
@@ -21,14 +18,16 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCounts:
-    """A step of one of `stages` stages: so many forward and backward passes, one for each of `microbatches`,
-    of which at most `in_flight` are between the two; and `steps` times what is done once: optimizer, joining
-    of the norm, gradients of parameters that wait whole.
+    """Step counts of one of `stages` pipeline stages.
 
-    In each forward and backward pass, what is sent to other stages holds a rank up for `sent_forward_s` and
-    `sent_backward_s`; messages wait in `buffer_bytes`. With other numbers than a step has, the same sums tell
-    its parts: `steps` 0 leaves the passes, and with `extra_forwards` there are so many forward passes beside
-    those of the micro-batches (fewer where it is negative).
+    A step has one forward and one backward pass for each of `microbatches`; at most `in_flight` micro-batches
+    are between the two. `steps` counts the work that happens once per step: the optimizer, the all-reduce of
+    the gradient norm, the synchronisation of unsharded gradients.
+
+    In each forward and backward pass, sends to other stages block a rank for `sent_forward_s` and
+    `sent_backward_s` seconds. Their buffers have `buffer_bytes`. Other counts give parts of a step: `steps` 0
+    leaves the passes, and `extra_forwards` adds forward passes to those of the micro-batches (or removes some
+    where it is negative).
     """
 
     microbatches: int = 1
@@ -42,4 +41,4 @@ class StepCounts:
 
 
 WHOLE_BATCH = StepCounts()
-"""The whole batch at once, on all devices."""
+"""One micro-batch of the whole batch, on all devices."""

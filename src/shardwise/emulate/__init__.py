@@ -1,5 +1,5 @@
-"""A cluster on one Linux machine: hosts as network namespaces, links with their bandwidth, devices as shares
-of a core."""
+"""Emulates a cluster on one Linux machine: nodes as network namespaces, links with limited bandwidth, devices
+as CPU shares."""
 
 from shardwise.emulate.run import Emulation, run_emulation
 

@@ -1,6 +1,6 @@
-"""Devices as shares of a core: a control group for each, which the kernel lets run so long in each period.
+"""Devices as CPU shares: a control group for each rank, with a quota of CPU time per period.
 
-Ticks on every core, so that the kernel sees in time when a device has used up its share of it.
+`Ticks` wakes a thread on every core often enough that the kernel enforces the quotas in time.
 """
 
 from __future__ import annotations
@@ -16,22 +16,26 @@ from pathlib import Path
 
 from shardwise.errors import ConfigError
 
+# Control groups
+
 QUOTA_US = 1_000
-"""What a device may run in each period: the least that the kernel takes. The less, the less is left to a rank
-that has waited, which finds the quota of a whole period and owes nothing of the last."""
+"""CPU time of a device in each period, in microseconds: the smallest that the kernel accepts. A rank that has
+waited starts with a full quota, so a small quota makes it less early."""
 
 _LONGEST_US = 1_000_000
-"""The kernel takes no longer period."""
+"""Longest period that the kernel accepts, in microseconds."""
 
 _PATIENCE_S = 10.0
+"""Seconds after which undeletable groups are left; the next emulation deletes them."""
+
 _PAUSE_S = 0.005
-"""Between two looks: a process that was ended takes a moment to be gone."""
+"""Seconds between two attempts to delete a group: ended processes take a moment to disappear."""
 
 _FOLDER = "shardwise-{pid}"
 
 
 class CpuShares:
-    """A control group per rank. `build` makes them, `close` ends all that is in them and deletes them."""
+    """A control group per rank. `build` creates them; `close` ends all processes in them and deletes them."""
 
     def __init__(self, ranks: int, pid: int, *, root: Path | None = None) -> None:
         self._root = root if root is not None else _cpu_root()
@@ -40,6 +44,7 @@ class CpuShares:
         self._ranks = ranks
 
     def build(self) -> None:
+        """Create the groups. ConfigError if the kernel or the user's rights do not allow it."""
         try:
             self._folder.mkdir()
             if self._is_v2:
@@ -50,8 +55,8 @@ class CpuShares:
         except OSError as error:
             why = (error.strerror or str(error)).lower()
             raise ConfigError(
-                "cannot be made: the kernel lacks shares of processors (CONFIG_CFS_BANDWIDTH), or this user "
-                "may not use them",
+                "cannot be created: the kernel has no CPU quotas (CONFIG_CFS_BANDWIDTH), or this user may "
+                "not use them",
                 key=str(self._folder), found=why,
             ) from None  # fmt: skip
 
@@ -59,11 +64,11 @@ class CpuShares:
         return self._folder / f"d{rank}"
 
     def members(self, rank: int) -> Path:
-        """The file that takes the ids of the rank's processes."""
+        """The file to which the ids of the rank's processes are written."""
         return self._of(rank) / "cgroup.procs"
 
     def set(self, rank: int, share: float) -> None:
-        """Let the rank run `share` of a core from now on."""
+        """Limit the rank to `share` of a core."""
         period = min(round(QUOTA_US / share), _LONGEST_US)
         if self._is_v2:
             (self._of(rank) / "cpu.max").write_text(f"{QUOTA_US} {period}")
@@ -72,13 +77,13 @@ class CpuShares:
         (self._of(rank) / "cpu.cfs_quota_us").write_text(str(QUOTA_US))
 
     def close(self) -> None:
-        """End every process in the groups, whoever started it, until they can be deleted."""
+        """End every process in the groups, whoever started it, and delete the groups."""
         _delete([*(self._of(rank) for rank in range(self._ranks)), self._folder])
 
 
 def _delete(folders: Sequence[Path]) -> None:
-    """End every process in these groups, the inner ones first, until they can be deleted: one that is ending
-    still holds its group for a while."""
+    """End every process in these groups, inner groups first, and delete them. Retries, since a process that
+    is ending still occupies its group."""
     until_s = time.monotonic() + _PATIENCE_S
     while any(folder.exists() for folder in folders) and time.monotonic() < until_s:
         for folder in folders:
@@ -95,7 +100,7 @@ def _end_members(folder: Path) -> None:
 
 
 def _cpu_root() -> Path:
-    """Where the control groups of processors are mounted; ConfigError where they are not."""
+    """Mount point of the cpu controller. ConfigError if it is not mounted."""
     for line in Path("/proc/mounts").read_text().splitlines():
         _, where, kind, options, *_ = line.split()
         if kind == "cgroup" and "cpu" in options.split(","):
@@ -105,32 +110,35 @@ def _cpu_root() -> Path:
             if controllers.exists() and "cpu" in controllers.read_text().split():
                 return Path(where)
     raise ConfigError(
-        "are not there: the kernel lacks the control group of processors", key="CPU shares",
+        "are not available: the kernel has no cpu controller for control groups", key="CPU shares",
         allowed="a mounted cgroup with the cpu controller",
     )  # fmt: skip
 
 
 def remove_leftover_shares() -> None:
-    """Delete the groups of emulations whose process is gone."""
+    """Delete the groups of emulations whose process has ended."""
     for folder in _cpu_root().glob(_FOLDER.format(pid="*")):
         if not Path(f"/proc/{folder.name.rpartition('-')[2]}").exists():
             _delete([*folder.glob("d*"), folder])
 
 
+# Ticks
+
 INTERVAL_S = 5e-4
-"""Between two ticks on a core: half of what a device may run in a period. They take 2 to 3 % of it."""
+"""Seconds between two ticks on a core: half of a device's quota. Ticks take 2 to 3 % of a core."""
 
 _MOST_PER_S = 32_000
-"""Ticks on all cores together that one interpreter gives: beyond 16 cores they come less often."""
+"""Most ticks per second on all cores together, which one interpreter runs. With more than 16 cores, each core
+gets fewer ticks."""
 
 
 class Ticks:
-    """A thread for each core that wakes up every so often and goes back to sleep.
+    """A thread on each core that wakes up periodically and sleeps again.
 
-    The kernel looks at a quota when it takes the core from a process, and otherwise with its own tick, every
-    4 ms by most kernels (`account_cfs_rq_runtime` in kernel/sched/fair.c). A device that may run for 1 ms at
-    a time runs for up to 4 then, pays for it later, and is now early, now late where others wait for it. A
-    thread of a class above all devices takes their core for an instant.
+    The kernel checks a quota when it takes the core from a process, and otherwise at its own tick, often
+    every 4 ms (`account_cfs_rq_runtime` in kernel/sched/fair.c). A device with a quota of 1 ms could then run
+    for up to 4 ms and pause longer later. Other ranks would wait for it irregularly. A thread of a real-time
+    class preempts the devices for an instant, which triggers the check.
     """
 
     def __init__(self) -> None:
@@ -138,8 +146,8 @@ class Ticks:
         self._threads: list[threading.Thread] = []
 
     def begin(self, talk: Callable[[str], None]) -> None:
-        """Start them, once nothing is forked any more with code of its own. Where the kernel refuses such
-        threads there are none, and `talk` says so."""
+        """Start the threads, after all ranks were forked. If the kernel refuses real-time threads, there are
+        none, and `talk` gets a note."""
         cores = sorted(os.sched_getaffinity(0))
         interval_s = max(INTERVAL_S, len(cores) / _MOST_PER_S)
         begun = threading.Barrier(len(cores) + 1)
@@ -152,13 +160,13 @@ class Ticks:
         begun.wait()
         if refused:
             talk(
-                "shares of cores are kept only by the kernel's own tick, so that waiting ranks are early or "
+                "CPU shares are enforced only by the kernel's own tick, so that waiting ranks are early or "
                 f"late by milliseconds: real-time threads are refused ({refused[0]})"
             )
 
     def _tick(self, core: int, interval_s: float, begun: threading.Barrier, refused: list[str]) -> None:
         try:
-            os.sched_setaffinity(0, {core})  # of this thread, as the next
+            os.sched_setaffinity(0, {core})  # of this thread, like the scheduler below
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(os.sched_get_priority_min(os.SCHED_FIFO)))
         except OSError as error:
             refused.append((error.strerror or str(error)).lower())
@@ -169,6 +177,7 @@ class Ticks:
             time.sleep(interval_s)
 
     def close(self) -> None:
+        """Stop the threads."""
         self._is_over = True
         for thread in self._threads:
             thread.join()

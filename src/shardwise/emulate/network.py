@@ -1,10 +1,8 @@
-"""The link graph of a cluster as namespaces, bridges and shaped interfaces.
+"""The network of an emulated cluster: namespaces, bridges and shaped interfaces (veth, tbf).
 
-Each node is a namespace; each network switch is a bridge in a namespace that all of them share. A link of the
-graph, in one direction, is the interface at its source, whose packets leave at the link's bandwidth. Nothing
-is put into the machine's own namespace, so deleting the namespaces takes everything away.
-
-Commands of the system that set up networks, and what this machine lacks for them.
+Each node is a network namespace. Each switch is a bridge in one namespace for all switches. A directed link
+is the interface at its source, which sends at the link's bandwidth. The machine's own namespace is not
+changed, so deleting the namespaces removes everything.
 """
 
 from __future__ import annotations
@@ -19,7 +17,10 @@ from pathlib import Path
 from shardwise.cluster import Cluster, Link, link_graph
 from shardwise.errors import ConfigError
 
+# System commands
+
 TOOLS = ("ip", "tc")
+"""Required tools of iproute2."""
 
 _LACKS = (
     ("netns", "network namespaces (CONFIG_NET_NS)"),
@@ -31,11 +32,11 @@ _LACKS = (
 
 
 _SYSTEM_FOLDERS = ("/usr/sbin", "/sbin")
-"""Where these tools lie on systems whose users do not have them on their path."""
+"""Folders of these tools on systems where they are not on the path of users."""
 
 
 def tool_path(tool: str) -> str:
-    """Where one of the tools is; ConfigError where it is not."""
+    """Path of a tool. ConfigError if it is not installed."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_SYSTEM_FOLDERS])
     found = shutil.which(tool, path=path)
     if found is None:
@@ -44,22 +45,22 @@ def tool_path(tool: str) -> str:
 
 
 def check_system() -> None:
-    """ConfigError, by the first thing in the way, where this machine cannot emulate a cluster."""
+    """ConfigError with the first reason why this machine cannot emulate a cluster."""
     for tool in TOOLS:
         tool_path(tool)
     if os.geteuid() != 0:
         raise ConfigError(
-            "needs root, for network namespaces and shares of processors", key="emulate",
+            "needs root for network namespaces and CPU shares", key="emulate",
             found=f"user {os.geteuid()}", allowed="sudo shardwise emulate ...",
         )  # fmt: skip
 
 
 def run(command: str) -> str:
-    """What a system command says; ConfigError, naming what the kernel lacks, where it fails."""
+    """Output of a system command. ConfigError, naming what the kernel lacks, if it fails."""
     words = command.split()
     done = _done([tool_path(words[0]), *words[1:]])
     if done.returncode:
-        lacks = next((what for word, what in _LACKS if word in words), "what this needs")
+        lacks = next((what for word, what in _LACKS if word in words), "a required feature")
         output = " ".join(done.stderr.split())[:200]
         raise ConfigError(
             f"failed: the kernel lacks {lacks}, or this user may not use it", key=command, found=output
@@ -68,48 +69,52 @@ def run(command: str) -> str:
 
 
 def try_all(commands: Sequence[str]) -> None:
-    """Run every command, also where some fail: for taking down what may be half there."""
+    """Run every command, even if some fail, to remove what may be half built."""
     for command in commands:
         tool, *words = command.split()
         _done([tool_path(tool), *words])
 
 
 def _done(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """A command in a session of its own: Ctrl-C in a terminal goes to everything that is in the foreground,
-    and would end it half-way."""
+    """Run a command in its own session: Ctrl-C in a terminal would end a foreground process half-way."""
     return subprocess.run(words, capture_output=True, text=True, check=False, start_new_session=True)
 
 
+# The network
+
 _NAME = re.compile(r"sw(\d+)-\w+")
 _PACKET_BYTES = 9_000
-"""Jumbo frames. Devices pay with their share of a core for what a network card would do, packet by packet:
-with 1,500 bytes that was up to half of a step."""
+"""Jumbo frames. Devices spend CPU time per packet, which a network card would do; with 1,500 bytes it was up
+to half of a step."""
 
 _BURST_BYTES = 32_768
 _BURST_S = 0.001
-"""What a bucket holds: at high rates as much as passes between two looks of the kernel's clock."""
+"""Burst allowance of a link: at least `_BURST_BYTES`, and what passes in `_BURST_S` seconds, which covers the
+interval of the kernel's timer."""
 
 _MAX_SEGMENT_BYTES = 30_000
-"""What the kernel hands a link in one piece, headers apart: no more than any bucket holds. A piece that waits
-at a link whose bucket shrinks below it never leaves, nor does anything behind it."""
+"""Largest segment that the kernel passes to a link, without headers: less than any burst allowance. A larger
+segment would block a link for good once its allowance shrinks below it."""
 
 
 class EmulatedNetwork:
-    """Namespaces `sw<pid>-n<k>` of the nodes and `sw<pid>-s` of the switches. `build` makes them, `close`
-    deletes them, whatever state they are in."""
+    """Namespaces `sw<pid>-n<k>` of the nodes and `sw<pid>-s` of the switches. `build` creates them; `close`
+    deletes them in any state."""
 
     def __init__(self, cluster: Cluster, pid: int) -> None:
         if cluster.links:
-            raise ConfigError("is not emulated", key="links", found="a given link graph", allowed="tiers")
+            raise ConfigError("cannot be emulated", key="links", found="a link graph", allowed="tiers")
         self._nodes = len(cluster.nodes)
         self._links = {link.name: link for link in _network_links(cluster)}
         self._prefix = f"sw{pid}"
         self._places: dict[str, tuple[str, str]] = {}
 
     def namespace(self, node: int) -> str:
+        """Name of a node's namespace."""
         return f"{self._prefix}-n{node}"
 
     def address(self, node: int) -> str:
+        """IP address of a node."""
         return f"10.77.{(node + 1) // 256}.{(node + 1) % 256}"
 
     @property
@@ -117,7 +122,7 @@ class EmulatedNetwork:
         return f"{self._prefix}-s"
 
     def build(self) -> None:
-        """Make all namespaces and links. ConfigError where the kernel lacks something."""
+        """Create all namespaces and links. ConfigError if the kernel lacks a feature."""
         run(f"ip netns add {self._switches}")
         for node in range(self._nodes):
             run(f"ip netns add {self.namespace(node)}")
@@ -136,11 +141,11 @@ class EmulatedNetwork:
             self.shape(name, link.capacity.at(0.0))
 
     def _upward(self) -> Sequence[Link]:
-        """Each pair of directed links once, by the one that leads away from the nodes."""
+        """One link of each pair of opposite links: the one that leads away from the nodes."""
         return [link for link in self._links.values() if link.source < link.target]
 
     def _join(self, link: Link, bridges: dict[str, str], number: int) -> None:
-        """The two interfaces of a link and of the one back."""
+        """Create the two interfaces of a link and its opposite."""
         port = f"p{number}"
         if link.source[0] == "n":
             node = int(link.source[1:])
@@ -160,8 +165,7 @@ class EmulatedNetwork:
         self._places[f"{link.target}>{link.source}"] = self._switches, port
 
     def shape(self, name: str, bytes_per_s: float) -> None:
-        """From now on the link lets so many bytes per second through; ConfigError for one that is not
-        there."""
+        """Set the bandwidth of a link in bytes per second. ConfigError if there is no such link."""
         if name not in self._places:
             raise ConfigError(
                 "is not an emulated link", key="link", found=name, allowed=", ".join(self._places) or "none"
@@ -175,17 +179,18 @@ class EmulatedNetwork:
         )
 
     def close(self) -> None:
+        """Delete all namespaces."""
         nodes = [self.namespace(node) for node in range(self._nodes)]
         try_all([f"ip netns del {name}" for name in (*nodes, self._switches)])
 
 
 def _network_links(cluster: Cluster) -> list[Link]:
-    """Links between nodes and switches, and between switches: what lies beyond a node."""
+    """Links between nodes and switches, and between switches: those outside of nodes."""
     return [link for link in link_graph(cluster) if {link.source[0], link.target[0]} <= {"n", "s"}]
 
 
 def remove_leftovers() -> None:
-    """Delete the namespaces of emulations whose process is gone, as after kill -9."""
+    """Delete the namespaces of emulations whose process has ended, as after kill -9."""
     folder = Path("/var/run/netns")
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     leftovers = [

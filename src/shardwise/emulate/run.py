@@ -1,8 +1,8 @@
-"""Runs a command on every device of an emulated cluster, and leaves nothing behind, however it ends.
+"""Runs a command on every device of an emulated cluster and always cleans up.
 
-What an event trace changes while the command runs: bandwidths of links, shares of devices.
-
-Signals that ask for the end, noted as they come and heeded where nothing is half done.
+`run_emulation` starts the ranks in their namespaces and control groups. `changes_of` turns an event trace
+into changes of link bandwidth and device speed during the run. `deferred_signals` records termination
+signals, which are then handled between two actions.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ from shardwise.emulate.cgroups import CpuShares, Ticks, remove_leftover_shares
 from shardwise.emulate.network import EmulatedNetwork, check_system, remove_leftovers, tool_path
 from shardwise.errors import ConfigError
 
+# Changes during a run
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedChange:
-    """At `time_s` after the start, `link` gets `value` bytes per second, or each of `ranks` that speed."""
+    """A change at `time_s` seconds: bandwidth `value` (bytes/s) of `link`, or speed `value` of each of
+    `ranks`."""
 
     time_s: float
     value: float
@@ -36,12 +39,13 @@ class EmulatedChange:
 
 
 def changes_of(trace: EventTrace, cluster: Cluster) -> list[EmulatedChange]:
-    """The changes of a trace, in order. ConfigError for events that are not emulated."""
+    """The changes of a trace, in order. ConfigError for a trace of another cluster or events that cannot be
+    emulated."""
     if trace.nodes != len(cluster.nodes) or trace.absent:
         raise ConfigError(
             "is for another cluster", key="--events",
             found=f"{trace.nodes} nodes, {len(trace.absent)} absent",
-            allowed=f"{len(cluster.nodes)}, none absent",
+            allowed=f"{len(cluster.nodes)} nodes, none absent",
         )  # fmt: skip
     shares: dict[str, float] = {}
     found: list[EmulatedChange] = []
@@ -55,7 +59,7 @@ def changes_of(trace: EventTrace, cluster: Cluster) -> list[EmulatedChange]:
 
 
 def _slowed(event: Slowdown, shares: Mapping[str, float], cluster: Cluster) -> Iterator[EmulatedChange]:
-    """The devices that are touched, each at the product of its own speed and its node's, as it is planned."""
+    """Changes of the affected devices, each to the product of its own speed and its node's."""
     starts = [0, *accumulate(node.devices for node in cluster.nodes)]
     number = int(event.where[1:])
     node = number if event.where[0] == "n" else bisect_right(starts, number) - 1
@@ -72,16 +76,20 @@ def _change(event: object) -> EmulatedChange:
     if isinstance(event, LinkChange) and event.link is not None and event.bytes_per_s is not None:
         return EmulatedChange(time_s=event.time_s, value=event.bytes_per_s, link=event.link)
     raise ConfigError(
-        "is not emulated", key="--events", found=type(event).__name__,
-        allowed="the bandwidth of a link, the speed of a device or node",
+        "cannot be emulated", key="--events", found=type(event).__name__,
+        allowed="bandwidth of a link, speed of a device or node",
     )  # fmt: skip
 
 
+# Signals
+
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end an emulation."""
 
 
 class DeferredSignals:
-    """Whether a signal has come. It is waited for like a file (`fileno`), which can be read once one has."""
+    """Whether a signal has arrived. It can be waited for like a file (`fileno`), which becomes readable
+    then."""
 
     def __init__(self, reader: int) -> None:
         self._reader = reader
@@ -91,16 +99,16 @@ class DeferredSignals:
         return self._reader
 
     def check(self) -> None:
-        """KeyboardInterrupt where one has come."""
+        """KeyboardInterrupt if a signal has arrived."""
         if self.has_come:
             raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def deferred_signals() -> Iterator[DeferredSignals]:
-    """Within this, SIGINT, SIGTERM and SIGHUP are noted and interrupt nothing: however many come, what takes
-    down is not stopped on its way. Those that are ignored stay so. A first one that came when nothing was
-    left to check is a KeyboardInterrupt at the end."""
+    """Record SIGINT, SIGTERM and SIGHUP within this context instead of interrupting, so that cleaning up is
+    never interrupted. Ignored signals stay ignored. A signal that was not checked raises KeyboardInterrupt at
+    the end."""
     reader, writer = os.pipe()
     noted = DeferredSignals(reader)
 
@@ -121,20 +129,24 @@ def deferred_signals() -> Iterator[DeferredSignals]:
     noted.check()
 
 
+# The run
+
 PORT = "29500"
+"""Port of the rendezvous, torchrun's default."""
+
 GRACE_S = 5.0
-"""How long the others may take to end by themselves once a rank has failed."""
+"""Seconds that the other ranks may take to exit after one has failed."""
 
 MOST_CORES = 0.8
-"""Share of the machine's cores that the devices get together where nothing else is asked for."""
+"""Share of the machine's cores that all devices get together by default; the rest is for the system."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulation:
-    """What is run: `command` once per device of `cluster`; a device of speed 1 gets `cpu_share` of a core.
-    `events` change links and devices on the way."""
+    """What to run: `command` once per device of `cluster`. A device of speed 1 gets `cpu_share` of a core; by
+    default, as much as the machine allows. `events` change links and devices during the run."""
 
     cluster: Cluster
     command: tuple[str, ...]
@@ -143,7 +155,7 @@ class Emulation:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The share of a core of each device."""
+        """Share of a core of each device."""
         speeds = [node.speed for node in self.cluster.nodes for _ in range(node.devices)]
         most = min(1.0 / max(speeds), MOST_CORES * (os.cpu_count() or 1) / sum(speeds))
         nominal = self.cpu_share if self.cpu_share is not None else most
@@ -151,8 +163,12 @@ class Emulation:
 
 
 def run_emulation(emulation: Emulation, talk: Callable[[str], None]) -> int:
-    """The exit code of the command: 0 where it is that of all ranks, else that of the first that failed (128
-    and the signal where one ended it). Root only. ConfigError where this machine cannot do it."""
+    """Run the emulation; returns the exit code: 0 if all ranks return 0, else that of the first rank that
+    failed.
+
+    For a rank that a signal ended, it is 128 plus the signal. Needs root. ConfigError if this machine cannot
+    emulate the cluster.
+    """
     check_system()
     remove_leftovers()
     remove_leftover_shares()
@@ -172,7 +188,7 @@ def run_emulation(emulation: Emulation, talk: Callable[[str], None]) -> int:
             shares.set(rank, share)
         latency_s = max(tier.latency_s for tier in emulation.cluster.tiers)
         if latency_s >= 1e-3:
-            talk(f"latency is not emulated: links have none of the {latency_s:g} s of the cluster")
+            talk(f"latency is not emulated: the links do not have the cluster's {latency_s:g} s")
         for rank in range(emulation.cluster.devices):
             signals.check()
             started.append(_start(emulation, rank, network, shares))
@@ -183,7 +199,7 @@ def run_emulation(emulation: Emulation, talk: Callable[[str], None]) -> int:
 def _start(
     emulation: Emulation, rank: int, network: EmulatedNetwork, shares: CpuShares
 ) -> subprocess.Popen[bytes]:
-    """The command as one rank, in the namespace of its node and in its own control group."""
+    """Start the command as one rank, in its node's namespace and its own control group."""
     node, local = _place(emulation.cluster, rank)
     members = shares.members(rank)
     library = ctypes.CDLL(None)
@@ -204,7 +220,7 @@ def _start(
 
 
 def _place(cluster: Cluster, rank: int) -> tuple[int, int]:
-    """The node of a rank, and its number among the node's devices."""
+    """Node of a rank, and its local rank there."""
     local = rank
     for number, node in enumerate(cluster.nodes):
         if local < node.devices:
@@ -216,7 +232,7 @@ def _place(cluster: Cluster, rank: int) -> tuple[int, int]:
 def _variables(
     cluster: Cluster, rank: int, node: int, local: int, network: EmulatedNetwork
 ) -> Mapping[str, str]:
-    """What torchrun would set, so that programs for torchrun run as they are; and one thread each."""
+    """Environment variables that torchrun would set, so that its programs run unchanged; one thread each."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(local),
@@ -239,8 +255,8 @@ def _watched(
     shares: CpuShares,
     signals: DeferredSignals,
 ) -> int:
-    """Carry out the changes as they are due, until all ranks have ended, or one has failed and the others had
-    their grace. KeyboardInterrupt where a signal came."""
+    """Apply changes when they are due, until all ranks have ended, or GRACE_S seconds after one has failed.
+    KeyboardInterrupt if a signal came."""
     start_s = time.monotonic()
     running = {os.pidfd_open(process.pid): process for process in started}
     due = list(changes)
@@ -275,7 +291,7 @@ def _carry_out(
 
 
 def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End the processes of the ranks, whatever they do; what they started besides ends with its group."""
+    """Kill the process groups of the ranks."""
     for process in started:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

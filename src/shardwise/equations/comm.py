@@ -1,9 +1,9 @@
-"""Communication: alpha-beta times of collectives, flat and over a hierarchy of tiers.
+"""Alpha-beta times of collectives, flat and over a hierarchy of tiers.
 
-A group of ranks is described by its members per tier: `sizes[t]` groups of tier t-1 meet inside one group of
-tier t (innermost first), so that the group has prod(sizes) ranks and a tier of size 1 costs nothing.
-`bytes_per_s[t]` is what each rank can send on tier t while all ranks do, `alphas_s[t]` the latency of one
-message there. Every function says whether `nbytes` is the whole tensor or one rank's part.
+`sizes[t]` groups of tier t-1 meet inside one group of tier t, innermost tier first. A group of ranks
+therefore has prod(sizes) members, and a tier of size 1 costs nothing. `bytes_per_s[t]` is the bandwidth of
+each rank on tier t while all ranks send; `alphas_s[t]` is the latency of one message there. Each docstring
+states whether `nbytes` is the whole tensor or one rank's part.
 """
 
 from __future__ import annotations
@@ -26,30 +26,34 @@ def point_to_point_s(nbytes: Quantity, alpha_s: Quantity, bw_bytes_per_s: Quanti
 
 
 def ring_all_gather_s(nbytes: Quantity, n: Quantity, alpha_s: Quantity, bw_bytes_per_s: Quantity) -> Quantity:
-    """(n-1) alpha + (n-1)/n B / bw: one trip around a ring, which is a reduce-scatter (B: the whole input of
-    a rank) or an all-gather (B: the whole output of a rank). [Thakur et al. 2005, ring]"""
+    """(n-1) alpha + (n-1)/n B / bw: one pass around a ring.
+
+    The pass is a reduce-scatter (B: the whole input of a rank) or an all-gather (B: the whole output of a
+    rank). (Thakur et al. 2005, ring.)
+    """
     return (n - 1) * alpha_s + (n - 1) / n * nbytes / bw_bytes_per_s
 
 
 def tree_all_reduce_s(n: Quantity, alpha_s: Quantity, beta_s: Quantity) -> Quantity:
-    """2 log2(n) alpha + 2 beta: up and down a double binary tree; beta pushes the whole tensor through the
-    narrowest hop. [Sanders et al. 2009, two-tree]
+    """2 log2(n) alpha + 2 beta: reduce and broadcast along a double binary tree.
+
+    beta is the time that the whole tensor needs on the narrowest hop. (Sanders et al. 2009, two-tree.)
     """
     return 2.0 * np.log2(n) * alpha_s + 2.0 * beta_s
 
 
 def in_switch_all_reduce_s(n: Quantity, alpha_s: Quantity, beta_s: Quantity) -> Quantity:
-    """2 alpha + beta: each rank sends its tensor once, the switch reduces and multicasts."""
+    """2 alpha + beta: each rank sends its tensor once; the switch reduces and multicasts."""
     return has_peers(n) * 2.0 * alpha_s + beta_s
 
 
 def flat_ring_beta_s(
     nbytes: Quantity, sizes: Sequence[Quantity], bytes_per_s: Sequence[Quantity]
 ) -> Quantity:
-    """Seconds to push B bytes through the narrowest hop of one ring through all ranks.
+    """Seconds that B bytes need on the narrowest hop of one ring through all ranks.
 
-    Where tier t is crossed, the ranks below one crossing share their cards for it: B / (prod(sizes below t) *
-    bw_t).
+    Where the ring crosses tier t, the ranks below one crossing share their network cards: B / (prod(sizes
+    below t) * bw_t).
     """
     below = 1.0
     slowest_s = 0.0 * (nbytes / bytes_per_s[0])
@@ -60,7 +64,7 @@ def flat_ring_beta_s(
 
 
 def flat_ring_alpha_s(sizes: Sequence[Quantity], alphas_s: Sequence[Quantity]) -> Quantity:
-    """Latency of one step of a ring through all ranks: that of the outermost tier crossed."""
+    """Latency of one step of a ring through all ranks: the latency of the outermost tier that it crosses."""
     slowest_s = 0.0 * alphas_s[0]
     for size, alpha_s in zip(sizes, alphas_s, strict=True):
         slowest_s = np.maximum(slowest_s, has_peers(size) * alpha_s)
@@ -81,10 +85,10 @@ def all_gather_s(
     alphas_s: Sequence[Quantity],
     bytes_per_s: Sequence[Quantity],
 ) -> Quantity:
-    """Reduce-scatter or all-gather of a whole tensor of B bytes: one ring through all ranks, as NCCL lays it.
+    """All-gather or reduce-scatter of a whole tensor of B bytes: one ring through all ranks, as in NCCL.
 
-    (n-1) alpha + (n-1)/n beta: all tiers are busy at once; each of the n-1 steps pays the outermost latency
-    that the ring crosses, and the narrowest hop sets the pace.
+    (n-1) alpha + (n-1)/n beta: all tiers are busy at once. Each of the n-1 steps takes the latency of the
+    outermost tier that the ring crosses, and the narrowest hop sets the pace.
     """
     n = group_size(sizes)
     return (n - 1) * flat_ring_alpha_s(sizes, alphas_s) + (n - 1) / n * flat_ring_beta_s(
@@ -99,9 +103,11 @@ def all_reduce_s(
     bytes_per_s: Sequence[Quantity],
     in_switch: Sequence[Quantity],
 ) -> Quantity:
-    """All-reduce of a whole tensor of B bytes: the fastest of two passes, a tree over the flat ring's
-    narrowest hop, and, where every tier that is crossed has it (`in_switch[t]` = 1), reduction in the
-    switch."""
+    """All-reduce of a whole tensor of B bytes, by the fastest algorithm that the tiers allow.
+
+    The candidates are a reduce-scatter with an all-gather, a tree over the narrowest hop of the flat ring,
+    and reduction in the switch. The last needs `in_switch[t]` = 1 on every tier that is crossed.
+    """
     n = group_size(sizes)
     alpha_s = flat_ring_alpha_s(sizes, alphas_s)
     beta_s = flat_ring_beta_s(nbytes, sizes, bytes_per_s)
@@ -124,10 +130,10 @@ def all_to_all_s(
 ) -> Quantity:
     """All-to-all in which each rank sends B bytes in total, evenly to all ranks of the group.
 
-    On tier t a rank sends the share of B whose receivers lie in its tier-t group but not in its tier-(t-1)
+    On tier t a rank sends the share of B whose receivers are in its tier-t group but not in its tier-(t-1)
     group: B * copies[t] * (size_t - 1) * prod(sizes below) / n. `copies[t]` is 1, or less where one copy that
-    crosses the tier serves several receivers behind it (dispatch by nodes: DeepSeek-V3, section 3.2.2).
-    Tiers work at the same time; the latency of the outermost tier crossed is paid once.
+    crosses the tier serves several receivers there (node-limited dispatch: DeepSeek-V3, section 3.2.2). All
+    tiers send at the same time; the latency of the outermost tier crossed counts once.
     """
     n = group_size(sizes)
     below = 1.0
@@ -139,5 +145,5 @@ def all_to_all_s(
 
 
 def expected_groups(groups: Quantity, draws: Quantity) -> Quantity:
-    """In how many of G equal groups k members lie that are drawn evenly, expected: G (1 - (1 - 1/G)^k)."""
+    """Expected number of distinct groups among k even draws from G equal groups: G (1 - (1 - 1/G)^k)."""
     return groups * (1.0 - (1.0 - 1.0 / groups) ** draws)

@@ -1,4 +1,4 @@
-"""Pipelines: closed forms, and overlap at the step's two ends."""
+"""Pipelines: closed forms of the makespan, and overlap at the two ends of a step."""
 
 from __future__ import annotations
 
@@ -10,27 +10,31 @@ from shardwise.equations.quantity import Quantity
 def equal_stages_s(
     pp: Quantity, microbatches: Quantity, forward_s: Quantity, backward_s: Quantity
 ) -> Quantity:
-    """(m + pp - 1)(t_f + t_b): GPipe and 1F1B with equal stages and free hops. (Huang et al. 2019; Narayanan
-    et al. 2021, section 2.2.)"""
+    """(m + pp - 1)(t_f + t_b): makespan of GPipe and 1F1B with equal stages and free hops.
+
+    (Huang et al. 2019; Narayanan et al. 2021, section 2.2.)
+    """
     return (microbatches + pp - 1) * (forward_s + backward_s)
 
 
 def interleaved_equal_stages_s(
     pp: Quantity, vpp: Quantity, microbatches: Quantity, forward_s: Quantity, backward_s: Quantity
 ) -> Quantity:
-    """(m + (pp - 1) / vpp)(t_f + t_b), t of a rank's whole part: the bubble divided by vpp. (Narayanan et al.
-    2021, section 2.2.)"""
+    """(m + (pp - 1) / vpp)(t_f + t_b): makespan of interleaved 1F1B; vpp divides the bubble.
+
+    `forward_s` and `backward_s` are those of all chunks of a rank. (Narayanan et al. 2021, section 2.2.)
+    """
     return (microbatches + (pp - 1) / vpp) * (forward_s + backward_s)
 
 
 def reduction_after_backward_s(
     reduction_s: Quantity, backward_s: Quantity, buckets: Quantity, overlap: Quantity
 ) -> Quantity:
-    """What a stage's gradient reduction adds to its last backward of `backward_s`.
+    """Seconds that a stage's gradient reduction adds to its last backward of `backward_s`.
 
-    The reduction goes bucket by bucket as layers finish: R - (1 - 1/n) min(o R, b) for n equal buckets; the
-    first can start after b / n, the last only after b. Of what passes beside the backward pass the share
-    `overlap` takes nothing from it.
+    The reduction goes bucket by bucket as layers finish: R - (1 - 1/n) min(o R, b) for n equal buckets. The
+    first bucket can start after b / n, the last one only after b. `overlap` is the share of the reduction
+    that can overlap with the backward pass.
     """
     return reduction_s - (1.0 - 1.0 / buckets) * np.minimum(overlap * reduction_s, backward_s)
 
@@ -38,9 +42,8 @@ def reduction_after_backward_s(
 def gathering_before_forward_s(
     gathering_s: Quantity, forward_s: Quantity, buckets: Quantity, overlap: Quantity
 ) -> Quantity:
-    """What gathering parameters adds to a stage's first forward of `forward_s`, if the rest is to arrive in
-    time.
+    """Seconds that gathering parameters adds to a stage's first forward of `forward_s`.
 
-    G - (1 - 1/n) min(o G, f): the mirror image of the reduction.
+    G - (1 - 1/n) min(o G, f): the first bucket is exposed, the others overlap with the forward pass.
     """
     return gathering_s - (1.0 - 1.0 / buckets) * np.minimum(overlap * gathering_s, forward_s)

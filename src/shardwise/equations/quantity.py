@@ -1,5 +1,4 @@
-"""The numbers that equations take: anything that adds, multiplies, compares and passes through numpy's
-ufuncs."""
+"""The type of the numbers in equations: they add, multiply, compare and pass through numpy's ufuncs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Plain values as YAML, deterministic and made for diffs: one key a line, short lists on one line.
+"""Plain values as YAML or JSON text, deterministic and made for diffs.
 
-Everything it writes is inside the strict reader's YAML (`shardwise.inputs`), and comes back equal. It is far
-faster than a general dumper because it knows no anchors, tags, folding or line widths.
-
-A mapping as the text of a file, in the format that the file's name says.
+YAML has one key per line and short lists on one line. The strict reader (`shardwise.inputs`) reads all of it
+back as equal values. It is much faster than a general dumper: it has no anchors, tags, folding or line
+widths. `dumps` writes the format that the file's name says.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 _RESERVED = frozenset(("null", "true", "false", "yes", "no", "on", "off", "y", "n"))
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 _LONG = 100
-"""A list whose one-line form is longer than this goes over several lines."""
+"""A list whose one-line form has more characters than this is split over several lines."""
 
 
 def dumps_yaml(document: Mapping[str, object]) -> str:
-    """`document` as YAML text that ends in a newline.
+    """`document` as YAML text that ends in a newline; the order of keys stays.
 
-    Values are mappings with text keys, sequences, text, finite numbers, booleans and None; anything else is
-    an InternalError. The order of keys is kept.
+    Values are mappings with text keys, sequences, text, finite numbers, booleans and None. Raises
+    InternalError for any other value.
     """
     return "".join(f"{line}\n" for line in _mapping_lines(document))
 
 
 def dumps_flow_yaml(value: object) -> str:
-    """`value` as YAML on one line, to stand within a longer text."""
+    """`value` as YAML on one line, for use inside a longer text."""
     return _flow(value)
 
 
@@ -98,7 +97,7 @@ def _flow(value: object) -> str:
 
 
 def _float(value: float) -> str:
-    """The shortest text that reads back as `value`, as a float in YAML 1.1 and in JSON (`1.0e-05`, never
+    """The shortest text that reads back as `value`, as a float in both YAML 1.1 and JSON (`1.0e-05`, never
     `1e-05`)."""
     text = float.__repr__(value)
     mantissa, mark, exponent = text.partition("e")
@@ -125,8 +124,10 @@ def _are_short(values: Sequence[object]) -> bool:
 
 
 def dumps(document: Mapping[str, object], *, file: str) -> str:
-    """`document` as text that `read_mapping` reads back from a file of the name `file`: JSON where that ends
-    in `.json`, else YAML. Values are those of `dumps_yaml`."""
+    """`document` as the text of a file named `file`: JSON where the name ends in `.json`, else YAML.
+
+    `read_mapping` reads it back. Values are those of `dumps_yaml`; any other value raises InternalError.
+    """
     if not json_suffix(file):
         return dumps_yaml(document)
     try:

@@ -1,4 +1,4 @@
-"""Mappings read key by key: typed, in range, every key known."""
+"""`Fields`: a mapping that is read key by key, with types, ranges and no unknown keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardwise.inputs.messages import MAX_NODES, join_key, nearest, printable, s
 from shardwise.units import examples_of, parse_quantity
 
 MAX_NAME: Final = 200
-"""Characters of a name that the user chose, at most."""
+"""Maximum number of characters of a name that the user chose."""
 
 
 class _Required:
@@ -18,14 +18,14 @@ class _Required:
 
 
 REQUIRED: Final = _Required()
-"""Default of a field that must be there."""
+"""Default of a required field."""
 
 
 class Fields:
     """Reads one mapping key by key; every error names the file and the dotted key path.
 
-    A key that is absent or null takes the default, or is an error where there is none. `finish()` refuses the
-    keys that nobody read, so a misspelt key never becomes a default.
+    A key that is absent or null takes the default; without a default it is an error. `finish()` rejects the
+    keys that were not read, so a misspelt key never becomes a default.
 
         fields = Fields(read_mapping(path), file=path)
         layers = fields.integer("layers", low=1, high=10_000)
@@ -41,23 +41,24 @@ class Fields:
         self._read: dict[str, None] = {}
 
     def has(self, name: str) -> bool:
-        """Whether `name` has a value that is not null; it counts as read."""
+        """Whether `name` has a value other than null; the key then counts as read."""
         self._read[name] = None
         return self._mapping.get(name) is not None
 
     def error(
         self, name: str, message: str, *, found: str | None = None, allowed: str | None = None
     ) -> ConfigError:
-        """A ConfigError located at key `name` of this mapping, or at the mapping where `name` is empty."""
+        """A ConfigError located at key `name` of this mapping, or at the mapping itself where `name` is
+        empty."""
         key = join_key(self.key, name) if name else self.key
         return ConfigError(message, file=self.file, key=key or None, found=found, allowed=allowed)
 
     def any(self, name: str, *, default: object = REQUIRED, allowed: str | None = None) -> Any:
-        """The value as it stands, whatever its type; `default` where it is absent or null."""
+        """The value of `name`, of any type; `default` where it is absent or null."""
         if self.has(name):
             return self._mapping[name]
         if isinstance(default, _Required):
-            # A misspelt key lies unread beside the one it should be (kv_heads is no misspelt heads).
+            # A misspelt key is still unread; the cutoff keeps `heads` from matching `kv_heads`.
             misspelt = nearest(name, self.unread, cutoff=0.8)
             found = printable(misspelt) if misspelt else None
             raise self.error(name, "is missing", found=found, allowed=allowed)
@@ -86,7 +87,7 @@ class Fields:
     def quantity(
         self, name: str, *, unit: str, low: float, high: float, default: float | _Required = REQUIRED
     ) -> float:
-        """A quantity in `unit` (see units.UNITS): text such as `200Gb/s`, or a bare number of that unit."""
+        """A quantity in `unit` (see units.UNITS): text such as `200Gb/s`, or a bare number in that unit."""
         allowed = f"{examples_of(unit)}, from {_bound(low)} to {_bound(high)} {unit}"
         value = self.any(name, default=default, allowed=allowed)
         if isinstance(value, str):
@@ -142,7 +143,7 @@ class Fields:
         high: int = MAX_NODES,
         default: Sequence[object] | _Required = REQUIRED,
     ) -> list[object]:
-        """A list of `low` to `high` values of any kind."""
+        """A list of `low` to `high` values of any type."""
         allowed = f"a list of {low} to {high}"
         value = self.any(name, default=default, allowed=allowed)
         if not isinstance(value, list | tuple) or not low <= len(value) <= high:
@@ -170,13 +171,15 @@ class Fields:
         return found
 
     def items(self) -> Iterator[tuple[str, Fields]]:
-        """Every key with its mapping, for mappings whose keys are names the user chose."""
+        """Every key with its mapping, for mappings whose keys are names that the user chose."""
         for name in self.chosen_names():
             yield name, self.mapping(name)
 
     def chosen_names(self) -> tuple[str, ...]:
-        """All keys, for mappings whose keys are names the user chose: each is a short text, as messages have
-        them in one line."""
+        """All keys, for mappings whose keys are names that the user chose.
+
+        Each is a short printable text, because messages print it on one line.
+        """
         for name in self._mapping:
             if not _is_text(name, MAX_NAME):
                 raise ConfigError(
@@ -195,16 +198,16 @@ class Fields:
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """The keys that nobody asked for yet, in the order of the file."""
+        """The keys that were not read yet, in the order of the file."""
         return tuple(name for name in self._mapping if name not in self._read)
 
     def finish(self, *, allowed: Iterable[str] = ()) -> None:
-        """Refuse the first unread key, with a suggestion; `allowed` are further known keys."""
+        """Reject the first unread key, with a suggestion; `allowed` are further known keys."""
         known = tuple(dict.fromkeys((*self._read, *allowed)))
         for name in self.unread:
             if name not in known:
                 message = "is not a known key" + _did_you_mean(name, known)
-                key = join_key(self.key, name)  # of an empty name too
+                key = join_key(self.key, name)  # also for an empty name
                 raise ConfigError(message, file=self.file, key=key, allowed=_listed(known))
 
 

@@ -1,6 +1,6 @@
-"""How names and found values are written in messages: short, printable, on one line.
+"""Texts for error messages: names and found values, short, printable and on one line.
 
-How large, deep and long a file may be, and the errors that say it is not.
+Also the limits of an input file (MAX_BYTES, MAX_DEPTH, MAX_NODES) and the errors for files that exceed them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from shardwise.errors import ConfigError
 
 
 def nearest(word: str, choices: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The choice most like `word` (upper and lower case alike), or None where none is near; `cutoff` 1 is
-    equality."""
-    from difflib import get_close_matches  # only when something is misspelt
+    """The choice most similar to `word`, ignoring case, or None below the similarity `cutoff` (1: equal)."""
+    from difflib import get_close_matches  # imported only when a word is misspelt
 
     by_folded = {choice.casefold(): choice for choice in reversed(sorted(choices))}
     found = get_close_matches(word[:100].casefold(), by_folded, n=1, cutoff=cutoff)
@@ -35,13 +34,13 @@ def short_repr(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` itself if it can be printed on one line, else escaped."""
+    """`text` itself if it can be printed on one line, else escaped; cut at 200 characters."""
     short = text if len(text) <= 200 else text[:197] + "..."
     return short if short.isprintable() else ascii(short)[1:-1]
 
 
 def join_key(key: str, name: str) -> str:
-    """The dotted path of `name` below `key`: `nodes[0].device`; names that would mislead are quoted."""
+    """The dotted path of `name` below `key`: `nodes[0].device`; names that are not plain words are quoted."""
     part = name if re.fullmatch(r"[\w-]{1,80}", name) else short_repr(name)
     return f"{key}.{part}" if key else part
 
@@ -49,10 +48,11 @@ def join_key(key: str, name: str) -> str:
 MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 32
 MAX_NODES: Final = 100_000
+"""Default limits of an input file: bytes, levels of nesting, and number of values."""
 
 
 def too_large(path: str | None, nbytes: int, max_bytes: int) -> ConfigError:
-    """The error of a text of more than `max_bytes`."""
+    """The error for a text of more than `max_bytes`."""
     where = printable(path) if path else None
     return ConfigError(
         "is too large", file=where, found=f"{nbytes} bytes", allowed=f"at most {max_bytes} bytes"
@@ -60,12 +60,12 @@ def too_large(path: str | None, nbytes: int, max_bytes: int) -> ConfigError:
 
 
 def too_deep(file: str | None) -> ConfigError:
-    """The error of a text with more than MAX_DEPTH levels."""
+    """The error for a text with more than MAX_DEPTH levels."""
     return ConfigError("is nested too deeply", file=file, allowed=f"at most {MAX_DEPTH} levels")
 
 
 def too_many(file: str | None, max_nodes: int) -> ConfigError:
-    """The error of a text with more than `max_nodes` values."""
+    """The error for a text with more than `max_nodes` values."""
     return ConfigError(
         "has too many values", file=file, found=f"more than {max_nodes}", allowed=f"at most {max_nodes}"
     )

@@ -1,10 +1,8 @@
-"""Files and texts as mappings: a regular UTF-8 file of limited size, JSON or YAML.
+"""Read a file or a text as a mapping: a regular UTF-8 file of limited size, in strict JSON or YAML.
 
-What JSON and YAML have in common: numbers, text, and keys that stand once.
-
-JSON text as plain values: distinct keys, finite numbers, sizes checked before anything is built.
-
-YAML text as plain values: what JSON can say and no more, built from parser events within the limits.
+JSON text becomes plain values with distinct keys and finite numbers; its size is checked before parsing. YAML
+text becomes plain values through parser events, within the same limits; it may say what JSON can say and no
+more. Entry points: `read_mapping`, `parse_mapping`, `read_text`, `read_bytes`.
 """
 
 from __future__ import annotations
@@ -34,10 +32,11 @@ from shardwise.inputs.messages import (
 JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 NOT_TEXT = re.compile("[\ud800-\udfff\0]")
 _MAX_DIGITS: Final = 40
+"""Digits of the longest whole number; longer ones are slow to parse and never meant."""
 
 
 def number(text: str) -> int | float:
-    """Finite number that `text` in JSON syntax stands for; ValueError where it is too long or too large."""
+    """The finite number in JSON syntax `text`; raises ValueError where it is too long or too large."""
     match = JSON_NUMBER.fullmatch(text)
     if match is not None and match.group(1) is None and match.group(2) is None:
         if len(text) > _MAX_DIGITS:
@@ -50,7 +49,8 @@ def number(text: str) -> int | float:
 
 
 def checked_text(text: str, file: str | None, key: str) -> str:
-    """`text` itself; ConfigError at `key` where it holds what UTF-8 cannot, or NUL."""
+    """`text` itself; raises ConfigError at `key` where it holds NUL or characters that UTF-8 cannot
+    encode."""
     if NOT_TEXT.search(text):
         raise ConfigError(
             "is not text", file=file, key=key or None, found=short_repr(text), allowed="UTF-8 without NUL"
@@ -59,7 +59,7 @@ def checked_text(text: str, file: str | None, key: str) -> str:
 
 
 def duplicate_key(file: str | None, key: str) -> ConfigError:
-    """The error of a key that stands twice in one mapping."""
+    """The error for a key that stands twice in one mapping."""
     return ConfigError("is given twice", file=file, key=key, allowed="each key once")
 
 
@@ -67,11 +67,12 @@ _MARKS = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[][{},]', re.DOTALL)
 
 
 class _Pairs(list[tuple[str, object]]):
-    """A JSON object before its keys are known to be distinct."""
+    """A JSON object whose keys are not checked yet for duplicates."""
 
 
 def json_value(text: str, file: str | None, max_nodes: int) -> object:
-    """What `text` holds, of at most `max_nodes` values; ConfigError where it is not strict JSON."""
+    """The value of JSON `text`, of at most `max_nodes` values; raises ConfigError where it is not strict
+    JSON."""
     _check_json_size(text, file, max_nodes)
     try:
         value = json.loads(
@@ -93,7 +94,8 @@ def json_value(text: str, file: str | None, max_nodes: int) -> object:
 
 
 def _check_json_size(text: str, file: str | None, max_nodes: int) -> None:
-    """Refuse too deep or too many values from the marks alone, so that nothing is built first."""
+    """Reject text with too many levels or values by its brackets and commas alone, before anything is
+    built."""
     depth, nodes = 0, 1
     for match in _MARKS.finditer(text):
         mark = match.group()
@@ -115,7 +117,7 @@ def _no_constant(text: str) -> object:
 
 
 def _distinct(value: object, file: str | None, key: str) -> Any:
-    """`value` with its `_Pairs` made dicts; ConfigError where a key repeats or a string is not text."""
+    """`value` with `_Pairs` turned into dicts; raises ConfigError for a repeated key or invalid text."""
     if isinstance(value, _Pairs):
         built: dict[str, object] = {}
         for name, item in value:
@@ -133,14 +135,14 @@ _CONSTANTS: Final[Mapping[str, object]] = {"": None, "null": None, "true": True,
 
 @dataclass(slots=True)
 class _Frame:
-    """A mapping or list that is being filled; `name` is the key that waits for its value."""
+    """A mapping or list under construction; `name` is the key whose value comes next."""
 
     items: dict[str, object] | list[object]
     name: str | None = None
 
 
 class _YamlBuilder:
-    """Builds plain values from parser events, with every limit checked before the value exists."""
+    """Builds plain values from parser events; every limit is checked before the value exists."""
 
     def __init__(self, file: str | None, max_nodes: int) -> None:
         self.file = file
@@ -163,7 +165,7 @@ class _YamlBuilder:
         return ConfigError(message, file=self.file, key=self.key(), found=found, allowed=allowed)
 
     def count_node(self, event: Any) -> None:
-        """Every node comes here first: limits, anchors and tags."""
+        """Check limits, anchors and tags; every node passes here first."""
         self.nodes += 1
         if self.nodes > self.max_nodes:
             raise too_many(self.file, self.max_nodes)
@@ -226,8 +228,9 @@ class _YamlBuilder:
 
 
 def yaml_value(text: str, file: str | None, max_nodes: int) -> object:
-    """What `text` holds, of at most `max_nodes` values; ConfigError where it is not the strict YAML."""
-    import yaml  # only where a YAML file is read: JSON and shorthand users do not wait for it
+    """The value of YAML `text`, of at most `max_nodes` values; raises ConfigError where it is not strict
+    YAML."""
+    import yaml  # imported only for YAML files: JSON and shorthand users do not wait for it
 
     builder = _YamlBuilder(file, max_nodes)
     try:
@@ -241,7 +244,7 @@ def yaml_value(text: str, file: str | None, max_nodes: int) -> object:
 
 
 def _handle_event(event: Any, builder: _YamlBuilder, yaml: Any) -> None:
-    """Hand one parser event to the builder."""
+    """Pass one parser event to the builder."""
     if isinstance(event, yaml.ScalarEvent):
         builder.count_node(event)
         builder.scalar(event.value, is_plain=event.style in (None, ""))
@@ -277,7 +280,7 @@ def read_mapping(path: str, *, max_bytes: int = MAX_BYTES, max_nodes: int = MAX_
 
 
 def read_text(path: str, *, max_bytes: int = MAX_BYTES) -> str:
-    """The text of a regular UTF-8 file of at most `max_bytes`; anything else is a ConfigError, at once."""
+    """The text of a regular UTF-8 file of at most `max_bytes`; raises ConfigError for anything else."""
     data = read_bytes(path, max_bytes=max_bytes)
     try:
         return data.decode("utf-8-sig")
@@ -287,7 +290,8 @@ def read_text(path: str, *, max_bytes: int = MAX_BYTES) -> str:
 
 
 def read_bytes(path: str, *, max_bytes: int = MAX_BYTES) -> bytes:
-    """What a regular file of at most `max_bytes` holds; anything else is a ConfigError, at once."""
+    """The bytes of a regular file of at most `max_bytes`; raises ConfigError for anything else, without
+    waiting."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
@@ -296,7 +300,7 @@ def read_bytes(path: str, *, max_bytes: int = MAX_BYTES) -> bytes:
             )
         if status.st_size > max_bytes:
             raise too_large(path, status.st_size, max_bytes)
-        # The file may have become a pipe since; opening must not wait for a writer.
+        # The file may have become a pipe since the check; O_NONBLOCK keeps open() from waiting for a writer.
         with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
             data = file.read(max_bytes + 1) or b""
     except (OSError, ValueError) as error:
@@ -312,7 +316,7 @@ def read_bytes(path: str, *, max_bytes: int = MAX_BYTES) -> bytes:
 def parse_mapping(
     text: str, *, file: str | None = None, max_bytes: int = MAX_BYTES, max_nodes: int = MAX_NODES
 ) -> dict[str, object]:
-    """The mapping that `text` holds, as JSON or YAML; `file` is what errors name.
+    """The mapping in `text`, as JSON or YAML; errors name `file`.
 
     Raises ConfigError for text that breaks a rule of this package, is empty, or holds no mapping.
     """
@@ -345,5 +349,5 @@ def _is_json(text: str, file: str | None) -> bool:
 
 
 def json_suffix(file: str) -> bool | None:
-    """Whether the name of a file says that it is JSON; None where it says neither that nor YAML."""
+    """Whether the name of a file says JSON (True) or YAML (False); None where it says neither."""
     return {".json": True, ".yaml": False, ".yml": False}.get(os.path.splitext(file)[1].lower())

@@ -1,5 +1,5 @@
-"""Which plans our own runtime runs, and how one is started on real machines: torchrun's commands, and files
-for Slurm, Ray and Kubernetes."""
+"""Launching of plans: which plans the shardwise runtime runs (`check_runnable`), and how to start one with
+torchrun, Slurm, Ray or Kubernetes."""
 
 from shardwise.launch.capability import TARGET, check_graph_runnable, check_runnable, check_uneven_runnable
 from shardwise.launch.launchers import (

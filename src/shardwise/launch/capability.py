@@ -1,4 +1,5 @@
-"""Which plans our own runtime runs: what `strategy/data/targets/shardwise.json` says, its capability file."""
+"""Which plans the shardwise runtime can run, by its capability file
+`strategy/data/targets/shardwise.json`."""
 
 from __future__ import annotations
 
@@ -11,27 +12,28 @@ TARGET = target_of("shardwise")
 
 
 def check_runnable(plan: Plan) -> None:
-    """ConfigError, by the first thing in the way, where this runtime cannot run `plan`."""
+    """ConfigError with the first reason why this runtime cannot run `plan`."""
     target = TARGET.for_job(plan.model, plan.job)
     for refusal in target.refusals(plan.best.strategy):
-        allowed = f"{refusal.allowed}, as in what `plan --target {TARGET.name}` finds"
+        allowed = f"{refusal.allowed}, as in plans of `plan --target {TARGET.name}`"
         raise _refusal(f"best.strategy.{refusal.key}", refusal.found, allowed)
     _check_known(plan, TARGET.dtypes)
     strategy = plan.best.strategy
     is_ring = strategy.cp > 1 and strategy.cp_kind == "ring"
     if is_ring and plan.job.dtype == "fp32" and not TARGET.knows_devices(plan.cluster.classes):
-        # The kernels that give the sums of a part of the keys take no wider dtype there.
-        raise _refusal("job.dtype", "fp32 with a ring of context ranks", "bf16, or cp_kind all_to_all")
+        # PyTorch's flash-attention kernels, which return the log-sum-exp of scores, do not support fp32 on
+        # devices.
+        raise _refusal("job.dtype", "fp32 with ring attention", "bf16, or cp_kind all_to_all")
     if (
         len(plan.best.layout.pipelines) > 1
         or len({s.device_class for p in plan.best.layout.pipelines for s in p.stages}) > 1
     ):
-        raise _refusal("best.layout", "a mixed layout", "one pipeline of alike stages")
+        raise _refusal("best.layout", "a mixed layout", "one pipeline of equal stages")
 
 
 def check_uneven_runnable(plan: UnevenFile) -> None:
-    """ConfigError, by the first thing in the way, where this runtime cannot run an uneven plan; also where
-    its stages do not make up pipelines on the ranks of its cluster."""
+    """ConfigError with the first reason why this runtime cannot run an uneven plan. Its stages must also form
+    pipelines on the ranks of its cluster."""
     _check_known(plan, TARGET.uneven_dtypes)
     if plan.model.experts is not None:
         raise _refusal("model", "experts", "models without experts")
@@ -50,16 +52,15 @@ def check_uneven_runnable(plan: UnevenFile) -> None:
             if len(ranks) != stage.tp * stage.dp:
                 raise _refusal("best.layout", f"ranks {stage.ranks}", f"{stage.tp * stage.dp} ranks")
             if best.micro_batch_size % stage.dp or job.seq_len % stage.tp:
-                raise _refusal("best.layout", f"tp {stage.tp}, dp {stage.dp}", "equal parts of a microbatch")
+                raise _refusal("best.layout", f"tp {stage.tp}, dp {stage.dp}", "equal parts of a micro-batch")
     if sequences != job.global_batch_size:
         raise _refusal("best.microbatches", f"{sequences} sequences", f"{job.global_batch_size}")
     if len(set(taken)) != len(taken) or not set(taken) <= set(range(plan.cluster.devices)):
-        raise _refusal("best.layout", "ranks taken twice or unknown", f"ranks below {plan.cluster.devices}")
+        raise _refusal("best.layout", "ranks used twice or unknown", f"ranks below {plan.cluster.devices}")
 
 
 def check_graph_runnable(plan: GraphPlan) -> None:
-    """ConfigError, by the first thing in the way, where this runtime cannot run the plan of an operator
-    graph."""
+    """ConfigError with the first reason why this runtime cannot run the plan of an operator graph."""
     for key, found, known in (
         ("job.dtype", plan.job.dtype, TARGET.dtypes),
         ("job.optimizer", plan.job.optimizer, TARGET.optimizers),
@@ -75,7 +76,7 @@ def check_graph_runnable(plan: GraphPlan) -> None:
 
 
 def _check_known(plan: Plan | UnevenFile, dtypes: tuple[str, ...]) -> None:
-    """ConfigError where the job, the model or the devices are none that this runtime knows."""
+    """ConfigError if this runtime does not support the job, the model or the devices."""
     for key, found, known in (
         ("job.dtype", plan.job.dtype, dtypes),
         ("job.optimizer", plan.job.optimizer, TARGET.optimizers),
@@ -91,4 +92,4 @@ def _check_known(plan: Plan | UnevenFile, dtypes: tuple[str, ...]) -> None:
 
 
 def _refusal(key: str, found: str, allowed: str) -> ConfigError:
-    return ConfigError("is not run by this runtime", key=key, found=found, allowed=allowed)
+    return ConfigError("is not supported by this runtime", key=key, found=found, allowed=allowed)

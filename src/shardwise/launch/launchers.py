@@ -1,12 +1,11 @@
-"""What every launcher needs to know of a plan: hosts, their processes, and the command of each.
+"""Launch commands and files for plans, with torchrun, Slurm, Ray or Kubernetes.
 
-Kubernetes: an indexed Job, the Service that gives its pods names, and the plan as a ConfigMap.
+`launch_of` collects what launchers need from a plan in a `Launch`: hosts, processes per host, the command.
 
-Ray: a driver program that reserves the hosts and starts torchrun on each.
-
-Slurm: a batch script.
-
-torchrun: a command for every host.
+- `torchrun_commands`: one command per host.
+- `slurm_script`: a batch script for sbatch.
+- `ray_script`: a driver that reserves the hosts and starts torchrun on each.
+- `kubernetes_manifest`: an indexed Job, a Service for the names of its pods, and the plan as a ConfigMap.
 """
 
 from __future__ import annotations
@@ -23,20 +22,23 @@ from shardwise.cluster import Node
 from shardwise.errors import ConfigError
 from shardwise.plans import AnyPlan, GraphPlan, UnevenFile
 
+# What all launchers need
+
 LAUNCHERS = ("torchrun", "slurm", "ray", "k8s")
+"""Values of `--with`."""
 
 _LABEL_LENGTH = 40
-"""Of a name: with a number behind it, it stays within the 63 characters of a DNS label."""
+"""Longest name; with a number appended, it stays within the 63 characters of a DNS label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A run of a plan on hosts, one process per device, ranks in the order of the hosts.
+    """A run of a plan on hosts, with one process per device and ranks in the order of the hosts.
 
-    `arguments` are those of `shardwise` (`train PLAN ...`); `processes` has the devices of each host. `head`
-    is the host where ranks meet (host 0), None where the launcher finds it; `port` is free there. `gpu` is
-    the vendor whose devices the plan is for, None for a plan on CPUs. `unlike` has the device class of each
-    host where none may stand for one of another class; it is empty where any may.
+    `arguments` are those of `shardwise` (`train PLAN ...`). `processes` has the number of devices of each
+    host. `head` is the host of the rendezvous (host 0), None if the launcher finds it; `port` must be free
+    there. `gpu` is the vendor of the devices, None for CPUs. `unlike` has the device class of each host if
+    hosts of different classes are not interchangeable; it is empty if all are.
     """
 
     name: str
@@ -53,17 +55,17 @@ class Launch:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """What torchrun is to run. Behind `--` it does not take words like `--log` for short forms of its
-        own."""
+        """Arguments of torchrun that name the program. After `--`, torchrun does not parse options like
+        `--log` as abbreviations of its own."""
         return ("-m", "--", "shardwise", *self.arguments)
 
     def command(
         self, *, rank: str, processes: int, head: str, escape: Callable[[str], str] = str
     ) -> list[str]:
-        """The words that start host `rank` of several, all but `rank` and `head` as `escape` writes them:
-        these two may be a launcher's own variables.
+        """The command that starts host `rank` of several hosts.
 
-        The rendezvous is static: host k has the ranks that the plan gives it, whoever comes first.
+        All words are escaped by `escape` except `rank` and `head`, which may be variables of a launcher. The
+        rendezvous is static: host k has the ranks that the plan gives it, whichever host starts first.
         """
         before = ("torchrun", "--nnodes", str(self.hosts), "--nproc-per-node", str(processes),
                   "--master-port", str(self.port))  # fmt: skip
@@ -71,19 +73,19 @@ class Launch:
         return [*map(escape, before), *rendezvous, *map(escape, self.program)]
 
     def processes_per_host(self, launcher: str) -> int:
-        """Processes of each host, where all hosts have as many and any may be any of the plan's; ConfigError
-        names the launcher that needs it."""
+        """Processes of each host. ConfigError, naming the launcher, if hosts differ in devices or are not
+        interchangeable."""
         if len(set(self.processes)) > 1:
             raise ConfigError(
-                "starts hosts that are alike", key=f"--with {launcher}",
+                "needs equal hosts", key=f"--with {launcher}",
                 found="hosts of " + ", ".join(map(str, sorted(set(self.processes)))) + " devices",
-                allowed="--with torchrun, a command per host",
+                allowed="--with torchrun, which has a command per host",
             )  # fmt: skip
         if len(set(self.unlike)) > 1:
             raise ConfigError(
-                "starts hosts that are alike", key=f"--with {launcher}",
+                "needs equal hosts", key=f"--with {launcher}",
                 found="hosts of " + ", ".join(sorted(set(self.unlike))),
-                allowed="--with torchrun, a command per host",
+                allowed="--with torchrun, which has a command per host",
             )  # fmt: skip
         return self.processes[0]
 
@@ -91,9 +93,9 @@ class Launch:
 def launch_of(
     plan: AnyPlan, arguments: Sequence[str], *, head: str | None = None, port: int = 29500
 ) -> Launch:
-    """How `plan` is run by `shardwise ARGUMENTS` on the hosts of its cluster, those that it leaves idle too.
+    """How `shardwise ARGUMENTS` runs `plan` on all hosts of its cluster, including idle ones.
 
-    An uneven plan says which devices have which stages, so that its hosts are told apart by class and speed.
+    Hosts of an uneven plan are distinguished by device class and speed, since it assigns stages to devices.
     """
     vendors = {device.vendor for device in plan.cluster.classes.values()} - {"host"}
     name = plan.graph.name if isinstance(plan, GraphPlan) else plan.model.name
@@ -110,26 +112,29 @@ def launch_of(
 
 
 def _kind(node: Node) -> str:
-    """What tells a host of an uneven plan from others."""
+    """Device class and speed of a host, by which hosts of an uneven plan are distinguished."""
     return node.device_class if node.speed == 1.0 else f"{node.device_class} at {node.speed:g}"
 
 
+# Kubernetes
+
 _PLAN_FOLDER = "/etc/shardwise"
 PLAN_PATH = f"{_PLAN_FOLDER}/plan.yaml"
-"""Where the pods find the plan."""
+"""Path of the plan in the pods."""
 
 _MAX_PLAN_BYTES = 1_000_000
-"""A ConfigMap holds at most 1 MiB (Kubernetes, ConfigMaps), its names included."""
+"""Largest plan in bytes. A ConfigMap holds at most 1 MiB, including its metadata (Kubernetes, ConfigMaps)."""
 
 _GPU_RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu", "Intel": "habana.ai/gaudi",
                   "Google": "google.com/tpu", "AWS": "aws.amazon.com/neuron"}  # fmt: skip
-"""What the vendors' device plugins call a device."""
+"""Resource names of the vendors' device plugins."""
 
 
 def kubernetes_manifest(launch: Launch, *, plan_text: str, image: str) -> str:
-    """YAML for `kubectl apply`: a pod per host, of `image`, which has shardwise and torchrun.
+    """YAML for `kubectl apply`, with a pod per host. `image` must contain shardwise and torchrun.
 
-    `launch.arguments` name the plan `PLAN_PATH`. A pod that fails ends the job.
+    `launch.arguments` must name the plan as `PLAN_PATH`. A pod that fails ends the job. ConfigError if the
+    plan is too large or hosts differ.
     """
     processes = launch.processes_per_host("k8s")
     if len(plan_text.encode()) > _MAX_PLAN_BYTES:
@@ -144,7 +149,7 @@ def kubernetes_manifest(launch: Launch, *, plan_text: str, image: str) -> str:
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": launch.name},
-        # Names are there before the pods are ready: that is when they look for each other.
+        # Pods look for each other before they are ready, so their names must be published by then.
         "spec": {"clusterIP": "None", "selector": labels, "publishNotReadyAddresses": True},
     }
     job = {
@@ -166,10 +171,10 @@ def _pod(launch: Launch, processes: int, image: str) -> dict[str, Any]:
     resource = "cpu" if launch.gpu is None else _GPU_RESOURCES.get(launch.gpu)
     if resource is None:
         raise ConfigError(
-            "has no device plugin that is known here", key="--with k8s", found=str(launch.gpu),
+            "has no known device plugin", key="--with k8s", found=str(launch.gpu),
             allowed=", ".join(_GPU_RESOURCES),
         )  # fmt: skip
-    # Kubernetes itself puts JOB_COMPLETION_INDEX into the pods of an indexed Job, and pod k is named NAME-k.
+    # Kubernetes sets JOB_COMPLETION_INDEX in the pods of an indexed Job, and names pod k NAME-k.
     command = launch.command(
         rank="$(JOB_COMPLETION_INDEX)",
         processes=processes,
@@ -199,7 +204,7 @@ def _pod(launch: Launch, processes: int, image: str) -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts of several lines as they are; a mapping that is used twice is written twice."""
+    """Writes multi-line text as block literals, and repeated mappings without aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -212,6 +217,8 @@ def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
 
 _Dumper.add_representer(str, _text)
 
+
+# Ray
 
 _DRIVER = '''\
 """Runs a plan on a Ray cluster: ray job submit --working-dir . -- python THIS_FILE"""
@@ -255,21 +262,23 @@ ray.get([run.options(**on(rank)).remote(rank, head) for rank in range(HOSTS)])
 
 
 def ray_script(launch: Launch) -> str:
-    """A Python program for `ray job submit`, whose working folder holds the plan."""
+    """A Python program for `ray job submit`, whose working folder must contain the plan."""
     processes = launch.processes_per_host("ray")
     devices = {"CPU": processes} if launch.gpu is None else {"CPU": 1, "GPU": processes}
     words = launch.command(rank="str(rank)", processes=processes, head="head", escape=repr)
     return _DRIVER.format(hosts=launch.hosts, devices=devices, command=", ".join(words))
 
 
-# Words of a shell inside single quotes: `$0` is what follows them.
+# Slurm
+
+# Shell words inside single quotes: `$0` is the argument after them.
 _RANK, _HEAD = '"$SLURM_NODEID"', '"$0"'
 
 
 def slurm_script(launch: Launch) -> str:
-    """A script for `sbatch`, to be submitted from the folder that the plan's path is relative to.
+    """A script for `sbatch`, to be submitted from the folder to which the plan's path is relative.
 
-    One task per host starts torchrun there; the hosts meet at the first one of the allocation.
+    One task per host starts torchrun. The rendezvous is at the first host of the allocation.
     """
     processes = launch.processes_per_host("slurm")
     devices = f"--cpus-per-task={processes}" if launch.gpu is None else f"--gpus-per-node={processes}"
@@ -288,15 +297,18 @@ def slurm_script(launch: Launch) -> str:
     )
 
 
+# torchrun
+
+
 def torchrun_commands(launch: Launch) -> list[list[str]]:
-    """The words of each host's command, host by host. ConfigError where several have no place to meet."""
+    """The command of each host, as words. ConfigError if there are several hosts and no head."""
     if launch.hosts == 1:
         alone = ("torchrun", "--standalone", "--nproc-per-node", str(launch.processes[0]))
         return [[*alone, *launch.program]]
     if launch.head is None:
         raise ConfigError(
-            "is needed, as the plan has several hosts", key="--head", found=f"{launch.hosts} hosts",
-            allowed="the name or address of the first one",
+            "is required for a plan with several hosts", key="--head", found=f"{launch.hosts} hosts",
+            allowed="name or address of the first host",
         )  # fmt: skip
     return [
         launch.command(rank=str(host), processes=processes, head=launch.head)

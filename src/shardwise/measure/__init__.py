@@ -1,25 +1,18 @@
-"""Measures kernels of this machine and the links between processes, on PyTorch (`pip install
+"""Measures kernels of this machine, links between processes and CPU load, with PyTorch (`pip install
 'shardwise[torch]'`)."""
 
 from shardwise.errors import ConfigError
 
 try:
-    import torch as _torch  # noqa: F401 - asked for first, so that its absence is told as what it is
+    import torch as _torch  # noqa: F401 - imported first, so that a missing torch is reported clearly
 except ModuleNotFoundError as error:
     raise ConfigError(
         "is not installed, and measuring needs it", key="torch", allowed="pip install 'shardwise[torch]'"
     ) from error
 
-from shardwise.measure.cpu_load import CoreSeconds, CoresUsed, core_seconds, cores_used_by_others
-from shardwise.measure.kernels import (
-    BatchTimer,
-    KernelTimes,
-    accelerator_name,
-    accelerator_times,
-    kernel_times,
-)
+from shardwise.measure.cpu_load import CoreSeconds, core_seconds, cores_used_by_others
+from shardwise.measure.kernels import KernelTimes, accelerator_name, accelerator_times, kernel_times
 from shardwise.measure.links import (
-    LINK_SIZES,
     Pair,
     group_timer,
     launched_group,
@@ -33,10 +26,7 @@ from shardwise.measure.links import (
 )
 
 __all__ = [
-    "LINK_SIZES",
-    "BatchTimer",
     "CoreSeconds",
-    "CoresUsed",
     "KernelTimes",
     "Pair",
     "accelerator_name",

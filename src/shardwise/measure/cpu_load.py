@@ -1,4 +1,4 @@
-"""How much of the cores programs take that run beside those which measure (Linux)."""
+"""CPU load of other programs during a measurement (Linux), as cores used by others."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 _USER, _NICE, _SYSTEM, _STEAL = 0, 1, 2, 7
-"""Places in a line of /proc/stat: time at work, and time that a hypervisor gave to others. Interrupts are
-left out: messages of those which measure make them too."""
+"""Fields of /proc/stat: busy times, and time that a hypervisor gave to others. Interrupts are left out, since
+messages of the measuring processes cause them too."""
 
 _PARENT, _TIMES = 1, slice(11, 15)
-"""Places in /proc/PID/stat behind the name: the parent; time at work, its own and of children that ended."""
+"""Fields of /proc/PID/stat after the name: parent; busy times, its own and of children that ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSeconds:
-    """Of a `machine`, at the time `now_s` of its clock: seconds that each core this process may use has been
-    at work, and seconds that this process and its descendants have been."""
+    """Busy seconds on a `machine` at time `now_s` of its clock: of each core that this process may use, and
+    of this process with its descendants (`own_s`)."""
 
     machine: str
     now_s: float
@@ -31,13 +31,13 @@ class CoreSeconds:
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> CoreSeconds:
-        """What `dataclasses.asdict` made of it."""
+        """From the values of `dataclasses.asdict`."""
         return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoresUsed:
-    """How many of the `of` cores of a machine others were on, in the mean."""
+    """Mean number of cores that other programs used, of the `of` cores of a machine."""
 
     cores: float
     of: int
@@ -48,7 +48,7 @@ class CoresUsed:
 
 
 def core_seconds(proc: Path = Path("/proc")) -> CoreSeconds | None:
-    """As of now; None where the system does not tell."""
+    """Current values; None if the system does not report them."""
     try:
         return CoreSeconds(
             machine=(proc / "sys/kernel/random/boot_id").read_text().strip(),
@@ -56,13 +56,13 @@ def core_seconds(proc: Path = Path("/proc")) -> CoreSeconds | None:
             busy_s=_busy_s((proc / "stat").read_text(), os.sched_getaffinity(0)),
             own_s=_tree_s(proc, os.getpid()),
         )
-    except (OSError, ValueError, IndexError, AttributeError):  # no such files, others in them, not Linux
+    except (OSError, ValueError, IndexError, AttributeError):  # files are missing or differ, or not Linux
         return None
 
 
 def cores_used_by_others(start: Sequence[CoreSeconds], end: Sequence[CoreSeconds]) -> CoresUsed:
-    """What was at work between `start` and `end` beside the processes (at least one) that tell both; of
-    several machines, the one on which others took the largest share."""
+    """Cores used by programs other than the measuring processes (at least one) between `start` and `end`. Of
+    several machines, the one with the largest share counts."""
     found = []
     for machine in {each.machine for each in end}:
         pairs = [pair for pair in zip(start, end, strict=True) if pair[1].machine == machine]
@@ -76,7 +76,7 @@ def cores_used_by_others(start: Sequence[CoreSeconds], end: Sequence[CoreSeconds
 
 
 def _busy_s(stat: str, cores: Collection[int]) -> dict[str, float]:
-    """Of /proc/stat the seconds that each of `cores` has been at work."""
+    """Busy seconds of each of `cores` in the text of /proc/stat."""
     found = {}
     for line in stat.splitlines():
         name, *fields = line.split()
@@ -89,12 +89,12 @@ def _busy_s(stat: str, cores: Collection[int]) -> dict[str, float]:
 
 
 def _tree_s(proc: Path, root: int) -> float:
-    """Seconds at work of process `root` and all its descendants."""
+    """Busy seconds of process `root` and all its descendants."""
     parents, ticks = {}, {}
     for folder in proc.glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         parents[int(folder.name)] = int(fields[_PARENT])
         ticks[int(folder.name)] = sum(map(int, fields[_TIMES]))

@@ -1,8 +1,7 @@
-"""Times of single kernels on this process's device: matmuls by shape, passes through memory, attention.
+"""Kernel times on this process's device: matmuls by shape, memory-bound passes, attention.
 
-How long a call takes, on a machine that also does other things.
-
-The CUDA device of this process: what it is called, and its kernels at the sizes of training on it.
+`BatchTimer` times calls on a machine with other load. `kernel_times` measures kernels at given `KernelSizes`;
+`accelerator_times` does so on the CUDA device, at the sizes of training.
 """
 
 from __future__ import annotations
@@ -20,15 +19,17 @@ from torch.nn import functional
 from shardwise.accuracy import AttentionSample, MatmulSample, MemorySample
 from shardwise.errors import ConfigError
 
+# Timing
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTimer:
     """Times calls in `batches` batches of at least `batch_s` seconds each; the median batch counts.
 
-    A batch spans several periods of a scheduler that gives a process a share of a core (5 ms to 100 ms), so
-    that its pauses are spread over the calls. `ready` comes back when a batch may begin: with the others',
-    where several processes measure. `now` and `wait` are the machine's clock and the device's end of work;
-    tests have their own.
+    A scheduler that gives a process a share of a core pauses it once per period (5 to 100 ms). A batch spans
+    several periods, so that pauses are spread over the calls. `ready` returns when a batch may start: if
+    several processes measure, at the same time in all. `now` reads the clock in seconds, and `wait` waits for
+    the device; tests replace both.
     """
 
     batches: int = 5
@@ -38,7 +39,7 @@ class BatchTimer:
     ready: Callable[[], object] = lambda: None
 
     def seconds(self, call: Callable[[], object]) -> float:
-        """Seconds of one call, the first of all (which warms up) not counted."""
+        """Seconds of one call. The very first call is a warm-up and is not counted."""
         self._batch(call, 1)
         once_s = self._batch(call, 1)
         calls = max(1, round(self.batch_s / max(once_s, 1e-9)))
@@ -53,14 +54,18 @@ class BatchTimer:
         return (self.now() - start_s) / calls
 
 
+# Kernels
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSizes:
-    """What is measured, in numbers of `dtype`: matmuls of `rows` by `widths` (k, n: inner dimension and
-    columns), sums of `pass_elements`, and causal attention of `heads` heads of `head_dim` on `attentions`
-    (sequence length, batch).
+    """Sizes of the measured kernels, which compute in `dtype`.
 
-    The small passes tell the launch. The others lie beyond any cache, as parameters and their states do;
-    tensors between operators may not, which the passes of memory-bound operators absorb.
+    Matmuls have `rows` and `widths` (k, n: inner dimension and columns). Passes are sums of `pass_elements`
+    elements. Causal attention has `heads` heads of `head_dim` and `attentions` (sequence length, batch).
+
+    Small passes give the launch overhead. Large ones exceed any cache, like parameters and optimizer states.
+    Activations may fit into a cache; the fitted passes of memory-bound operators account for that.
     """
 
     dtype: torch.dtype
@@ -81,11 +86,12 @@ CPU_SIZES = KernelSizes(
     heads=8,
     head_dim=64,
 )
+"""Sizes of the kernels that are measured on CPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTimes:
-    """Samples of each kind of kernel, and the speed of a large matmul in bf16 over that in fp32."""
+    """Samples of each kind of kernel, and the speed of a large bf16 matmul relative to fp32."""
 
     matmuls: tuple[MatmulSample, ...]
     passes: tuple[MemorySample, ...]
@@ -94,7 +100,7 @@ class KernelTimes:
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> KernelTimes:
-        """What `dataclasses.asdict` made of it, also where JSON has made lists of tuples."""
+        """From the values of `dataclasses.asdict`, also after JSON has turned tuples into lists."""
         return cls(
             matmuls=tuple(MatmulSample(**each) for each in values["matmuls"]),
             passes=tuple(MemorySample(**each) for each in values["passes"]),
@@ -104,7 +110,7 @@ class KernelTimes:
 
     @classmethod
     def typical(cls, rounds: Sequence[KernelTimes]) -> KernelTimes:
-        """The medians of several rounds of the same kernels."""
+        """Medians of several rounds of the same kernels."""
         return cls(
             matmuls=tuple(map(_typical, zip(*(each.matmuls for each in rounds), strict=True))),
             passes=tuple(map(_typical, zip(*(each.passes for each in rounds), strict=True))),
@@ -121,7 +127,7 @@ def _typical(of: Sequence[Sample]) -> Sample:
 
 
 def kernel_times(clock: BatchTimer, *, device: str = "cpu", sizes: KernelSizes = CPU_SIZES) -> KernelTimes:
-    """Measure this process's `device` with the number of threads that PyTorch has."""
+    """Measure this process's `device` with PyTorch's current number of threads."""
     dtype = sizes.dtype
     with torch.device(device), torch.no_grad():
         matmuls = tuple(_matmul(clock, rows, k, n, dtype) for rows in sizes.rows for k, n in sizes.widths)
@@ -137,14 +143,14 @@ def kernel_times(clock: BatchTimer, *, device: str = "cpu", sizes: KernelSizes =
 
 
 def _matmul(clock: BatchTimer, rows: int, k: int, n: int, dtype: torch.dtype) -> MatmulSample:
-    """A linear layer's product: weights are kept as [n, k], as its modules have them."""
+    """A linear layer's matmul, with weights stored as [n, k]."""
     x, weight = torch.randn(rows, k, dtype=dtype), torch.randn(n, k, dtype=dtype)
     return MatmulSample(m=rows, n=n, k=k, seconds=clock.seconds(lambda: functional.linear(x, weight)))
 
 
 def _pass(clock: BatchTimer, elements: int, dtype: torch.dtype) -> MemorySample:
-    """A sum of two tensors into a third: three numbers per element move. (Into a new one it took five times
-    as long: memory that the system hands out is cleared first, page by page.)"""
+    """Sum of two tensors into a third, which moves three elements per element. A newly allocated output would
+    take five times as long on the host, since the system clears its pages first."""
     x, y, total = (torch.ones(elements, dtype=dtype) for _ in range(3))
     nbytes = 3.0 * dtype.itemsize * elements
     return MemorySample(nbytes=nbytes, seconds=clock.seconds(lambda: torch.add(x, y, out=total)))
@@ -162,8 +168,8 @@ def _square_s(clock: BatchTimer, x: Tensor) -> float:
 def _attention(
     clock: BatchTimer, shape: tuple[int, int, int, int], dtype: torch.dtype
 ) -> tuple[AttentionSample, AttentionSample]:
-    """Causal attention of [batch, heads, sequence, head], forward and backward; the backward alone is the
-    difference to both together."""
+    """Causal attention of [batch, heads, sequence, head], forward and backward. The backward time is the
+    difference between both together and the forward time."""
     q, k, v = (torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3))
     upstream = torch.randn(shape, dtype=dtype)
 
@@ -182,13 +188,18 @@ def _attention(
     )
 
 
+# Accelerators
+
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def accelerator_sizes(dtype: torch.dtype) -> KernelSizes:
-    """Outputs of 512 tiles of 128 x 128 and more, so that no kernel divides their sums; passes of 200 MB and
-    more, beyond any cache, and none that the device is done with before the host hands it the next: its own
-    time for a launch is what they take beyond their bytes."""
+    """Sizes for accelerators. Outputs have 512 tiles of 128 x 128 or more, so that no kernel splits sums
+    (split-K).
+
+    Passes move 200 MB or more: beyond any cache, and long enough that the host queues the next kernel in
+    time. So their time beyond that of the bytes is the device's own launch overhead.
+    """
     return KernelSizes(
         dtype=dtype,
         rows=(2048, 8192),
@@ -201,21 +212,21 @@ def accelerator_sizes(dtype: torch.dtype) -> KernelSizes:
 
 
 def accelerator_name() -> str:
-    """What the driver calls the CUDA device of this process. ConfigError where PyTorch has none."""
+    """Name of this process's CUDA device by its driver. ConfigError if PyTorch finds none."""
     if not torch.cuda.is_available():
         raise ConfigError(
-            "finds no CUDA device here", key="--devices", found=f"PyTorch {torch.__version__}",
-            allowed="cpu, or a machine with a driver and a PyTorch built for it",
+            "finds no CUDA device on this machine", key="--devices", found=f"PyTorch {torch.__version__}",
+            allowed="cpu, or a machine with a CUDA driver and a PyTorch built for it",
         )  # fmt: skip
     return str(torch.cuda.get_device_name())
 
 
 BATCH_S = 0.15
-"""How long a kernel runs at a time: a device that may draw so much power and no more runs its first products
-faster than it goes on (an H200 by a tenth, for some tens of milliseconds)."""
+"""Seconds per batch of kernels. Power-limited devices run the first kernels faster than later ones (an H200
+by 10 % for tens of milliseconds)."""
 
 
 def accelerator_times(dtype: str) -> KernelTimes:
-    """Times of kernels in `dtype` (bf16, fp16), each until the device has ended what was queued."""
+    """Times of kernels in `dtype` (bf16, fp16), each until the device has finished all queued work."""
     clock = BatchTimer(wait=torch.cuda.synchronize, batch_s=BATCH_S, batches=3)
     return kernel_times(clock, device="cuda", sizes=accelerator_sizes(DTYPES[dtype]))

@@ -1,8 +1,10 @@
-"""Times of collectives between the processes of a group, by kind, bytes and number of ranks.
+"""Times of collectives and messages between processes, alone, during computation and after it.
 
-What links between ranks carry at this moment, in a fraction of a second.
-
-What a process that measures sets up: its threads, and the group that a launcher put it in.
+- `link_times`: each kind of collective alone, by bytes and number of ranks.
+- `overlap_times`: an all-reduce during computation.
+- `lockstep_s`: how long ranks wait for the slowest one.
+- `message_rates`: current bandwidth of each link.
+- `launched_group`, `use_threads`: set-up of a measuring process.
 """
 
 from __future__ import annotations
@@ -22,22 +24,28 @@ from shardwise.accuracy import COLLECTIVES, Collective, LinkSample, OverlapSampl
 from shardwise.errors import ConfigError
 from shardwise.measure.kernels import BatchTimer
 
+# Collectives
+
 LINK_SIZES = (2**12, 2**19, 2**21, 2**23, 2**25)
-"""Bytes of the whole tensor."""
+"""Bytes of the full tensor."""
 
 OVERLAP_BYTES = 2**21
+"""Bytes of the all-reduce whose overlap is measured."""
 
 PRODUCT_SIDE = 512
-"""Of what ranks compute beside a collective, or before it."""
+"""Side of the square matrices that ranks multiply during a collective, or before it."""
 
 LOCKSTEP_CALLS = 4
-"""Products before each collective, as many as a part of a small layer has."""
+"""Matmuls before each collective, as many as in a part of a small layer."""
 
 _BATCH_S = 0.1
+"""Seconds of a batch of calls; longer than the milliseconds by which ranks leave a barrier apart."""
+
 _MOST_CALLS = 50
+"""Most calls in a batch; bounds the time of small sizes."""
 
 _ENOUGH_S = 0.25
-"""Of one size: larger sizes are not measured where a smaller one took longer than this per call."""
+"""Seconds per call of one size above which larger sizes are not measured."""
 
 
 def link_times(
@@ -47,10 +55,10 @@ def link_times(
     sizes: Sequence[int] = LINK_SIZES,
     kinds: Sequence[Collective] = COLLECTIVES,
 ) -> list[LinkSample]:
-    """Measure each kind of collective within disjoint `groups` of as many ranks each, all groups at a time.
+    """Measure each kind of collective within disjoint `groups` of equal size, in all groups at once.
 
-    Every rank of the default process group calls this with the same arguments. A time is the median of
-    `repeats`, each that of the slowest rank; all ranks return the same samples.
+    Every rank of the default process group calls it with the same arguments; all return the same samples. A
+    time is the median of `repeats`, each on the slowest rank.
     """
     ranks = len(groups[0])
     samples = []
@@ -71,7 +79,8 @@ def link_times(
 
 @contextmanager
 def _own_group(groups: Sequence[Sequence[int]]) -> Iterator[distributed.ProcessGroup | None]:
-    """The one of disjoint `groups`, made and ended by all ranks together, that this rank is in, if any."""
+    """This rank's group among disjoint `groups`, or None. All ranks create and destroy the groups
+    together."""
     rank = distributed.get_rank()
     made = [distributed.new_group(list(members)) for members in groups]
     yield next((group for group, members in zip(made, groups, strict=True) if rank in members), None)
@@ -81,10 +90,10 @@ def _own_group(groups: Sequence[Sequence[int]]) -> Iterator[distributed.ProcessG
 
 
 def overlap_times(groups: Sequence[Sequence[int]], *, repeats: int) -> list[OverlapSample]:
-    """Measure what passes of an all-reduce beside products of matrices that take as long, in all the disjoint
-    `groups` at a time, as gradients are summed beside the rest of a backward pass.
+    """Measure how an all-reduce overlaps with matmuls that take as long, in all disjoint `groups` at once.
+    Gradients are reduced in the same way during the backward pass.
 
-    Every rank of the default process group calls this with the same groups; all return the same samples.
+    Every rank of the default process group calls it with the same groups; all return the same samples.
     """
     whole, x = torch.ones(OVERLAP_BYTES // 4), torch.ones(PRODUCT_SIDE, PRODUCT_SIDE)
 
@@ -102,7 +111,7 @@ def overlap_times(groups: Sequence[Sequence[int]], *, repeats: int) -> list[Over
             if work is not None:
                 work.wait()
 
-        for _ in range(2):  # the first connects
+        for _ in range(2):  # the first one connects
             alone_s, one_s = _batch_s(lambda: summed(0), 1), _batch_s(lambda: computed(4), 1) / 4.0
         calls = max(1, round(alone_s / one_s))
         return [
@@ -116,17 +125,17 @@ def overlap_times(groups: Sequence[Sequence[int]], *, repeats: int) -> list[Over
 
 
 def lockstep_s(groups: Sequence[Sequence[int]], *, repeats: int) -> float:
-    """Seconds that the slowest rank of a group waits at a collective behind a product of matrices that all
-    compute at once, beyond what the collective takes alone: now one rank is late, now another.
+    """Seconds that the ranks of a group wait at a collective after equal matmuls, beyond the collective
+    alone.
 
-    The median of all the disjoint `groups`. Every rank of the default process group calls this with the same
-    groups; all return the same number.
+    The cause is jitter: the last rank is not always the same. The median of all disjoint `groups`. Every rank
+    of the default process group calls it with the same groups; all return the same number.
     """
     x, one = torch.ones(PRODUCT_SIDE, PRODUCT_SIDE), torch.zeros(1)
     with _own_group(groups) as own:
 
         def waits_s(calls: int) -> float:
-            """Seconds of a collective behind so many products, the mean of all."""
+            """Mean seconds of a collective after `calls` matmuls."""
             spent_s = 0.0
             for _ in range(repeats if own is not None else 0):
                 for _ in range(calls):
@@ -136,7 +145,7 @@ def lockstep_s(groups: Sequence[Sequence[int]], *, repeats: int) -> float:
                 spent_s += time.perf_counter() - start_s
             return spent_s / repeats
 
-        waits_s(0)  # the first connects
+        waits_s(0)  # the first one connects
         distributed.barrier()
         alone_s, after_compute_s = waits_s(0), waits_s(LOCKSTEP_CALLS)
         found = [torch.zeros(1, dtype=torch.float64) for _ in range(distributed.get_world_size())]
@@ -145,20 +154,21 @@ def lockstep_s(groups: Sequence[Sequence[int]], *, repeats: int) -> float:
 
 
 def lost_s(waits_s: Sequence[float], groups: Sequence[Sequence[int]]) -> float:
-    """What all ranks of a group wait, of the seconds that each does: a rank that is always the last waits for
-    nobody, and is no slower for the others. The median of the groups, at least 0."""
+    """Seconds that all ranks of a group wait, from each rank's own. A rank that is always last waits for
+    nobody, and the others do not slow it down. The median of the groups, at least 0."""
     return max(median(min(waits_s[rank] for rank in members) for members in groups), 0.0)
 
 
 def _elements(nbytes: int, ranks: int) -> int:
-    """fp32 elements of a rank's shard of a tensor of about `nbytes`."""
+    """fp32 elements of a rank's shard of a tensor of about `nbytes` bytes."""
     return max(1, nbytes // 4 // ranks)
 
 
 def _call(
     kind: Collective, nbytes: int, ranks: int, group: distributed.ProcessGroup | None
 ) -> Callable[[], object]:
-    """A collective of this rank, with its tensors made beforehand; nothing for a rank of no group."""
+    """A call of the collective on this rank, with tensors allocated in advance; does nothing outside a
+    group."""
     if group is None:
         return lambda: None
     shard = torch.ones(_elements(nbytes, ranks))
@@ -180,10 +190,10 @@ def _call(
 
 
 def _slowest_s(call: Callable[[], object], repeats: int) -> float:
-    """Seconds of `call` on the slowest rank, the median of `repeats` batches; the first call, which connects,
+    """Seconds of `call` on the slowest rank: the median of `repeats` batches. The first call connects and is
     not counted.
 
-    Ranks leave a barrier milliseconds apart where they share cores: batches last longer than that.
+    Ranks that share cores leave a barrier milliseconds apart, so batches last longer than that.
     """
     call()
     once_s = _batch_s(call, 1)
@@ -192,7 +202,7 @@ def _slowest_s(call: Callable[[], object], repeats: int) -> float:
 
 
 def _batch_s(call: Callable[[], object], calls: int) -> float:
-    """Seconds of one of `calls` calls on the slowest rank; all ranks get the same number."""
+    """Seconds per call of a batch of `calls` calls on the slowest rank; equal on all ranks."""
     distributed.barrier()
     start_s = time.perf_counter()
     for _ in range(calls):
@@ -202,20 +212,26 @@ def _batch_s(call: Callable[[], object], calls: int) -> float:
     return float(spent) / calls
 
 
+# Current bandwidth of links
+
 Pair = tuple[int, int]
-"""A rank that sends and one that receives."""
+"""Sender and receiver of a message."""
 
 FIRST_BYTES = 1 << 18
+"""Size in bytes of the first message of each pair."""
+
 MAX_BYTES = 1 << 25
+"""Size in bytes above which messages are not doubled further."""
+
 ENOUGH_S = 0.05
-"""A message that takes this long is believed; shorter ones are doubled, so that what a link lets through in a
-burst does not count."""
+"""Seconds of a message from which on its rate counts. Shorter messages are doubled in size, so that the burst
+allowance of a link does not count."""
 
 
 def message_rates(rounds: Iterable[Sequence[Pair]]) -> dict[Pair, float]:
-    """Bytes per second from rank to rank, the disjoint pairs of a round at a time.
+    """Bytes per second from rank to rank. The disjoint pairs of a round send at once.
 
-    Every rank of the default process group calls this with the same rounds; all get the same numbers.
+    Every rank of the default process group calls it with the same rounds; all get the same numbers.
     """
     rates: dict[Pair, float] = {}
     for pairs in rounds:
@@ -230,7 +246,7 @@ def message_rates(rounds: Iterable[Sequence[Pair]]) -> dict[Pair, float]:
 
 
 def _sent(pairs: Sequence[Pair], nbytes: int) -> dict[Pair, float]:
-    """Seconds of one message of each pair, from a barrier to the later of its two ends."""
+    """Seconds of one message of each pair, from a barrier until both ends are done."""
     rank = distributed.get_rank()
     message = torch.zeros(nbytes // 4)
     distributed.barrier()
@@ -246,33 +262,37 @@ def _sent(pairs: Sequence[Pair], nbytes: int) -> dict[Pair, float]:
     return {(source, target): float(max(every[source], every[target])) for source, target in pairs}
 
 
+# Set-up of a measuring process
+
+
 def torch_version() -> str:
+    """Version of PyTorch."""
     return str(torch.__version__)
 
 
 def use_threads(threads: int) -> None:
-    """Compute with so many threads in this process from now on."""
+    """Set the number of compute threads of this process."""
     torch.set_num_threads(threads)
 
 
 def threads_in_use() -> int:
-    """How many this process computes with."""
+    """Number of compute threads of this process."""
     return int(torch.get_num_threads())
 
 
 @contextlib.contextmanager
 def launched_group() -> Iterator[int]:
-    """The process group (gloo) of all processes that a launcher started together; gives this one's rank.
-    ConfigError where they cannot meet."""
+    """The gloo process group of all processes that a launcher started together; yields this process's rank.
+    ConfigError if the rendezvous fails."""
     if not distributed.is_gloo_available():
-        raise ConfigError("has no gloo, by which ranks talk", key="torch", found=torch.__version__)
+        raise ConfigError("has no gloo, which ranks communicate with", key="torch", found=torch.__version__)
     try:
         distributed.init_process_group("gloo")
     except distributed.DistNetworkError as error:
         place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         is_taken = "EADDRINUSE" in str(error)
         raise ConfigError(
-            "is in use by another program" if is_taken else "is not reached by all ranks",
+            "is in use by another program" if is_taken else "cannot be reached by all ranks",
             key="MASTER_ADDR and MASTER_PORT", found=place, allowed="a free port of the first host",
         ) from None  # fmt: skip
     try:
@@ -282,5 +302,5 @@ def launched_group() -> Iterator[int]:
 
 
 def group_timer(*, batches: int) -> BatchTimer:
-    """A clock whose batches all ranks of the default process group begin at once."""
+    """A batch timer whose batches start at the same time on all ranks of the default process group."""
     return BatchTimer(batches=batches, ready=distributed.barrier)

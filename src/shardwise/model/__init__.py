@@ -4,14 +4,11 @@ from shardwise.model.counts import (
     active_matmul_parameters,
     active_parameters,
     attention_flop_per_token,
-    keys_per_query,
     model_flop_per_token,
     mtp_parameters,
     parameters,
 )
-from shardwise.model.families import FAMILIES
 from shardwise.model.load import (
-    CatalogueEntry,
     catalogue,
     catalogue_entry,
     catalogue_names,
@@ -20,32 +17,25 @@ from shardwise.model.load import (
     load_model,
     model_from_config,
 )
-from shardwise.model.model import MTP_PREFIX, Experts, Layer, Model
+from shardwise.model.model import MTP_PREFIX, Experts, Model
 from shardwise.model.shape import (
     Decoder,
     GroupedQueryAttentionShape,
     LatentAttentionShape,
     LayerShape,
     Mlp,
-    Norm,
-    NormPlacement,
     RoutedMlp,
 )
 
 __all__ = [
-    "FAMILIES",
     "MTP_PREFIX",
-    "CatalogueEntry",
     "Decoder",
     "Experts",
     "GroupedQueryAttentionShape",
     "LatentAttentionShape",
-    "Layer",
     "LayerShape",
     "Mlp",
     "Model",
-    "Norm",
-    "NormPlacement",
     "RoutedMlp",
     "active_matmul_parameters",
     "active_parameters",
@@ -55,7 +45,6 @@ __all__ = [
     "catalogue_names",
     "decoder_of",
     "has_plain_causal_attention",
-    "keys_per_query",
     "load_model",
     "model_flop_per_token",
     "model_from_config",

@@ -1,5 +1,5 @@
-"""The algebra of Pareto sets: columns of objectives, with back-pointers; and the chains of choices that are
-tracked."""
+"""Pareto frontiers with back-pointers (`Frontier`, `non_dominated`, `product`, `union`, `knee`), and the
+chains of factor graphs (`Chain`, `Segment`, `FactorGraph`) that the Pareto search minimises."""
 
 from shardwise.pareto.factor_graph import (
     ADDITIVE,
@@ -12,7 +12,7 @@ from shardwise.pareto.factor_graph import (
     first_occurrences,
     shared_sizes,
 )
-from shardwise.pareto.frontier import Frontier, frontier_of, knee, non_dominated, product, union, union_all
+from shardwise.pareto.frontier import knee, non_dominated
 
 __all__ = [
     "ADDITIVE",
@@ -21,14 +21,9 @@ __all__ = [
     "Costs",
     "Factor",
     "FactorGraph",
-    "Frontier",
     "Segment",
     "first_occurrences",
-    "frontier_of",
     "knee",
     "non_dominated",
-    "product",
     "shared_sizes",
-    "union",
-    "union_all",
 ]

@@ -1,13 +1,11 @@
-"""The algebra of Pareto sets: union is choice, product is composition, every point remembers its origin.
+"""Pareto frontiers: dominance filter, union, product and knee; every point remembers its origin.
 
-Union is commutative and associative, product too, and product distributes over union (points as sets;
-floating-point sums to rounding). No points are neutral for union, the single point 0 is neutral for
-product.
+`union` is a choice between frontiers, `product` their composition (sums of points). Both are commutative and
+associative, and product distributes over union (as sets of points; floating-point sums to rounding). The
+empty frontier is neutral for union, the single point 0 for product.
 
-Where a frontier of two objectives bends most.
-
-Which points of a set no other point dominates, exactly or up to a relative epsilon; for one set, or for
-many (cells) at once.
+`non_dominated` filters one set of points or many groups at once, exactly or up to a relative epsilon. `knee`
+finds where a frontier of two objectives bends most.
 """
 
 from __future__ import annotations
@@ -24,12 +22,12 @@ from shardwise.errors import InternalError
 
 
 def knee(points: npt.NDArray[Any]) -> int | None:
-    """The place of the knee among `points` (n, 2), or None where there is none.
+    """Index of the knee among `points` (n, 2), or None where there is none.
 
-    The points are non-dominated, all positive, in ascending order of the first objective. Both objectives are
-    taken as logarithms, scaled so that the first point lies at (0, 1) and the last at (1, 0): no unit and no
-    factor changes the answer. The knee is the point farthest below the chord between these two, of equals
-    the first; a frontier that nowhere lies below its chord (or that has fewer than three points) has none.
+    The points are non-dominated, positive, and ascend in the first objective. Both objectives become
+    logarithms, scaled so that the first point is at (0, 1) and the last at (1, 0): no unit and no factor
+    changes the answer. The knee is the point farthest below the chord between these two; of equal points the
+    first. A frontier that is nowhere below its chord, or that has fewer than three points, has no knee.
     """
     if len(points) < 3:
         return None
@@ -46,10 +44,12 @@ Points = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
 _BLOCK = 256
-"""Points that are compared with others at a time, where there are four objectives or more."""
+"""Block size, points: rows compared at once where there are four objectives or more. The masks of a block
+then fit in the cache."""
 
 _FIRST, _FURTHER = 128, 4
-"""Others that a block is compared with first, and how many times as many each time after that."""
+"""Rows that a block is compared with first, and the factor by which that number grows each time. The first
+few rows dominate most others."""
 
 
 def non_dominated(
@@ -57,11 +57,11 @@ def non_dominated(
 ) -> Indices:
     """Indices of the non-dominated rows of `points` (n, k), in lexicographic order of the points.
 
-    Row i is dominated when another row is no larger in every objective and smaller in one; of equal rows the
-    first stays. With `groups` (n), rows are compared within their cell only, and come cell by cell. With
-    `epsilon` > 0 (two or more objectives of one set) some of these are dropped: for every row p some row q
-    stays with q <= (1 + epsilon) p in every objective, and the smallest value of each objective stays
-    exactly. Raises InternalError for objectives that are NaN, or that are negative under an epsilon.
+    A row is dominated where another row is no larger in every objective and smaller in one. Of equal rows the
+    first stays. With `groups` (n), rows are compared only within their group, and come group by group. With
+    `epsilon` > 0 (two or more objectives of one set) more rows are dropped: for every row p some row q stays
+    with q <= (1 + epsilon) p in every objective, and the smallest value of each objective stays exactly.
+    Raises InternalError for NaN, and for negative objectives with an epsilon.
     """
     points = np.asarray(points, dtype=np.float64)
     if points.ndim != 2 or points.shape[1] < 1:
@@ -79,10 +79,12 @@ def non_dominated(
 
 
 def _undominated(ordered: Points, group: Indices) -> Indices:
-    """Rows that no row before them in their cell matches; rows are in lexicographic order within cells.
+    """Rows that no earlier row of their group dominates or equals; rows are in lexicographic order within
+    groups.
 
-    A dominating row comes before the rows it dominates, so each row is first held against the rows before it
-    that are best in one objective: which settles nearly all of them, and all where there are two objectives.
+    A dominating row comes before the rows that it dominates. So each row is first compared with the earlier
+    rows that are best in one objective. This settles nearly all rows, and all of them where there are two
+    objectives.
     """
     varying = [column for column in ordered.T if (column != column[:1]).any()]
     if not varying:
@@ -102,7 +104,7 @@ def _undominated(ordered: Points, group: Indices) -> Indices:
 
 
 def _ranked(column: npt.NDArray[np.float64]) -> Indices:
-    """The rank of each value among those that occur: whole numbers that compare as the values do."""
+    """The rank of each value among the distinct values: integers that compare as the values do."""
     order = np.argsort(column, kind="stable")
     is_larger = np.zeros(len(column), dtype=np.intp)
     is_larger[1:] = column[order[1:]] > column[order[:-1]]
@@ -112,7 +114,7 @@ def _ranked(column: npt.NDArray[np.float64]) -> Indices:
 
 
 def _ranked_in_order(column: npt.NDArray[np.float64], group: Indices) -> Indices:
-    """The same of a column that ascends within each cell; ranks compare within a cell alone."""
+    """The same for a column that ascends within each group; ranks compare only within a group."""
     is_larger = np.zeros(len(column), dtype=np.intp)
     is_larger[1:] = column[1:] != column[:-1]
     ranks = np.cumsum(is_larger)
@@ -121,16 +123,16 @@ def _ranked_in_order(column: npt.NDArray[np.float64], group: Indices) -> Indices
 
 
 def _firsts(group: Indices) -> Indices:
-    """The first row of each cell."""
+    """The first row of each group."""
     is_first = np.ones(len(group), dtype=bool)
     is_first[1:] = group[1:] != group[:-1]
     return np.flatnonzero(is_first)
 
 
 def _is_matched_by_best(ranks: Indices, group: Indices) -> npt.NDArray[np.bool_]:
-    """Whether a row is no smaller, in any objective, than the row before it in its cell that is best in one.
+    """Whether the earlier row of the group that is best in one objective is no larger in all objectives.
 
-    Of the first objective, in which rows are sorted, that is the first row of the cell.
+    For the first objective, in which rows are sorted, that is the first row of the group.
     """
     count, objectives = ranks.shape
     starts = np.maximum.accumulate(np.where(_is_start(group), np.arange(count), 0))
@@ -138,7 +140,7 @@ def _is_matched_by_best(ranks: Indices, group: Indices) -> npt.NDArray[np.bool_]
     for objective in range(1 if objectives > 1 else 0, objectives):
         best = _best_before(ranks[:, objective], group, starts)
         is_before = best < np.arange(count)
-        for own in ranks.T[1:]:  # in the first, what comes before is no larger
+        for own in ranks.T[1:]:  # the first objective is sorted: earlier rows are no larger in it
             is_before &= own[best] <= own
         is_matched |= is_before
     return is_matched
@@ -151,10 +153,10 @@ def _is_start(group: Indices) -> npt.NDArray[np.bool_]:
 
 
 def _best_before(rank: Indices, group: Indices, starts: Indices) -> Indices:
-    """For each row the first row before it in its cell with the smallest value, itself where it is the first
-    of its cell."""
+    """For each row, the first earlier row of its group with the smallest value; the row itself where it is
+    the first of its group."""
     count = len(rank)
-    # Each cell lies wholly below the one before it.
+    # The keys of each group are all below those of the group before it.
     ordinal = np.cumsum(_is_start(group)) - 1
     key = rank - ordinal * (int(rank.max(initial=0)) + 1)
     lowest = np.minimum.accumulate(key)
@@ -170,9 +172,9 @@ def _best_before(rank: Indices, group: Indices, starts: Indices) -> Indices:
 def _swept(ranks: Indices, group: Indices) -> Indices:
     """Non-dominated rows of three objectives.
 
-    A sweep along the first keeps the staircase of the other two over the rows of the cell seen so far: `ys`
-    ascending, `zs` descending. A row is dominated when the last step at or before its y is no higher than its
-    z.
+    A sweep along the first objective maintains the frontier of the other two over the earlier rows of the
+    group: `ys` ascending, `zs` descending. A row is dominated where the last frontier point at or before its
+    y has no larger z.
     """
     ys: list[int] = []
     zs: list[int] = []
@@ -198,15 +200,15 @@ def _swept(ranks: Indices, group: Indices) -> Indices:
 def _compared(ranks: Indices, group: Indices) -> Indices:
     """Non-dominated rows of any number of objectives.
 
-    Rows are taken cell by cell by the sum of their ranks, which no row that dominates exceeds: the first of a
-    cell settle most of the others. Each block is held against what was kept of its cells before it, a few
-    at first, then within itself; as numbers as short as there are ranks.
+    Rows are processed group by group in ascending sum of their ranks. A dominating row has no larger sum, so
+    the first rows of a group eliminate most others. Each block is compared with the earlier rows that remain,
+    a few at first, then within itself. Ranks are stored in the shortest integer type that holds them.
     """
     order = np.lexsort((ranks.sum(axis=1), group))
     short = np.int16 if ranks.max(initial=0) <= np.iinfo(np.int16).max else np.int32
     columns = np.ascontiguousarray(ranks[order].T.astype(short))
     group = (np.cumsum(_is_start(group)) - 1)[order]
-    own = np.empty_like(columns)  # of what is kept
+    own = np.empty_like(columns)  # ranks of the rows that remain
     selected = np.empty(len(order), dtype=np.intp)
     count = first = 0
     for start in range(0, len(order), _BLOCK):
@@ -229,8 +231,8 @@ def _compared(ranks: Indices, group: Indices) -> Indices:
 def _is_below(
     others: npt.NDArray[Any], group_of_others: Indices, columns: npt.NDArray[Any], group: Indices
 ) -> npt.NDArray[np.bool_]:
-    """Which of some others (objectives, m) are no larger in any objective than which of some rows
-    (objectives, n) of their cell, (m, n)."""
+    """(m, n): whether an `others` row (objectives, m) is no larger in any objective than a row of
+    `columns` (objectives, n) of its group."""
     is_below = others[0][:, None] <= columns[0][None]
     for theirs, own in zip(others[1:], columns[1:], strict=True):
         is_below &= theirs[:, None] <= own[None]
@@ -240,10 +242,10 @@ def _is_below(
 
 
 def _representatives(frontier: Points, epsilon: float) -> Indices:
-    """The first point in each cell of a grid of cells a factor 1 + epsilon wide, and each minimum."""
+    """The first point in each box of a grid with boxes a factor 1 + epsilon wide, and each minimum."""
     if (frontier < 0.0).any():
         raise InternalError("a relative epsilon needs objectives that are not negative")
-    # A hair narrower than epsilon, so that rounding in the logarithm cannot widen a cell beyond it.
+    # Slightly narrower than epsilon, so that rounding in the logarithm cannot widen a box beyond it.
     width = np.log1p(epsilon) * (1.0 - 1e-9)
     with np.errstate(divide="ignore"):
         groups = np.floor(np.log(frontier) / width)
@@ -252,7 +254,7 @@ def _representatives(frontier: Points, epsilon: float) -> Indices:
 
 
 _PAIRS_AT_ONCE = 1 << 22
-"""Pairs of points that a product holds in memory at a time."""
+"""Pairs of points that a product holds in memory at once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -272,19 +274,19 @@ class Frontier:
 
 
 def frontier_of(points: npt.NDArray[Any] | Sequence[Sequence[float]], *, epsilon: float = 0.0) -> Frontier:
-    """The frontier of the rows of `points` (n, k); `non_dominated` says what is kept."""
+    """The frontier of the rows of `points` (n, k), filtered by `non_dominated`."""
     rows = np.asarray(points, dtype=np.float64)
     selected = non_dominated(rows, epsilon=epsilon)
     return Frontier(rows[selected], np.column_stack([np.zeros_like(selected), selected]))
 
 
 def union(a: Frontier, b: Frontier, *, epsilon: float = 0.0) -> Frontier:
-    """What a choice between `a` and `b` can reach; of equal points that of `a` stays."""
+    """Points that a choice between `a` and `b` can reach; of equal points that of `a` stays."""
     return union_all([a, b], epsilon=epsilon)
 
 
 def union_all(frontiers: Sequence[Frontier], *, epsilon: float = 0.0) -> Frontier:
-    """What a choice among all `frontiers` can reach; of equal points that of the first stays."""
+    """Points that a choice among all `frontiers` can reach; of equal points that of the first stays."""
     if not frontiers:
         raise InternalError("the union of no frontiers has no number of objectives")
     operands = np.repeat(np.arange(len(frontiers)), [len(frontier) for frontier in frontiers])
@@ -297,9 +299,8 @@ def union_all(frontiers: Sequence[Frontier], *, epsilon: float = 0.0) -> Frontie
 def product(a: Frontier, b: Frontier, *, epsilon: float = 0.0) -> Frontier:
     """Non-dominated sums of a point of `a` and a point of `b`; of equal sums the first pair stays.
 
-    An epsilon is paid once per call: after d nested calls on objectives that are not negative every exact
-    point p has a kept q <= (1 + epsilon)^d p, because a sum of points within a factor is within that
-    factor.
+    Each call adds one factor 1 + epsilon. After d nested calls on objectives that are not negative, every
+    exact point p has a remaining q <= (1 + epsilon)^d p.
     """
     rows = max(1, _PAIRS_AT_ONCE // max(1, len(b)))
     parts = [_block_product(a, b, start, start + rows) for start in range(0, len(a), rows)]

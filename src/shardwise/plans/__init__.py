@@ -1,7 +1,7 @@
 """The plan: records of an answer, and the file that holds one."""
 
 from shardwise.plans.any_plan import AnyPlan, plan_hash, read_any_plan
-from shardwise.plans.atomic_write import Files, SystemFiles, check_writable, write_file
+from shardwise.plans.atomic_write import check_writable, write_file
 from shardwise.plans.goodput import (
     GOODPUT_FROM_DEVICES,
     Goodput,
@@ -19,10 +19,7 @@ from shardwise.plans.graph_plan import (
     write_graph_plan,
 )
 from shardwise.plans.plan_file import (
-    GRAPH_PLAN_SCHEMA,
-    UNEVEN_PLAN_SCHEMA,
     certificate_document,
-    check_ledger,
     document_hash,
     layout_document,
     plan_document,
@@ -37,7 +34,6 @@ from shardwise.plans.record import (
     PROVEN_GAP,
     SCHEMA,
     TRACE_POLICIES,
-    VERSION,
     Answer,
     Certificate,
     FrontierPoint,
@@ -70,18 +66,14 @@ from shardwise.plans.uneven_plan import (
 __all__ = [
     "DECISION",
     "GOODPUT_FROM_DEVICES",
-    "GRAPH_PLAN_SCHEMA",
     "NO_IDLE_DEVICES",
     "OBJECTIVES",
     "PROVEN_GAP",
     "SCHEMA",
     "TRACE_POLICIES",
-    "UNEVEN_PLAN_SCHEMA",
-    "VERSION",
     "Answer",
     "AnyPlan",
     "Certificate",
-    "Files",
     "FrontierPoint",
     "Goodput",
     "GraphJob",
@@ -99,14 +91,12 @@ __all__ = [
     "Stage",
     "StagePart",
     "StrategyFrontier",
-    "SystemFiles",
     "TraceChoice",
     "UnevenAnswer",
     "UnevenFile",
     "UnevenResult",
     "Value",
     "certificate_document",
-    "check_ledger",
     "check_writable",
     "document_hash",
     "goodput_of",

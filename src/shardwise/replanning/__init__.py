@@ -4,18 +4,8 @@ from shardwise.replanning.arrangement import Arrangement, running_on, with_devic
 from shardwise.replanning.candidates import ANY, AllowedSpace, allowed_space_of
 from shardwise.replanning.mixed_planner import AnyArrangement, MixedPlanner, mixed_planner_of
 from shardwise.replanning.pipeline_costs import Prices
-from shardwise.replanning.planner import (
-    KEEP,
-    MIGRATE,
-    PATCH,
-    Decision,
-    DecisionOutcome,
-    LinkAwarePlanner,
-    Planner,
-    planner_of,
-)
+from shardwise.replanning.planner import KEEP, Decision, LinkAwarePlanner, Planner, planner_of
 from shardwise.replanning.situation import Situation, situation_of
-from shardwise.replanning.step_times import StepTimes
 from shardwise.replanning.trace_plan import TracePick, TracePicks, picks_for_trace
 from shardwise.replanning.trace_replay import (
     POLICIES,
@@ -26,20 +16,12 @@ from shardwise.replanning.trace_replay import (
     best_interval_s,
     replay,
 )
-from shardwise.replanning.transition import Costs, Transition
-from shardwise.replanning.uneven import (
-    PlansBySize,
-    PlansPerDecision,
-    UnevenArrangement,
-    UnevenStepTimes,
-    uneven_running_on,
-)
+from shardwise.replanning.transition import Costs
+from shardwise.replanning.uneven import PlansBySize, UnevenArrangement, uneven_running_on
 
 __all__ = [
     "ANY",
     "KEEP",
-    "MIGRATE",
-    "PATCH",
     "POLICIES",
     "WAIT",
     "AllowedSpace",
@@ -47,23 +29,18 @@ __all__ = [
     "Arrangement",
     "Costs",
     "Decision",
-    "DecisionOutcome",
     "EpochChoice",
     "LinkAwarePlanner",
     "MixedPlanner",
     "Planner",
     "PlansBySize",
-    "PlansPerDecision",
     "PolicyRun",
     "Prices",
     "Replay",
     "Situation",
-    "StepTimes",
     "TracePick",
     "TracePicks",
-    "Transition",
     "UnevenArrangement",
-    "UnevenStepTimes",
     "allowed_space_of",
     "best_interval_s",
     "mixed_planner_of",

@@ -1,33 +1,28 @@
-"""Trains as a plan says, on PyTorch (`pip install 'shardwise[torch]'`)."""
+"""Runs plans on PyTorch (`pip install 'shardwise[torch]'`): `parallelize`, `train`, checkpoints, weights."""
 
 from shardwise.errors import ConfigError
 
 try:
-    import torch as _torch  # noqa: F401 - asked for first, so that its absence is told as what it is
+    import torch as _torch  # noqa: F401 - imported first, so that a missing torch is reported clearly
 except ModuleNotFoundError as error:
     raise ConfigError(
         "is not installed, and running plans needs it", key="torch", allowed="pip install 'shardwise[torch]'"
     ) from error
 
 from shardwise.launch import check_graph_runnable, check_runnable, check_uneven_runnable
-from shardwise.runtime.adaptive import Advice, Advisor, ReplanEvent
+from shardwise.runtime.adaptive import Advice
 from shardwise.runtime.checkpoint import AsyncCheckpoint, export, load, resumable
 from shardwise.runtime.collectives import all_gather_json
-from shardwise.runtime.data import ArrayFolder, RandomInputs, Samples, Synthetic, TokenFile
-from shardwise.runtime.devices import check_local_devices
-from shardwise.runtime.gradients import StepResult
+from shardwise.runtime.data import Samples
 from shardwise.runtime.graph_capture.capture import capture
-from shardwise.runtime.graphs import GraphModule, GraphTrainingJob, check_computable, graph_module
-from shardwise.runtime.initialization import initialise
-from shardwise.runtime.job import TrainingJob
+from shardwise.runtime.graphs import check_computable, graph_module
 from shardwise.runtime.migration import migrate
-from shardwise.runtime.modules import ModelStage, reference_module
+from shardwise.runtime.modules import reference_module
 from shardwise.runtime.parallelize import parallelize
 from shardwise.runtime.profiling import gather_spans
 from shardwise.runtime.rendezvous import Rendezvous
-from shardwise.runtime.timing import TimedSteps, timed_steps
+from shardwise.runtime.timing import timed_steps
 from shardwise.runtime.train import (
-    SYNTHETIC,
     StepRecord,
     TrainOptions,
     check_options,
@@ -38,46 +33,22 @@ from shardwise.runtime.train import (
     train,
     train_locally,
 )
-from shardwise.runtime.uneven import UnevenTrainingJob
-from shardwise.runtime.weights import check_weight_names, load_weights, save_weights
-from shardwise.runtime.workers import (
-    RankLost,
-    Report,
-    WorkerPool,
-    leave_group,
-    peer_failures,
-    threads_per_process,
-)
+from shardwise.runtime.weights import check_weight_names
+from shardwise.runtime.workers import RankLost, WorkerPool, leave_group, peer_failures, threads_per_process
 
 __all__ = [
-    "SYNTHETIC",
     "Advice",
-    "Advisor",
-    "ArrayFolder",
     "AsyncCheckpoint",
-    "GraphModule",
-    "GraphTrainingJob",
-    "ModelStage",
-    "RandomInputs",
     "RankLost",
     "Rendezvous",
-    "ReplanEvent",
-    "Report",
     "Samples",
     "StepRecord",
-    "StepResult",
-    "Synthetic",
-    "TimedSteps",
-    "TokenFile",
     "TrainOptions",
-    "TrainingJob",
-    "UnevenTrainingJob",
     "WorkerPool",
     "all_gather_json",
     "capture",
     "check_computable",
     "check_graph_runnable",
-    "check_local_devices",
     "check_options",
     "check_runnable",
     "check_uneven_runnable",
@@ -86,10 +57,8 @@ __all__ = [
     "export",
     "gather_spans",
     "graph_module",
-    "initialise",
     "leave_group",
     "load",
-    "load_weights",
     "migrate",
     "parallelize",
     "peer_failures",
@@ -98,7 +67,6 @@ __all__ = [
     "resumable",
     "resumed_options",
     "samples_of",
-    "save_weights",
     "threads_per_process",
     "timed_steps",
     "train",

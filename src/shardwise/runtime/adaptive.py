@@ -1,9 +1,8 @@
-"""A run that re-plans: it watches its steps, has links measured, asks for advice and moves.
+"""Replanning during a run: monitors step times, measures links, asks an advisor and migrates the job.
 
-What is measured and how it is decided comes from outside (`Advisor`); here it is carried out, by all ranks at
-the same boundary between two steps.
-
-Notices when steps take another time than they should. Pure: it is told the seconds and reads no clock.
+`Advisor` measures and decides, and comes from outside. `Adaptation` carries its advice out: all ranks do so
+at the same boundary between two steps. `StepTimeMonitor` notices step times that deviate from the expected
+ones. It gets the seconds from its caller and reads no clock.
 """
 
 from __future__ import annotations
@@ -25,16 +24,18 @@ from shardwise.runtime.migration import migrate, nodes_of
 from shardwise.search import plan_of_strategy
 from shardwise.strategy import Strategy
 
+# Step times
+
 RECENT = 3
-"""Steps whose median counts: one that is slow by itself is no change."""
+"""Number of last steps whose median is compared: three, so that one slow step alone does not count."""
 
 DEVIATION = 1.25
-"""Factor by which the median is off, either way, before it is looked into."""
+"""Factor between the median and the expected step time, either way, above which links are measured."""
 
 
 class StepTimeMonitor:
-    """Holds steps against what is expected of them; the first step of a plan, which sets things up, does not
-    count."""
+    """Compares step times with the expected one. The first step of a plan, which includes setup, is
+    ignored."""
 
     def __init__(self, expected_s: float) -> None:
         self._expected_s: float | None = expected_s
@@ -42,7 +43,7 @@ class StepTimeMonitor:
         self._is_first = True
 
     def deviates(self, step_s: float) -> bool:
-        """Whether steps are off, now that another one took so long."""
+        """Record a step of `step_s` seconds; whether recent steps deviate from the expected time."""
         if self._is_first:
             self._is_first = False
             return False
@@ -56,32 +57,36 @@ class StepTimeMonitor:
 
     @property
     def typical_s(self) -> float:
-        """The median of the last steps; what is expected where there are none."""
+        """Median of the last steps in seconds, or the expected time before there are any."""
         return median(self._recent) if self._recent else self._expected_s or 0.0
 
     def rebaseline(self) -> None:
-        """It was looked into and stays: what the next steps take is what is expected from then on."""
+        """Keep the plan: the next steps define the expected time."""
         self._expected_s = None
         self._recent.clear()
 
     def restart(self, expected_s: float) -> None:
-        """Another plan runs from now on."""
+        """Start again with another plan of step time `expected_s`."""
         self._expected_s = expected_s
         self._recent.clear()
         self._is_first = True
 
 
+# Replanning
+
 MEASURED_SHARE = 0.02
-"""Of the time at most goes into measuring while steps are as expected."""
+"""Share of the run's time that measurements may take while steps are as expected."""
 
 MIGRATION_S = 5.0
-"""What a move is taken to cost beside its bytes, until one was timed. An assumption."""
+"""Assumed seconds of a migration in addition to its transfers, until one was timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What an advisor decided (a word), the strategy to go on under, and the step times that it predicts for
-    that and for the one that runs (None: it cannot go on)."""
+    """The decision of an advisor: a reason code, the strategy to continue with and its predicted step time.
+
+    `keep_step_s` is the predicted step time of the running strategy, or None if it cannot continue.
+    """
 
     decision: str
     strategy: Strategy
@@ -90,22 +95,26 @@ class Advice:
 
 
 class Advisor(Protocol):
-    """Measures and decides; each rank has its own."""
+    """Measures and decides. Each rank has its own."""
 
     def measure(self) -> Mapping[str, float]:
-        """What links carry now, by their names, in bytes/s; all ranks at a time, with the same answer."""
+        """Current bandwidth of each link by name, in bytes/s. Called by all ranks at once; all get the
+        same."""
 
     def advise(
         self, running: Strategy, rates: Mapping[str, float], *, horizon_s: float, migration_s: float
     ) -> Advice:
-        """What to do for the next `horizon_s` seconds, where any move costs `migration_s` beside its
-        bytes."""
+        """Advice for the next `horizon_s` seconds. A migration costs `migration_s` in addition to its
+        transfers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplanEvent:
-    """What was noticed after a step and what was done: why links were measured, what they carry, the advice,
-    the seconds that measuring and moving took, and the bytes that went between nodes."""
+    """What the monitor noticed after a step, and what the run did.
+
+    Has the reason of the measurement, the bandwidth of each link in bytes/s and the advice. Also has the
+    seconds of measurement and migration, and the bytes sent between nodes.
+    """
 
     reason: str
     rates: Mapping[str, float]
@@ -116,7 +125,7 @@ class ReplanEvent:
 
 
 class Adaptation:
-    """The adaptive side of a run of `steps` steps; every rank calls it at the same points."""
+    """Replanning of a run of `steps` steps. Every rank calls it at the same points."""
 
     def __init__(self, advisor: Advisor, plan: Plan, steps: int) -> None:
         self._advisor = advisor
@@ -128,8 +137,10 @@ class Adaptation:
         self.predicted_s = plan.best.step_time_s
 
     def after(self, job: TrainingJob, step: int, step_s: float) -> tuple[TrainingJob, ReplanEvent | None]:
-        """The job to go on with after `step` steps, the last of which took `step_s` here; and what happened,
-        where links were measured. Rank 0's clock decides whether."""
+        """The job to continue with after `step` steps, and the replan event if links were measured.
+
+        `step_s` is the time of the last step on this rank. Rank 0 decides whether to measure.
+        """
         deviates = self._monitor.deviates(step_s)
         since_measured_s = time.perf_counter() - self._measured_at_s
         is_due = since_measured_s * MEASURED_SHARE > self._measured_s
@@ -171,7 +182,7 @@ class Adaptation:
         return rates
 
     def _broadcast_advice(self, running: Strategy, rates: Mapping[str, float], horizon_s: float) -> Advice:
-        """Rank 0's advice, on every rank: as text, since nothing that is received is unpickled."""
+        """Rank 0's advice on every rank, sent as JSON: received data is never unpickled."""
         text = b""
         if distributed.get_rank() == 0:
             advice = self._advisor.advise(running, rates, horizon_s=horizon_s, migration_s=self._migration_s)

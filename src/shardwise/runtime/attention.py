@@ -1,9 +1,10 @@
-"""Attention blocks; every rank of a tensor group works on its own heads.
+"""Attention blocks. With tensor parallelism, each rank computes its own heads.
 
-Attention whose scores are more than products: with a window, kept below a cap, beside a sink.
-
-PyTorch's fused kernels give no gradient of these. Here queries are taken some at a time, and their scores are
-made again in the backward pass, so that no more is kept than by a fused kernel.
+`GroupedQueryAttention` covers multi-head, grouped-query and multi-query attention; `LatentAttention` is
+multi-head latent attention. Both use PyTorch's fused kernels where these can compute the scores.
+`scored_attention` computes attention with a soft-cap or attention sinks, for which fused kernels have no
+gradient: it processes `QUERIES` queries at a time and recomputes their scores in the backward pass, so it
+saves no more than a fused kernel.
 """
 
 from __future__ import annotations
@@ -25,14 +26,19 @@ from shardwise.runtime.layers import RmsNorm
 from shardwise.runtime.numerics import Numerics
 from shardwise.runtime.rope import Rotation, rotated
 
+# Attention with soft-caps, windows and sinks
+
 QUERIES = 128
-"""How many queries are taken at a time."""
+"""Queries per block in `scored_attention`; bounds the memory of the scores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """How scores come from products of queries and keys: times `scale`, below `cap` (cap * tanh(score /
-    cap)), of the last `window` keys alone; None is without."""
+    """How products of queries and keys become scores.
+
+    They are multiplied by `scale`, soft-capped (cap * tanh(score / cap)), and limited to the last `window`
+    keys. None turns cap or window off.
+    """
 
     scale: float
     cap: float | None = None
@@ -40,10 +46,10 @@ class Scores:
 
 
 def scored_attention(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scores: Scores) -> Tensor:
-    """Causal attention of q (batch, heads, tokens, elements) on k and v of as many heads or fewer.
+    """Causal attention of q (batch, heads, tokens, elements) on k and v, which may have fewer heads (GQA).
 
-    Each of `sinks` (heads,) is the score of a key that all queries of its head see and whose value is zero
-    (Xiao et al. 2023, arXiv 2309.17453). In fp32 between the products.
+    Each of `sinks` (heads,) is the score of a virtual key that all queries of its head see and whose value is
+    zero (attention sinks, Xiao et al. 2023, arXiv 2309.17453). Scores and softmax are fp32.
     """
     out: Tensor = _Scored.apply(q, k, v, sinks, scores)
     return out
@@ -81,7 +87,7 @@ class _Scored(Function):
 
 
 def _blocks(tokens: int, window: int | None) -> Iterator[tuple[slice, slice]]:
-    """Queries that are taken together, and the keys that some of them see."""
+    """Blocks of queries, each with the range of keys that any of them sees."""
     for start in range(0, tokens, QUERIES):
         stop = min(start + QUERIES, tokens)
         first = 0 if window is None else max(0, start - window + 1)
@@ -91,7 +97,7 @@ def _blocks(tokens: int, window: int | None) -> Iterator[tuple[slice, slice]]:
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scores: Scores, own: slice, seen: slice
 ) -> Tensor:
-    """Attention of the queries at `own` places on the keys at `seen` ones."""
+    """Attention of the queries at positions `own` on the keys at positions `seen`."""
     groups = q.shape[1] // k.shape[1]
     found = _product(q, k.transpose(2, 3), groups).float() * scores.scale
     if scores.cap is not None:
@@ -108,18 +114,20 @@ def _attention(
 
 
 def _product(x: Tensor, y: Tensor, groups: int) -> Tensor:
-    """x @ y, of x (batch, heads, rows, ...) and y of `groups` times fewer heads."""
+    """x @ y, where x is (batch, heads, rows, ...) and y has `groups` times fewer heads."""
     return (x.unflatten(1, (-1, groups)) @ y.unsqueeze(2)).flatten(1, 2)
 
 
+# Attention blocks
+
 PositionEncoding: TypeAlias = Rotation | Tensor | None
-"""How a layer's queries and keys know where they are: by a rotation, by the places themselves (tokens,) where
-scores have slopes, or from the embeddings."""
+"""Position encoding of a layer: rotary embedding, positions (tokens,) for ALiBi, or None (learned
+embeddings)."""
 
 
 class CausalAttention(nn.Module):
-    """What attention blocks share: causal attention of queries on keys. `slopes` are those of this rank's
-    heads, where a key's score falls with its distance."""
+    """Base of attention blocks: causal attention of queries on keys. `slopes` are the ALiBi slopes of this
+    rank's heads."""
 
     def __init__(self, scores: Scores, *, sinks: int = 0) -> None:
         super().__init__()
@@ -129,14 +137,14 @@ class CausalAttention(nn.Module):
         self.context: ContextParallelAttention | None = None
 
     def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of q on k and v, each (batch, heads, tokens, elements); a value may have more or fewer
-        elements than a key."""
+        """Attention of q on k and v, each (batch, heads, tokens, elements). Values may have another width
+        than keys."""
         scores, tokens, width = self.scores, q.shape[2], v.shape[3]
         if scores.cap is not None or self.sinks is not None:
             return scored_attention(q, k, v, None if self.sinks is None else local(self.sinks), scores)
         if q.shape[3] != width:
-            # Fused kernels take queries, keys and values of one width alone, some of them multiples of 8.
-            # Zeros add nothing.
+            # Fused kernels need queries, keys and values of one width; some need a multiple of 8. Padding
+            # with zeros changes nothing.
             wide = -(-max(q.shape[3], width) // 8) * 8
             q, k, v = (functional.pad(each, (0, wide - each.shape[3])) for each in (q, k, v))
         if self.context is not None:
@@ -187,9 +195,11 @@ class GroupedQueryAttention(CausalAttention):
         return self.out(heads.transpose(1, 2).flatten(2))
 
     def _with_alibi(self, q: Tensor, k: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys with elements more, whose products are slope * place of the key: what ALiBi adds
-        to a score, but for a part that all keys of a query have. A place is two elements, each of which bf16
-        tells exactly, of less than 65,536."""
+        """Queries and keys with two more elements, whose product is slope * position of the key (ALiBi).
+
+        ALiBi's other term is equal for all keys of a query and cancels in the softmax. A position below
+        65,536 is split into two elements that bf16 represents exactly.
+        """
         slopes = torch.tensor(self.slopes, device=q.device) / self.scores.scale
         of_q = torch.stack((slopes * 256, slopes), dim=-1).to(q.dtype)
         of_k = torch.stack((places // 256, places % 256), dim=-1).to(k.dtype)[:, None]
@@ -200,8 +210,11 @@ class GroupedQueryAttention(CausalAttention):
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
-    """ALiBi's slopes (Press et al. 2021, arXiv 2108.12409): 2^(-8/n), its square and so on for n heads, a
-    power of 2; for others those of the power below, and between them every other one of the power above."""
+    """ALiBi slopes of `heads` heads (Press et al. 2021, arXiv 2108.12409).
+
+    For n heads, a power of 2, these are the powers of 2^(-8/n). Other numbers use the slopes of the next
+    lower power of 2, then every other slope of the next higher one.
+    """
     below = 2 ** math.floor(math.log2(heads))
     slopes = [2.0 ** (-8.0 * number / below) for number in range(1, below + 1)]
     slopes += [2.0 ** (-4.0 * number / below) for number in range(1, 2 * (heads - below) + 1, 2)]
@@ -209,17 +222,19 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
 
 
 class Latents(nn.Module):
-    """What all heads share of each token: tensors that are the same on every rank of a tensor group."""
+    """Latents of each token, which all heads share: equal on every tensor-parallel rank."""
 
     def forward(self, *parts: Tensor) -> tuple[Tensor, ...]:
-        """`parts`, each (batch, tokens, elements), of all tokens."""
+        """`parts`, each (batch, tokens, elements), for all tokens."""
         return parts
 
 
 class LatentAttention(CausalAttention):
-    """Multi-head latent attention: keys and values, and queries where the shape has a rank for them, come
-    from a normed latent, and beside it one part of the keys, the one that turns, is the same for all heads
-    (DeepSeek-V2, arXiv 2405.04434)."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
+
+    Keys and values are projected from a normed latent, and so are queries if the shape has a `q_rank`. The
+    rotary part of the keys is the same for all heads.
+    """
 
     def __init__(self, shape: LatentAttentionShape, hidden: int, numerics: Numerics) -> None:
         super().__init__(Scores(scale=numerics.score_scale(shape.qk_dim)))

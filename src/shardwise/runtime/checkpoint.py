@@ -1,10 +1,12 @@
-"""Saves a job and loads it, under the same plan or another, by PyTorch's distributed checkpoint.
+"""Checkpoints of training jobs with torch.distributed.checkpoint: saved, loaded and resharded.
 
-The manifest of a checkpoint: written last, it is what makes a checkpoint one.
+A checkpoint is a folder `step-00000020` with the files of PyTorch's distributed checkpoint and
+`manifest.json`, which lists them with sizes and hashes. The manifest is written last: a folder without one is
+an unfinished checkpoint. The first file is a marker (`.shardwise`). Only folders with a marker or a valid
+manifest are ever removed.
 
-A checkpoint is a folder `step-00000020` with the files that PyTorch's distributed checkpoint wrote and a
-`manifest.json` that lists them with sizes and hashes. A folder without a manifest was never finished. What
-tells it from a folder of somebody else is a file that is there before all others: nothing else is removed.
+`AsyncCheckpoint` saves while training continues; `load` restores a job under the same or another plan;
+`export` writes the weights for other libraries; `resumable` finds the checkpoint that a run can resume from.
 """
 
 from __future__ import annotations
@@ -43,57 +45,61 @@ from shardwise.runtime.state_dict import make_states, named, state_of, whole_nam
 from shardwise.runtime.uneven import UnevenTrainingJob
 from shardwise.runtime.weights import save_graph_weights, save_weights
 
+# The manifest and the folders
+
 SCHEMA = "shardwise.checkpoint"
 VERSION = 3
-"""The first one knew data by its name alone, the second one no graphs."""
+"""Version of the manifest. Version 1 has only the name of the data; version 2 has no graphs."""
 
 MANIFEST = "manifest.json"
 MARKER = ".shardwise"
-"""Name of the file by which a folder is known as one of ours."""
+"""Name of the marker file, which shows that shardwise created the folder."""
 
 MAX_CHECKPOINTS = 2
-"""How many finished checkpoints stay."""
+"""Number of finished checkpoints that are retained."""
 
 _FOLDER = re.compile(r"step-([0-9]{8})")
 _MAX_FILES_BYTES = 8 << 20
+"""Largest manifest in bytes that is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What was saved: after how many steps, of which run, in which files (size in bytes, SHA-256)."""
+    """Content of a manifest: step, run and files (name -> size in bytes, SHA-256)."""
 
     step: int
     seed: int
     data: str
-    """`synthetic`, or where the file lay."""
+    """`synthetic`, or the path of the data."""
     content: DataIdentity | None
-    """What the file was; None of synthetic data, and where the manifest is of version 1."""
+    """Identity of the data; None for synthetic data and in manifests of version 1."""
     optimizer: str
     global_batch_size: int
     seq_len: int | None
-    """None of a graph that has none."""
+    """None for a graph without a sequence dim."""
     model: str | None
-    """Hash of the model's config; None of a graph."""
+    """Hash of the model's config; None for a graph."""
     graph: str | None = None
-    """Hash of the operator graph; None of a model, and where the manifest is of version 1 or 2."""
+    """Hash of the operator graph; None for a model and in manifests of versions 1 and 2."""
     plan: str
-    """Hash of the plan that it ran under."""
+    """Hash of the plan that the run used."""
     files: Mapping[str, tuple[int, str]]
 
 
 def folder_of(root: str, step: int) -> str:
+    """The checkpoint folder of `step` in `root`."""
     return os.path.join(root, f"step-{step:08d}")
 
 
 def model_hash(config: Mapping[str, object]) -> str:
-    """Of all that a model's config says but its name."""
+    """Hash of a model's config without its name."""
     body = {key: value for key, value in config.items() if key not in ("name", "_name_or_path")}
     return "sha256:" + hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def graph_hash(graph: OpGraph) -> str:
-    """Of what a graph computes, at whatever batch and sequence length: not of its name, nor of what its file
-    says of costs and of what may be split."""
+    """Hash of what a graph computes, independent of batch size, sequence length, name, costs and sharding
+    limits."""
     document: Any = parse_mapping(graph_text(graph))
     for block in document["blocks"]:
         for operator in block["operators"]:
@@ -104,7 +110,7 @@ def graph_hash(graph: OpGraph) -> str:
 
 
 def files_in(folder: str, names: Iterable[str] = ()) -> dict[str, tuple[int, str]]:
-    """Every file of a checkpoint with its size and hash; `names` are some that are known to be there."""
+    """Every file of a checkpoint with its size and hash; `names` are files known to exist."""
     found = {name for name in os.listdir(folder) if name not in (MANIFEST, MARKER)}
     return {name: _measured(os.path.join(folder, name)) for name in sorted(found.union(names))}
 
@@ -116,14 +122,14 @@ def _measured(path: str) -> tuple[int, str]:
 
 
 def mark_folder(folder: str) -> None:
-    """Make `folder` known as one of ours, before anything else is in it."""
+    """Create `folder` with its marker file, before any other file."""
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, MARKER), "ab"):
         pass
 
 
 def commit(folder: str, manifest: Manifest) -> None:
-    """Make the files in `folder` a checkpoint."""
+    """Turn the files in `folder` into a finished checkpoint by writing the manifest."""
     document = {"schema": SCHEMA, "version": VERSION, **asdict(manifest)}
     write_file(os.path.join(folder, MANIFEST), json.dumps(document, indent=1).encode())
 
@@ -133,13 +139,13 @@ def prune(root: str) -> None:
     for step in finished(root)[:-MAX_CHECKPOINTS]:
         folder = folder_of(root, step)
         if _is_ours(folder):
-            mark_folder(folder)  # one of an earlier version has no mark yet
-            os.unlink(os.path.join(folder, MANIFEST))  # first: what is left of it then is no checkpoint
+            mark_folder(folder)  # checkpoints of earlier versions have no marker
+            os.unlink(os.path.join(folder, MANIFEST))  # first, so that an interrupted removal shows
             _remove(folder)
 
 
 def _is_ours(folder: str) -> bool:
-    """Whether a folder with a manifest is known as one of ours, by its mark or by what the manifest says."""
+    """Whether shardwise created a folder that has a manifest: by its marker, or by a valid manifest."""
     if os.path.isfile(os.path.join(folder, MARKER)):
         return True
     try:
@@ -150,26 +156,25 @@ def _is_ours(folder: str) -> bool:
 
 
 def clear_unfinished(root: str) -> None:
-    """Remove what runs that were ended here have left of checkpoints. ConfigError where there is a folder by
-    such a name that is not known as one of ours."""
+    """Remove unfinished checkpoints in `root`. ConfigError if a folder with such a name has no marker."""
     check_unfinished(root)
     for folder in _unfinished(root):
         _remove(folder)
 
 
 def check_unfinished(root: str) -> None:
-    """ConfigError where `clear_unfinished` would meet a folder that is not known as one of ours."""
+    """ConfigError if `clear_unfinished` would find a folder without a marker."""
     for folder in _unfinished(root):
         if os.listdir(folder) and not os.path.isfile(os.path.join(folder, MARKER)):
             raise ConfigError(
-                f"has the name of a checkpoint, but neither {MANIFEST} nor {MARKER} of one", file=folder,
+                f"has the name of a checkpoint, but contains neither {MANIFEST} nor {MARKER}", file=folder,
                 key="--checkpoint", found=", ".join(sorted(os.listdir(folder))[:3]),
-                allowed="another folder, or remove it if it is of no use",
+                allowed="another folder, or remove this one if it is not needed",
             )  # fmt: skip
 
 
 def remove_unfinished(folder: str) -> None:
-    """Remove a folder of ours that did not become a checkpoint, as far as the system lets it."""
+    """Remove `folder` if it is an unfinished checkpoint; errors of the system are ignored."""
     with contextlib.suppress(OSError):
         if os.path.isfile(os.path.join(folder, MARKER)) and not os.path.isfile(
             os.path.join(folder, MANIFEST)
@@ -178,8 +183,8 @@ def remove_unfinished(folder: str) -> None:
 
 
 def _remove(folder: str) -> None:
-    """Remove a folder of ours, which other ranks may do too: its mark last, so that what is left of it at any
-    time is known as ours."""
+    """Remove a checkpoint folder, which other ranks may be removing too. The marker goes last, so that an
+    interrupted removal can be completed later."""
     ignore_missing = contextlib.suppress(FileNotFoundError)
     with ignore_missing:
         for name in os.listdir(folder):
@@ -195,26 +200,26 @@ def _remove(folder: str) -> None:
 
 
 def _unfinished(root: str) -> list[str]:
-    """The folders in `root` that have the name of a checkpoint and are none."""
+    """Folders in `root` that are named like a checkpoint and have no manifest."""
     folders = (folder_of(root, step) for step in _steps(root))
     return [one for one in folders if os.path.isdir(one) and not os.path.isfile(os.path.join(one, MANIFEST))]
 
 
 def finished(root: str) -> list[int]:
-    """The steps of all finished checkpoints in `root`, ascending."""
+    """Steps of all finished checkpoints in `root`, ascending."""
     return [step for step in _steps(root) if os.path.isfile(os.path.join(folder_of(root, step), MANIFEST))]
 
 
 def _steps(root: str) -> list[int]:
-    """The steps of all checkpoints in `root`, finished or not, ascending."""
+    """Steps of all checkpoints in `root`, finished or not, ascending."""
     if not os.path.isdir(root):
         return []
     return sorted(int(match[1]) for name in os.listdir(root) if (match := _FOLDER.fullmatch(name)))
 
 
 def newest(root: str) -> tuple[str, Manifest]:
-    """The newest finished checkpoint in `root`, its files as they were written. ConfigError where there is
-    none or a file was changed."""
+    """The newest finished checkpoint in `root`, with verified files. ConfigError if there is none or a file
+    was changed."""
     steps = finished(root)
     if not steps:
         raise ConfigError(
@@ -226,7 +231,7 @@ def newest(root: str) -> tuple[str, Manifest]:
     for name, measured in manifest.files.items():
         if found.get(name) != measured:
             raise ConfigError(
-                "is not the file that the checkpoint was finished with",
+                "differs from the file that was saved",
                 file=os.path.join(folder, name),
                 found="nothing" if name not in found else f"{found[name][0]} bytes, another hash",
                 allowed=f"{measured[0]} bytes as in {MANIFEST}",
@@ -235,7 +240,7 @@ def newest(root: str) -> tuple[str, Manifest]:
 
 
 def read_manifest(path: str) -> Manifest:
-    """The manifest at `path`. ConfigError for another kind of file and for a newer version."""
+    """Read the manifest at `path`. ConfigError if it is invalid or of a newer version."""
     fields = Fields(read_mapping(path, max_bytes=_MAX_FILES_BYTES), file=path)
     fields.choice("schema", (SCHEMA,))
     version = fields.integer("version", low=1, high=10**9)
@@ -259,7 +264,7 @@ def read_manifest(path: str) -> Manifest:
     )
     fields.finish()
     if (manifest.model is None) is (manifest.graph is None):
-        raise fields.error("model", "is there beside a graph, or neither is", allowed="one of them")
+        raise fields.error("model", "and graph are both given, or neither", allowed="one of them")
     return manifest
 
 
@@ -286,18 +291,20 @@ def _file_entry(fields: Fields, name: str) -> tuple[int, str]:
     return entry[0], entry[1]
 
 
+# Saving
+
 AnyJob = TrainingJob | UnevenTrainingJob | GraphTrainingJob
 
 _PARAMETER = "model."
-"""What the names of parameters begin with, beside those of optimizer states."""
+"""Prefix of the names of parameters in a checkpoint; optimizer states have another."""
 
 
 class AsyncCheckpoint:
-    """A checkpoint that is being written beside the run: of the job as it was when this was made.
+    """A checkpoint that is written while training continues (as PyTorch's async_save).
 
-    Parameters and states are copied first; then a thread of each rank writes its part, and that of rank 0
-    commits the manifest once it sees all parts. Make it on every rank, and `wait` for it on every rank before
-    the next one. `content` is what the file `data` is, where it is one.
+    The constructor copies parameters and optimizer states to the host. Then a thread of each rank writes its
+    part, and that of rank 0 commits the manifest when all parts are visible. Construct it on every rank, and
+    call `wait` on every rank before the next one. `content` is the identity of the data, if `data` is a path.
     """
 
     def __init__(
@@ -311,7 +318,7 @@ class AsyncCheckpoint:
         content: DataIdentity | None = None,
     ) -> None:
         self._folder = folder_of(root, step)
-        # Collectives of the thread must not come between those of the steps.
+        # The thread needs its own group: its collectives must not interleave with those of the steps.
         self._group = distributed.new_group(backend="gloo")
         manifest = Manifest(
             step=step,
@@ -329,7 +336,7 @@ class AsyncCheckpoint:
     def _write(self, state: dict[str, Tensor | TensorChunks], root: str, manifest: Manifest) -> None:
         hosts = all_gather_json(socket.gethostname(), self._group)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of being the only process, of plain tensors
+            warnings.simplefilter("ignore")  # warnings about a single process and plain tensors
             checkpoint.save(
                 state,
                 storage_writer=_Writer(self._folder, root, manifest, hosts),
@@ -338,8 +345,8 @@ class AsyncCheckpoint:
             )
 
     def wait(self) -> None:
-        """Until the checkpoint is committed. ConfigError where it cannot be written; what there was of it is
-        removed then."""
+        """Wait until the checkpoint is committed. If it cannot be written, its files are removed and
+        ConfigError is raised."""
         try:
             self._written.result()
         except checkpoint.CheckpointException as error:
@@ -351,8 +358,10 @@ class AsyncCheckpoint:
 
 
 class _Writer(checkpoint.FileSystemWriter):
-    """Writes the parts of all ranks into a folder that is known as ours before anything is in it, and makes
-    it a checkpoint where rank 0 sees what all of them have written. What fails here all ranks hear of."""
+    """Writes the shards of all ranks into a marked folder. Rank 0 commits it when it sees all their files.
+
+    Errors are raised on all ranks.
+    """
 
     def __init__(self, folder: str, root: str, manifest: Manifest, hosts: Sequence[str]) -> None:
         super().__init__(folder)
@@ -365,7 +374,7 @@ class _Writer(checkpoint.FileSystemWriter):
     def write_data(self, plan: Any, planner: Any) -> Any:
         try:
             return super().write_data(plan, planner)
-        except Exception as error:  # noqa: BLE001 - raised again: as what the system said, where it did
+        except Exception as error:  # noqa: BLE001 - raised again, as the system's error if there is one
             raise _system_error(error) from None
 
     def finish(self, metadata: Any, results: list[list[Any]]) -> None:
@@ -378,7 +387,7 @@ class _Writer(checkpoint.FileSystemWriter):
 
 
 def _sizes(results: Sequence[Any]) -> dict[str, int]:
-    """The files that a rank has written, and how long each is at least."""
+    """Files that a rank has written, each with its least size in bytes."""
     sizes: dict[str, int] = {}
     for result in results:
         place = result.storage_data
@@ -387,14 +396,14 @@ def _sizes(results: Sequence[Any]) -> dict[str, int]:
 
 
 def check_visible(folder: str, written: Sequence[Mapping[str, int]], hosts: Sequence[str]) -> None:
-    """ConfigError where `folder` has not all that was `written` by the ranks, each on its host: another host
-    has another folder by that name."""
+    """ConfigError if `folder` on rank 0 lacks files that ranks have `written` on their hosts, because the
+    folder is not shared."""
     for rank, (sizes, host) in enumerate(zip(written, hosts, strict=True)):
         for name, nbytes in sizes.items():
             found = _size(os.path.join(folder, name))
             if found is None or found < nbytes:
                 raise ConfigError(
-                    f"is not where rank 0 on {hosts[0]} sees it, but was written by rank {rank} on {host}",
+                    f"is not visible to rank 0 on {hosts[0]}, but was written by rank {rank} on {host}",
                     file=os.path.join(folder, name), key="--checkpoint",
                     found="nothing" if found is None else f"{found} bytes",
                     allowed="a folder that all hosts share",
@@ -402,8 +411,8 @@ def check_visible(folder: str, written: Sequence[Mapping[str, int]], hosts: Sequ
 
 
 def _size(path: str) -> int | None:
-    """Of the file at `path`, None where there is none; opened, as a network's filesystem may remember what
-    was there before."""
+    """Size in bytes of the file at `path`, None if it does not exist. Opens the file, since network file
+    systems may cache an older size."""
     try:
         with open(path, "rb") as file:
             return os.fstat(file.fileno()).st_size
@@ -412,7 +421,7 @@ def _size(path: str) -> int | None:
 
 
 def _trained(plan: AnyPlan) -> dict[str, Any]:
-    """What of a plan a checkpoint and the run that goes on from it must have in common."""
+    """Values that a checkpoint and a run that resumes from it must have in common."""
     optimizer = plan.job.optimizer
     if isinstance(plan, GraphPlan):
         graph = plan.graph
@@ -427,7 +436,8 @@ def _trained(plan: AnyPlan) -> dict[str, Any]:
 
 
 def copied(job: AnyJob) -> dict[str, Tensor | TensorChunks]:
-    """What this rank saves of `job`, on the host, as no step changes it. Call it on every rank."""
+    """Copy the state that this rank saves to the host, so that later steps do not change it. Call it on every
+    rank."""
     if isinstance(job, GraphTrainingJob):
         return state_dict.graph_state_copies(job)
     if isinstance(job, UnevenTrainingJob):
@@ -444,14 +454,14 @@ def _copied(tensor: Tensor) -> Tensor | TensorChunks:
 
 
 def _failure(error: checkpoint.CheckpointException) -> tuple[int, BaseException]:
-    """The first rank that failed, and how."""
+    """The first rank that failed, and its error."""
     rank = min(error.failures)
     return rank, error.failures[rank][0]
 
 
 def _system_error(error: Exception) -> Exception:
-    """What the system said where a file could not be written: PyTorch's error of a file that ends too early
-    comes above it."""
+    """The OSError that caused `error`, if there is one: PyTorch raises its own error of a truncated file on
+    top of it."""
     under: BaseException | None = error
     while under is not None:
         if isinstance(under, OSError):
@@ -471,8 +481,11 @@ def _not_written(folder: str, error: BaseException) -> ConfigError:
     return ConfigError(f"cannot be written: {_why(error)}", file=folder, key="--checkpoint")
 
 
+# Loading
+
+
 def load(job: AnyJob, folder: str) -> None:
-    """Put the checkpoint in `folder` into `job`, however it was divided when it was saved; on every rank."""
+    """Load the checkpoint in `folder` into `job`, resharding it as needed. Call it on every rank."""
     if isinstance(job, GraphTrainingJob):
         _load(state_dict.graph_load_targets(job), folder)
         job.sync_weights()
@@ -485,7 +498,7 @@ def load(job: AnyJob, folder: str) -> None:
     make_states(job)
     state = state_of(job)
     _load(state, folder)
-    with torch.no_grad():  # of two copies on one rank, only the second has been filled
+    with torch.no_grad():  # of two copies on one rank (tied weights), only the second was filled
         for index, name, parameter in named(job):
             whole = whole_name(job, index, name)
             parameter.copy_(state[f"model.{whole}"])
@@ -501,8 +514,8 @@ def _load(state: Mapping[str, Tensor | TensorChunks], folder: str) -> None:
 
 @contextmanager
 def _read_from(folder: str) -> Iterator[None]:
-    """ConfigError where the checkpoint in `folder` cannot be read, on every rank: PyTorch's own is no
-    Exception, and would end the process as if it had been interrupted."""
+    """ConfigError on every rank if the checkpoint in `folder` cannot be read. PyTorch's error is not an
+    Exception and would end the process like an interrupt."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -512,14 +525,17 @@ def _read_from(folder: str) -> Iterator[None]:
         path = getattr(failure, "filename", None)
         raise ConfigError(
             f"cannot be read: {_why(failure)}", file=str(path or folder), found=f"on rank {rank}",
-            allowed="a whole checkpoint, in a folder that all hosts share",
+            allowed="a complete checkpoint, in a folder that all hosts share",
         ) from None  # fmt: skip
 
 
 def export(plan: AnyPlan, root: str, folder: str) -> None:
-    """Write the parameters of the newest checkpoint in `root`, of a run of what the plan trains, into
-    `folder`: those of a model as Hugging Face's libraries read them, those of a graph by its names. In one
-    process, which holds all of them."""
+    """Write the parameters of the newest checkpoint in `root` into `folder`, in one process that holds them
+    all.
+
+    Parameters of a model are written in the format of Hugging Face libraries, those of a graph by their
+    names. ConfigError if the checkpoint does not fit the plan.
+    """
     saved, _ = resumable(plan, root)
     with _read_from(saved):
         state = _whole_parameters(saved)
@@ -532,7 +548,7 @@ def export(plan: AnyPlan, root: str, folder: str) -> None:
 
 
 def _whole_parameters(folder: str) -> dict[str, Tensor]:
-    """Room for each parameter of the checkpoint in `folder`, by its name there."""
+    """An empty tensor for each parameter of the checkpoint in `folder`, by its name there."""
     stored = checkpoint.FileSystemReader(folder).read_metadata().state_dict_metadata
     return {
         name: torch.empty(one.size, dtype=one.properties.dtype)
@@ -542,12 +558,12 @@ def _whole_parameters(folder: str) -> dict[str, Tensor]:
 
 
 def resumable(plan: AnyPlan, root: str) -> tuple[str, Manifest]:
-    """The newest checkpoint in `root`, where a run under `plan` can go on from it. ConfigError where not."""
+    """The newest checkpoint in `root`. ConfigError if a run under `plan` cannot resume from it."""
     folder, manifest = newest(root)
     required = _trained(plan)
     is_of_graph = manifest.graph is not None
     if is_of_graph is not isinstance(plan, GraphPlan):
-        kinds = ("a plan of strategies", "the plan of an operator graph")
+        kinds = ("a plan of a model", "the plan of an operator graph")
         raise ConfigError(
             "is a checkpoint of another kind of plan", file=folder, found=kinds[is_of_graph],
             allowed=kinds[not is_of_graph],
@@ -555,7 +571,7 @@ def resumable(plan: AnyPlan, root: str) -> tuple[str, Manifest]:
     for key, value in required.items():
         if getattr(manifest, key) != value:
             raise ConfigError(
-                "is not the plan's",
+                "differs from the plan",
                 file=folder,
                 key=key,
                 found=str(getattr(manifest, key)),

@@ -1,9 +1,9 @@
-"""What a rank sends and receives: every collective of what runs inside `record_collectives`, with its
-bytes.
+"""Collectives of the runtime, with their gradients, and a recorder of the collectives of a step.
 
-Parts of what all ranks of a tensor group have: each takes its own, and joins those of all again.
-
-What ranks tell each other, as text: nothing that is received is unpickled.
+- `record_collectives` counts all collectives of this thread with their bytes, as the cost model counts them.
+- `SharedTokens`, `Boundary`: tensor-parallel ranks that hold equal tensors split them and gather them again.
+- `reduce_over` (all-reduce, reduce-scatter) and `all_gathered` (all-gather) are differentiable.
+- `all_gather_json` gathers a value of each rank as JSON: received data is never unpickled.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from torch.distributed.tensor import DTensor
 
 from shardwise.runtime.private import COLLECTIVE_OPERATORS, DispatchMode
 
+# Recording of collectives
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class CollectiveRecord:
     """One kind of collective of one size.
 
-    `nbytes` are those of the whole tensor, as the cost model counts them: what is reduced (all_reduce), what
-    is joined (all_gather) or was whole before (reduce_scatter), what this rank sends in all (all_to_all) or
-    to one other rank (send, recv).
+    `nbytes` are those of the full tensor, as the cost model counts them: the reduced tensor (all_reduce), the
+    gathered one (all_gather), the one before scattering (reduce_scatter), what this rank sends in total
+    (all_to_all), or to one other rank (send, recv).
     """
 
     kind: str
@@ -45,7 +47,7 @@ class CollectiveRecorder(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # what a distributed tensor does with it comes here again
+            return NotImplemented  # DTensor dispatches its local operators here again
         output = func(*args, **(kwargs or {}))
         if func in _MEASURED:
             kind, nbytes = _MEASURED[func]
@@ -54,7 +56,7 @@ class CollectiveRecorder(DispatchMode):
 
 
 def record_collectives() -> CollectiveRecorder:
-    """A context whose `counts` are the collectives inside."""
+    """A context whose `counts` has the collectives inside."""
     return CollectiveRecorder()
 
 
@@ -81,24 +83,30 @@ _SIZED: dict[str, Callable[[Any, Any], int]] = {"first": _first, "second": _seco
 _MEASURED = {operator: (kind, _SIZED[whole]) for operator, kind, whole in COLLECTIVE_OPERATORS}
 
 
+# Collectives with gradients
+
+
 def padded(rows: Tensor, length: int) -> Tensor:
+    """`rows`, padded with zero rows to `length` rows."""
     return torch.cat((rows, rows.new_zeros(length - len(rows), rows.shape[1])))
 
 
 def all_gather_rows(rows: Tensor, group: ProcessGroup) -> Tensor:
+    """All-gather along the first dim."""
     whole = rows.new_empty(len(rows) * distributed.get_world_size(group), *rows.shape[1:])
     distributed.all_gather_single(whole, rows.contiguous(), group=group)
     return whole
 
 
 def reduce_scatter_rows(rows: Tensor, group: ProcessGroup) -> Tensor:
+    """Reduce-scatter (sum) along the first dim."""
     part = rows.new_empty(len(rows) // distributed.get_world_size(group), *rows.shape[1:])
     distributed.reduce_scatter_single(part, rows.contiguous(), group=group)
     return part
 
 
 class SharedTokens:
-    """Tokens that all ranks of a tensor group have, of which each routes its own part."""
+    """Tokens that all ranks of a tensor-parallel group hold. Each rank routes its own part of them."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
@@ -109,27 +117,28 @@ class SharedTokens:
         return _Split.apply(padded(tokens, -(-len(tokens) // size) * size), 0, self._group)
 
     def joined(self, part: Tensor, tokens: int) -> Tensor:
-        """All `tokens` again, on every rank, from the parts."""
+        """All `tokens` on every rank, gathered from the parts."""
         return _Gather.apply(part, 0, self._group)[:tokens]
 
 
 class Boundary:
-    """Hidden states between two stages where all tensor ranks have them whole: each sends its part, and they
-    are joined behind the hop (Narayanan et al. 2021, section 4.1)."""
+    """Scatter-gather between pipeline stages whose tensor-parallel ranks hold equal hidden states: each rank
+    sends its part, and the receiving ranks all-gather them (Narayanan et al. 2021, section 4.1)."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
 
     def sent(self, hidden: Tensor) -> Tensor:
-        """This rank's part of (rows, tokens, elements), along the elements."""
+        """This rank's part of (rows, tokens, elements), split along the elements."""
         return _Split.apply(hidden, -1, self._group)
 
     def received(self, part: Tensor) -> Tensor:
+        """The whole hidden states, all-gathered from the received parts."""
         return _Gather.apply(part, -1, self._group)
 
 
 class _Split(Function):
-    """The rank's part of what all have, along a dim; gradients of all parts are joined."""
+    """This rank's chunk, along a dim, of a tensor that all ranks hold. The gradient is all-gathered."""
 
     @staticmethod
     def forward(ctx: Any, whole: Tensor, dim: int, group: ProcessGroup) -> Tensor:
@@ -142,7 +151,7 @@ class _Split(Function):
 
 
 class _Gather(Function):
-    """What all have from the ranks' parts; gradients are alike on all ranks, so each takes its part."""
+    """All-gather along a dim. All ranks have the same gradient, so each takes its chunk."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, dim: int, group: ProcessGroup) -> Tensor:
@@ -163,14 +172,14 @@ def _gather(part: Tensor, dim: int, group: ProcessGroup) -> Tensor:
 
 
 def reduce_over(tensor: Tensor, dim: int | None, group: ProcessGroup) -> Tensor:
-    """The sum over the ranks of `group`: whole on every rank, or this rank's part along `dim`. The gradient
-    of it is that of every rank's `tensor`."""
+    """Sum over the ranks of `group`: all-reduced (`dim` None), or reduce-scattered along `dim`. Each rank's
+    `tensor` has the whole gradient of the sum."""
     summed: Tensor = _Reduce.apply(tensor, dim, group)
     return summed
 
 
 class _Reduce(Function):
-    """The sum over ranks, whole (dim None) or in parts; gradients of parts are joined."""
+    """All-reduce (dim None) or reduce-scatter. The gradient of a reduce-scatter is all-gathered."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, dim: int | None, group: ProcessGroup) -> Tensor:
@@ -183,14 +192,14 @@ class _Reduce(Function):
 
 
 def all_gathered(tensor: Tensor, dim: int | None, group: ProcessGroup) -> Tensor:
-    """What all ranks of `group` have, from this rank's part along `dim`; with None they have it whole. The
-    gradient of a part is the sum of what all ranks have for it."""
+    """All-gather along `dim` over `group`; with `dim` None, `tensor` is already whole. The gradient is summed
+    over the ranks."""
     whole: Tensor = _AllGather.apply(tensor, dim, group)
     return whole
 
 
 class _AllGather(Function):
-    """The inverse of `_Reduce`: parts are joined, gradients summed over the ranks, whole or in parts."""
+    """All-gather, or identity (dim None). The gradient is reduce-scattered or all-reduced."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, dim: int | None, group: ProcessGroup) -> Tensor:
@@ -210,9 +219,15 @@ def _reduce(tensor: Tensor, dim: int | None, group: ProcessGroup) -> Tensor:
     return reduce_scatter_rows(tensor.transpose(0, dim), group).transpose(0, dim).contiguous()
 
 
+# Values as JSON
+
+
 def all_gather_json(value: Any, group: ProcessGroup | None = None) -> list[Any]:
-    """What each rank of a process group (None: of the default one) has to say, by rank; `value` is what JSON
-    holds (tuples become lists). Every rank of it calls this."""
+    """Gather a JSON-serialisable value of each rank of a process group (None: default group), ordered by
+    rank.
+
+    Tuples become lists. All ranks of the group must call it.
+    """
     payload = _encoded(json.dumps(value))
     ranks = distributed.get_world_size(group)
     sizes = [torch.empty(1, dtype=torch.int64) for _ in range(ranks)]

@@ -1,9 +1,10 @@
-"""Attention over a sequence that is divided over the ranks of a context group.
+"""Context parallelism: attention over a sequence that is sharded over the ranks of a group.
 
-Ring: rank r of n holds chunks r and 2n-1-r of 2n, so that all ranks have the same work under a causal mask;
-keys and values travel around the ring, and their gradients with them (Liu et al. 2023, arXiv 2310.01889).
-All-to-all: ranks change between a part of the tokens of all heads and all tokens of a part of the heads
-(Jacobs et al. 2023, arXiv 2309.14509).
+- Ring attention (`RingAttention`): rank r of n has chunks r and 2n-1-r of 2n, so that all ranks have equal
+  work under a causal mask. Keys and values, and their gradients, travel around the ring (Liu et al. 2023,
+  arXiv 2310.01889).
+- All-to-all attention (`AllToAllAttention`): an all-to-all turns a shard of the tokens with all heads into
+  all tokens with a shard of the heads (DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv 2309.14509).
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from shardwise.runtime.private import attention_part, attention_part_backward
 
 
 class ContextParallelAttention(Protocol):
-    """How attention crosses the ranks of a context group."""
+    """How the ranks of a context-parallel group compute attention together."""
 
     def positions(self, tokens: int) -> Tensor:
-        """Where in a sequence of `tokens` this rank's part lies."""
+        """Positions of this rank's tokens in a sequence of `tokens`."""
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
-        """Causal attention of this rank's part of the queries on all keys, each (batch, heads, tokens,
-        elements); scores are products times `scale`."""
+        """Causal attention of this rank's queries on all keys, each (batch, heads, tokens, elements); scores
+        are products times `scale`."""
 
 
 class RingAttention:
-    """Keys and values go around."""
+    """Ring attention: keys and values travel around the ring of ranks."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
@@ -40,14 +41,16 @@ class RingAttention:
         self._rank = distributed.get_rank(group)
 
     def positions(self, tokens: int) -> Tensor:
+        """Positions of this rank's two chunks."""
         chunks = torch.arange(tokens).chunk(2 * len(self._ranks))
         return torch.cat((chunks[self._rank], chunks[-1 - self._rank]))
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
+        """Attention on one rank's keys at a time, merged by log-sum-exp."""
         return _RingAttention.apply(q, k, v, scale, self)
 
     def ring_shift(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """What the rank before holds, while this rank's `tensors` go to the next."""
+        """Send `tensors` to the next rank of the ring; returns those of the previous one."""
         size = len(self._ranks)
         after, before = self._ranks[(self._rank + 1) % size], self._ranks[(self._rank - 1) % size]
         sent = [tensor.contiguous() for tensor in tensors]
@@ -59,15 +62,16 @@ class RingAttention:
         return tuple(received)
 
     def key_owners(self) -> list[int]:
-        """Whose keys are here at each turn."""
+        """Rank whose keys are here at each step of the ring."""
         size = len(self._ranks)
         return [(self._rank - ring_step) % size for ring_step in range(size)]
 
     def part(self, owner: int, tokens: int) -> tuple[slice, slice, bool]:
-        """Which of this rank's `tokens` queries see which of `owner`'s keys, and whether a mask is due.
+        """Of `tokens` queries of this rank and the keys of `owner`: those that attend, those attended to, and
+        whether a causal mask is needed.
 
-        All of an earlier rank's first chunk is seen, and nothing of its second; a later rank's both chunks
-        are seen by the second half of the queries alone.
+        Queries attend to the first chunk of an earlier rank, and not to its second. Of a later rank, only the
+        second half of the queries attends, to both chunks.
         """
         half, whole = tokens // 2, slice(0, tokens)
         if owner == self._rank:
@@ -80,7 +84,7 @@ class _RingAttention(Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, ring: RingAttention) -> Tensor:
         tokens, groups = q.shape[2], q.shape[1] // k.shape[1]
         out = torch.zeros_like(q, dtype=torch.float32)
-        sums = q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)  # log-sum-exp of the scores so far
+        sums = q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)  # log-sum-exp of scores so far
         local_kv = (k, v)
         for ring_step, owner in enumerate(ring.key_owners()):
             if ring_step:
@@ -126,36 +130,39 @@ class _RingAttention(Function):
 
 
 def _repeat_kv(tensor: Tensor, groups: int) -> Tensor:
-    """Each key-value head for all the query heads that share it."""
+    """Repeat each key-value head for the query heads that share it."""
     return tensor.repeat_interleave(groups, dim=1)
 
 
 def _merge(out: Tensor, sums: Tensor, part: Tensor, part_sums: Tensor) -> None:
-    """Take the attention on some more keys into `out`, both weighted by the sums of their exponentials."""
+    """Merge the attention on further keys into `out` and `sums` (log-sum-exp), as in online softmax."""
     both = torch.logaddexp(sums, part_sums)
     out.mul_((sums - both).exp().unsqueeze(-1)).add_(part * (part_sums - both).exp().unsqueeze(-1))
     sums.copy_(both)
 
 
 class AllToAllAttention:
-    """Heads for tokens, and back."""
+    """All-to-all attention: all-to-alls before and after attention convert between sharded tokens and sharded
+    heads."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
 
     def positions(self, tokens: int) -> Tensor:
+        """Positions of this rank's tokens: one contiguous chunk."""
         return torch.arange(tokens).chunk(distributed.get_world_size(self._group))[
             distributed.get_rank(self._group)
         ]
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
+        """Attention on all tokens with a shard of the heads."""
         q, k, v = (_AllToAll.apply(tensor, 1, 2, self._group) for tensor in (q, k, v))
         heads = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
         return _AllToAll.apply(heads, 2, 1, self._group)
 
 
 class _AllToAll(Function):
-    """Divides dim `split`, whole before, and joins dim `joined`, divided before; backward is the reverse."""
+    """Shards dim `split` and gathers dim `joined`; the backward pass does the reverse."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, split: int, joined: int, group: ProcessGroup) -> Tensor:

@@ -1,8 +1,9 @@
-"""Samples by seed and step: the same in the same order, however the batch is divided.
+"""Training data: batches determined by seed and step, independent of how the batch is sharded.
 
-A permutation of many numbers that is asked place by place, and never made as a whole.
-
-Batches of what a graph reads, by seed and step: drawn, or samples of a folder of arrays.
+`Synthetic` and `TokenFile` give token ids; `RandomInputs` and `ArrayFolder` give the inputs of an operator
+graph. Files are memory-mapped and visited in a random order per epoch. `FeistelPermutation` computes entries
+of that order on demand, so that no rank stores it. `DataIdentity` lets a resumed run check that the data is
+the same.
 """
 
 from __future__ import annotations
@@ -24,18 +25,21 @@ from shardwise.graph import OpGraph, OpNode, samples_dim
 from shardwise.runtime.initialization import generator_of
 from shardwise.strategy import Job
 
+# Random permutations
+
 ROUNDS = 8
-"""Rounds of the network; four are enough for one that tells nothing of its keys (Luby and Rackoff 1988)."""
+"""Rounds of the Feistel network. Four give a pseudorandom permutation if the rounds are ideal (Luby and
+Rackoff 1988); eight leave a margin for simple ones."""
 
 _Words = NDArray[np.uint64]
 
 
 class FeistelPermutation:
-    """The numbers below `count` in an order that `generator` draws; every one of them at one place.
+    """A random permutation of the numbers below `count`, computed entry by entry.
 
-    A Feistel network permutes the numbers of an even number of bits, `count` of them at least and less than
-    4 * count. One that is not below `count` is permuted again until it is: since the network is a cycle for
-    each number, that ends, and at a number of its own.
+    A Feistel network permutes the numbers of an even number of bits, less than 4 * count of them. A result
+    that is not below `count` is permuted again until it is (cycle walking), which ends because a permutation
+    consists of cycles.
     """
 
     def __init__(self, count: int, generator: np.random.Generator) -> None:
@@ -45,7 +49,7 @@ class FeistelPermutation:
         self._keys = generator.integers(1 << 64, size=ROUNDS, dtype=np.uint64)
 
     def at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The numbers at `places`, all of them from 0 to `count` - 1."""
+        """Entries of the permutation at `places`, each from 0 to `count` - 1."""
         found = self._permuted(places.astype(np.uint64))
         while (beyond := found >= self.count).any():
             found[beyond] = self._permuted(found[beyond])
@@ -59,26 +63,29 @@ class FeistelPermutation:
 
 
 def _mix_bits(words: _Words) -> _Words:
-    """Each word so that all of its bits hang on all that it had (the last steps of SplitMix64)."""
+    """Mix each word so that every bit of the result depends on every bit of it (finaliser of SplitMix64)."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
 
 
+# Tokens
+
 ORDER_VERSION = 2
-"""Version of the order in which windows are visited; the first one drew whole permutations."""
+"""Version of the order of windows. Version 1 drew whole permutations."""
 
 WORDS = 256
-"""Tokens of a vocabulary that synthetic text has at most."""
+"""Most tokens of the vocabulary that synthetic text uses."""
 
 _BLOCK_BYTES = 64 << 10
 _BLOCKS = 64
+"""Blocks of `_BLOCK_BYTES` bytes (64 KiB) that the hash of a large file covers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataIdentity:
-    """What tells one source of samples from another, wherever it lies: size in bytes, a hash of parts of it,
-    the windows that it is cut into and the version of their order."""
+    """Identity of a data source, independent of its path: size in bytes, hash of sampled blocks, number of
+    windows and version of their order."""
 
     nbytes: int
     hash: str
@@ -90,21 +97,21 @@ class Samples(Protocol):
     """A source of batches."""
 
     def batch(self, step: int) -> Any:
-        """What step `step` (from 0) trains on: token ids of shape (global_batch_size, seq_len + 1), or the
-        inputs of a graph by name."""
+        """Data of step `step` (from 0): token ids of shape (global_batch_size, seq_len + 1), or a graph's
+        inputs by name."""
 
     def content(self) -> DataIdentity | None:
-        """What tells them from others; None where seed and step do."""
+        """Identity of the data; None if seed and step determine it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synthetic:
-    """Text of a noisy chain: the next word is a fixed permutation of the last, or with probability `noise`
-    any word. A model that has learned the permutation has a loss of about noise * ln(words) + 0.3 nats at
-    noise 0.1.
+    """Random text of a Markov chain: the next word is a fixed permutation of the last one, or with
+    probability `noise` any word.
 
-    Words are all tokens where these are few, else `WORDS` of them, evenly spread over the vocabulary: of a
-    large one a step meets most tokens never, and nothing could be learned of them in hundreds of steps.
+    A model that has learned the permutation has a loss of about noise * ln(words) + 0.3 nats at noise 0.1. At
+    most `WORDS` tokens are used, spread evenly over the vocabulary. With more, a step would contain few of
+    them, and hundreds of steps would not learn them.
     """
 
     vocab: int
@@ -126,16 +133,16 @@ class Synthetic:
         return torch.from_numpy(chain * self.vocab // words)
 
     def content(self) -> None:
-        """Nothing but the seed."""
+        """None: the seed determines the data."""
 
 
 class TokenFile:
-    """A file of token ids, little-endian, two bytes each (four where the vocabulary needs them), mapped into
-    memory.
+    """A memory-mapped file of token ids: little-endian, two bytes each (four if the vocabulary exceeds
+    65,536).
 
-    It is cut into windows of `seq_len + 1` tokens that overlap by one. Each epoch visits all of them in an
-    order of its own, of which each rank works out the places that it needs; sample i of step s is visit
-    s * global_batch_size + i.
+    The file is divided into windows of `seq_len + 1` tokens that overlap by one. Each epoch visits all
+    windows in its own order: sample i of step s is visit s * global_batch_size + i. ConfigError if the file
+    cannot be read or is too short.
     """
 
     def __init__(self, path: str, *, vocab: int, global_batch_size: int, seq_len: int, seed: int) -> None:
@@ -146,7 +153,7 @@ class TokenFile:
         if self.windows < 1:
             raise ConfigError(
                 "is too short", file=path, found=f"{len(self._tokens)} tokens",
-                allowed=f"at least {seq_len + 1}, one sequence and the token after it",
+                allowed=f"at least {seq_len + 1} tokens: one sequence and the next token",
             )  # fmt: skip
 
     def batch(self, step: int) -> Tensor:
@@ -156,24 +163,23 @@ class TokenFile:
         rows = rows.astype(np.int64)
         if rows.max() >= self._vocab:
             raise ConfigError(
-                "has a token that the model does not know", file=self._path, found=str(rows.max()),
+                "has a token that is not in the model's vocabulary", file=self._path, found=str(rows.max()),
                 allowed=f"0 to {self._vocab - 1}",
             )  # fmt: skip
         return torch.from_numpy(rows)
 
     def content(self) -> DataIdentity:
-        """Of the file as it is: of a large one the hash reads 4 MiB, spread from the first byte to the
-        last."""
+        """Identity of the file. The hash covers up to 4 MiB, in blocks spread over the whole file."""
         nbytes = self._tokens.nbytes
         return DataIdentity(nbytes=nbytes, hash=sampled_hash(self._path, nbytes), windows=self.windows)
 
 
 def check_batch(batch: Tensor, job: Job) -> None:
-    """Refuse what is not the batch of one step of `job`."""
+    """ConfigError if `batch` does not have the shape of a batch of `job`."""
     shape = (job.global_batch_size, job.seq_len + 1)
     if tuple(batch.shape) != shape:
         raise ConfigError(
-            "is not of the plan's shape", key="batch", found=str(tuple(batch.shape)), allowed=str(shape)
+            "does not have the plan's shape", key="batch", found=str(tuple(batch.shape)), allowed=str(shape)
         )
 
 
@@ -182,8 +188,8 @@ def _generator(seed: int, stream: int, step: int) -> np.random.Generator:
 
 
 def sample_indices(count: int, batch: int, *, seed: int, step: int) -> NDArray[np.int64]:
-    """Which of `count` windows, or samples, step `step` has, (batch): each epoch visits all of them in an
-    order of its own, and sample i of step s is visit s * batch + i."""
+    """Indices (batch,) of the samples, of `count`, in step `step`: each epoch visits all of them in its own
+    order, and sample i of step s is visit s * batch + i."""
     visits = np.arange(step * batch, (step + 1) * batch)
     epochs, places = np.divmod(visits, count)
     found = np.empty_like(places)
@@ -194,9 +200,9 @@ def sample_indices(count: int, batch: int, *, seed: int, step: int) -> NDArray[n
 
 
 def sampled_hash(path: str, nbytes: int) -> str:
-    """Of a file of so many bytes, or of parts of a large one, spread from its first byte to its last."""
+    """Hash of a file of `nbytes` bytes; of a large one, of blocks spread from its first byte to its last."""
     last = max(0, nbytes - _BLOCK_BYTES)
-    # Blocks of a file that is no larger than all of them overlap, and miss nothing.
+    # Blocks overlap if the file is smaller than all of them together; then the hash covers every byte.
     starts = sorted({last * block // (_BLOCKS - 1) for block in range(_BLOCKS)})
     digest = hashlib.sha256()
     try:
@@ -218,7 +224,7 @@ def _memory_mapped(path: str, dtype: np.dtype[np.unsignedinteger]) -> NDArray[np
         raise ConfigError("cannot be read", file=path, found="not a regular file", allowed="a file of tokens")
     if status.st_size % dtype.itemsize or not status.st_size:
         raise ConfigError(
-            "is no file of tokens", file=path, found=f"{status.st_size} bytes",
+            "is not a file of tokens", file=path, found=f"{status.st_size} bytes",
             allowed=f"a multiple of {dtype.itemsize} bytes, the size of a token",
         )  # fmt: skip
     try:
@@ -227,15 +233,18 @@ def _memory_mapped(path: str, dtype: np.dtype[np.unsignedinteger]) -> NDArray[np
         raise ConfigError(f"cannot be read: {(error.strerror or str(error)).lower()}", file=path) from None
 
 
+# Inputs of operator graphs
+
 RANDOM_BATCHES = 4
-"""So many batches are drawn, and met again and again: their targets can only be remembered."""
+"""Number of different random batches, which repeat. Few, so that a model can memorise their targets."""
 
 SUFFIX = ".npy"
 
 
 @dataclass(frozen=True, slots=True)
 class RandomInputs:
-    """Classes where an operator reads an input as such, else normal numbers."""
+    """Random inputs of a graph: class indices where an operator reads an input as such, else normal
+    numbers."""
 
     graph: OpGraph
     seed: int
@@ -252,15 +261,16 @@ class RandomInputs:
         return found
 
     def content(self) -> None:
-        """Nothing but the seed."""
+        """None: the seed determines the data."""
 
 
 class ArrayFolder:
-    """A folder with an array `NAME.npy` for every input of a graph, mapped into memory.
+    """A folder with a memory-mapped array `NAME.npy` for every input of a graph.
 
-    Along the dim of an input that grows with the batch its array has all samples, in the same order as the
-    other arrays; inputs without such a dim are read as they are. Each epoch visits the samples in an order of
-    its own: sample i of step s is visit s * batch + i. Classes are whole numbers, all else is read as fp32.
+    The batch dim of an array has all samples, in the same order as the other arrays. Inputs without a batch
+    dim are read as they are. Each epoch visits the samples in its own order: sample i of step s is visit s *
+    batch + i. Class indices are integers; all other numbers are read as fp32. ConfigError if an array does
+    not fit the graph.
     """
 
     def __init__(self, folder: str, graph: OpGraph, *, seed: int) -> None:
@@ -275,8 +285,7 @@ class ArrayFolder:
         return {name: self._read(name, rows) for name in self._arrays}
 
     def content(self) -> DataIdentity:
-        """Of the files as they are; of large ones the hash reads parts, spread from the first byte to the
-        last."""
+        """Identity of all files. The hash of a large file covers blocks spread over the whole file."""
         digest = hashlib.sha256()
         nbytes = 0
         for name in sorted(self._arrays):
@@ -289,48 +298,48 @@ class ArrayFolder:
         return os.path.join(self._folder, name + SUFFIX)
 
     def _memory_mapped(self, name: str) -> NDArray[np.generic]:
-        """The array of an input, of which all dims but that of samples are the graph's."""
+        """Map the array of an input and check that its shape and dtype fit the graph."""
         if os.path.basename(name) != name:
             raise ConfigError(
-                "is no name of a file", key="graph.inputs", found=name, allowed="train without --data"
+                "is not a file name", key="graph.inputs", found=name, allowed="train without --data"
             )
         path, shape, along = self._path(name), self._graph.inputs[name], self._dims[name]
         if along is not None and shape[along] != self._graph.batch:
             raise ConfigError(
-                "has several elements of each sample along one dim, which arrays do not", file=path,
+                "has several elements per sample along the batch dim, which arrays cannot have", file=path,
                 key=f"graph.inputs.{name}", found=f"{shape[along]} for {self._graph.batch} samples",
-                allowed="shardwise.parallelize in a program, with batches of its own",
+                allowed="shardwise.parallelize in your own program, which supplies the batches",
             )  # fmt: skip
         array = _loaded(path)
         expected = [None if place == along else size for place, size in enumerate(shape)]
         found = [None if place == along else size for place, size in enumerate(array.shape)]
         if found != expected:
             raise ConfigError(
-                "is not of the graph's shape", file=path, key="--data", found=_shape_text(array.shape),
+                "does not have the graph's shape", file=path, key="--data", found=_shape_text(array.shape),
                 allowed=_shape_text(expected) + (" for N samples" if along is not None else ""),
             )  # fmt: skip
         is_class = name in self._classes
         if array.dtype.kind not in ("iu" if is_class else "iuf"):
             raise ConfigError(
-                "is not of the numbers that the graph reads", file=path, key="--data", found=str(array.dtype),
-                allowed="whole numbers" if is_class else "whole numbers or such with fractions",
+                "does not have a dtype that the graph reads", file=path, key="--data", found=str(array.dtype),
+                allowed="integers" if is_class else "integers or floating-point numbers",
             )  # fmt: skip
         return array
 
     def _sample_count(self) -> int:
-        """How many samples all arrays have."""
+        """Number of samples, which must be equal in all arrays."""
         dims = {name: along for name, along in self._dims.items() if along is not None}
         if not dims:
             raise ConfigError(
-                "have no dim that grows with the batch, so no samples", key="graph.inputs",
+                "have no batch dim, so --data has no samples", key="graph.inputs",
                 found=", ".join(self._dims) or "none", allowed="train without --data",
             )  # fmt: skip
         counts = {name: self._arrays[name].shape[along] for name, along in dims.items()}
         if len(set(counts.values())) > 1 or 0 in counts.values():
             raise ConfigError(
-                "does not have as many samples of each input", file=self._folder, key="--data",
+                "has different numbers of samples for the inputs", file=self._folder, key="--data",
                 found=", ".join(f"{name} {count:,}" for name, count in counts.items()),
-                allowed="one number of samples, at least 1",
+                allowed="the same number of samples for each input, at least 1",
             )  # fmt: skip
         return next(iter(counts.values()))
 
@@ -342,7 +351,7 @@ class ArrayFolder:
         least, most = int(found.min()), int(found.max())
         if least < 0 or most >= classes:
             raise ConfigError(
-                "has a class that the graph does not know", file=self._path(name), key="--data",
+                "has a class index that the graph does not have", file=self._path(name), key="--data",
                 found=str(least if least < 0 else most), allowed=f"0 to {classes - 1}",
             )  # fmt: skip
         return torch.from_numpy(np.array(found, dtype=np.int64))
@@ -356,7 +365,7 @@ def _loaded(path: str) -> NDArray[np.generic]:
         raise ConfigError(f"cannot be read: {why}", file=path, key="--data") from None
     except (ValueError, EOFError):
         raise ConfigError(
-            "is no array", file=path, key="--data", allowed="numbers as numpy.save writes them"
+            "is not an array", file=path, key="--data", allowed="an array of numbers, written by numpy.save"
         ) from None
     return array
 
@@ -366,7 +375,7 @@ def _shape_text(shape: Sequence[int | None]) -> str:
 
 
 def classes_of(graph: OpGraph) -> Mapping[str, int]:
-    """The inputs that are indices, and below which number."""
+    """Number of classes of each input that is read as indices."""
     found: dict[str, int] = {}
     for block in graph.blocks:
         for op in block.operators:

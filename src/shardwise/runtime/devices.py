@@ -1,12 +1,7 @@
-"""The device that a rank computes on, and the libraries that carry messages between ranks.
+"""The device of a rank: selection, process-group backends, compute dtypes and the host's allocator.
 
-Plans for `cpu` devices run on the host, all others on the accelerator that PyTorch is built for (CUDA, which
-is also what ROCm goes by). What ranks tell each other about their work lies on the host and goes over gloo
-in both cases.
-
-In what jobs compute: parameters are fp32 whatever it is.
-
-Host memory that a step frees stays with its process.
+Plans for `cpu` devices run on the host. All others run on the accelerator of this PyTorch build (CUDA
+devices, which include ROCm). Control data of ranks is always on the host and is sent through gloo.
 """
 
 from __future__ import annotations
@@ -21,17 +16,19 @@ from shardwise.cluster import Cluster
 from shardwise.errors import ConfigError
 from shardwise.launch import TARGET
 
+# Devices and backends
+
 LOCAL_RANK = "LOCAL_RANK"
-"""Set by launchers: which of the processes of its host this one is."""
+"""Environment variable of launchers: local rank of this process on its host."""
 
 
 def is_on_host(cluster: Cluster) -> bool:
-    """Whether plans for `cluster` compute on the host itself."""
+    """Whether plans for `cluster` compute on the host."""
     return TARGET.knows_devices(cluster.classes)
 
 
 def backends() -> str:
-    """What a process group is made with here: gloo, and beside it what the accelerator's vendor has."""
+    """Backends for `init_process_group`: gloo, and the backend of the accelerator if there is one."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return "gloo"
@@ -40,24 +37,23 @@ def backends() -> str:
 
 
 def check_local_devices(cluster: Cluster, devices: int) -> None:
-    """ConfigError where this machine has not so many devices of `cluster`, so that a launcher must start
-    them."""
+    """ConfigError if this machine has fewer than `devices` devices of `cluster`, so that a launcher must
+    start the ranks."""
     if is_on_host(cluster):
         return
     count = torch.accelerator.device_count()
     if count < devices:
         raise ConfigError(
-            "has more accelerators than PyTorch finds here", key="cluster",
+            "needs more accelerators than PyTorch finds on this machine", key="cluster",
             found=f"{devices} x {', '.join(cluster.classes)}",
-            allowed=f"{count}; on hosts that have them: shardwise launch PLAN --with torchrun",
+            allowed=f"{count}; on hosts that have more: shardwise launch PLAN --with torchrun",
         )  # fmt: skip
 
 
 def select_device(cluster: Cluster, rank: int) -> str:
-    """The type of the device on which `rank` computes; of several accelerators of its host this process has
-    its own from now on: that of its place among the host's processes.
+    """Select the device of `rank` and return its type. An accelerator is selected by the local rank.
 
-    ConfigError where there is none, or no library for messages between such devices.
+    ConfigError if there is no such device, or the process group has no backend for it.
     """
     if is_on_host(cluster):
         return "cpu"
@@ -68,25 +64,25 @@ def select_device(cluster: Cluster, rank: int) -> str:
         raise ConfigError(
             "needs an accelerator for each of its processes", key="cluster",
             found=f"process {place} of this host, {', '.join(cluster.classes)}",
-            allowed=f"{count} that PyTorch {torch.__version__} finds here",
+            allowed=f"{count} that PyTorch {torch.__version__} finds on this machine",
         )  # fmt: skip
     _check_group(accelerator.type)
     torch.accelerator.set_device_index(place)
-    # NCCL sets a group up at its first message, for which all of its ranks must be there: in a pipeline that
-    # leaves some of them idle they would not be.
+    # NCCL sets up a group at its first collective, in which all ranks must take part. In a pipeline with idle
+    # ranks they would not, so the set-up is done here.
     distributed.all_reduce(torch.zeros(1, device=accelerator.type))
     return str(accelerator.type)
 
 
 def synchronize_device(cluster: Cluster) -> None:
-    """Until this process's device is done with what it was given; the host itself is at once."""
+    """Wait until this process's device has finished its queued work; returns at once on the host."""
     if not is_on_host(cluster):
         torch.accelerator.synchronize()
 
 
 def to_device(module: nn.Module, device_type: str) -> None:
-    """Have the parameters of `module` lie on the device of this type, where they do not yet; what is one
-    parameter under several names stays one. Those of the meta device have no values there yet."""
+    """Put the parameters of `module` on a device of this type. Shared parameters stay shared; parameters on
+    the meta device get uninitialised memory."""
     on_device: dict[nn.Parameter, nn.Parameter] = {}
     for owner in module.modules():
         for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
@@ -106,34 +102,37 @@ def _placed(tensor: Tensor, device_type: str) -> Tensor:
 
 
 def _check_group(device_type: str) -> None:
-    """ConfigError where messages do not go between hosts and between devices of this type."""
+    """ConfigError if the process group has no backend for hosts, or none for this device type."""
     config = distributed.get_backend_config()
     served = {pair.partition(":")[0] for pair in config.split(",")}
     if not {"cpu", device_type} <= served:
         raise ConfigError(
-            "does not serve both hosts and accelerators", key="process group", found=config,
+            "has no backend for both hosts and accelerators", key="process group", found=config,
             allowed=f"init_process_group({backends()!r})",
         )  # fmt: skip
 
 
+# Compute dtypes
+
 COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""By the dtype of a job."""
+"""Compute dtype by the dtype of a job. Parameters are always fp32."""
 
 
-# The parameters of `mallopt`, of <malloc.h>.
+# Host memory
+
+# Parameters of `mallopt` (malloc.h).
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 
 _NEVER_TRIMMED = 2**31 - 1
-"""`mallopt` takes an int: what is free at the end of the heap goes back beyond 2 GiB alone."""
+"""Largest value that `mallopt` takes: free memory at the end of the heap is returned only above 2 GiB."""
 
 
 def keep_freed_memory() -> bool:
-    """From now on tensors on the host reuse the memory of those before; False where the allocator (any but
-    glibc's) has no such setting.
+    """Let this process keep freed host memory for later tensors. False if the allocator is not glibc's.
 
-    Without it every large tensor, and the end of the heap whenever much of it is free, goes back to the
-    system, which clears each page of it before it gives it again: up to 6 % of a step, more or less by the
-    order of allocations. What a process took at its peak stays with it until it ends.
+    By default, large freed blocks return to the system, which clears each page when it is allocated again.
+    That takes up to 6 % of a step and varies with the order of allocations. With this setting, a process
+    keeps the memory of its peak until it ends.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is None:

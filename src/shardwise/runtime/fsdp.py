@@ -1,4 +1,5 @@
-"""Splits a stage over the ranks of its expert and data groups, by PyTorch's own parts."""
+"""Data-parallel and expert-parallel sharding of a stage with `fully_shard` (FSDP2), DTensor and gradient
+reducers."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from shardwise.strategy import Strategy
 
 
 def split_experts(stage: ModelStage, mesh: DeviceMesh) -> None:
-    """Divide the experts of every layer over `ep` ranks, and each over `etp` ranks along its width."""
+    """Shard the experts of every layer over `ep` ranks, and each expert over `etp` ranks along its width."""
     width = {"gate": Shard(1), "up": Shard(1), "down": Shard(2), "gate_bias": Shard(1), "up_bias": Shard(1)}
     for mixture in mixtures(stage):
         mixture.experts.parts = mesh["etp"].size()
@@ -33,20 +34,22 @@ def split_experts(stage: ModelStage, mesh: DeviceMesh) -> None:
 
 
 def mixtures(stage: ModelStage) -> list[MixtureOfExperts]:
-    """The mixtures of experts among the layers of `stage`."""
+    """The mixture-of-experts modules among the layers of `stage`."""
     return [layer.mlp for layer in stage.layers.values() if isinstance(layer.mlp, MixtureOfExperts)]
 
 
 def shard_states(
     stage: ModelStage, mesh: DeviceMesh, expert_mesh: DeviceMesh | None, strategy: Strategy, dtype: str
 ) -> None:
-    """Have the data ranks add up gradients: as `GradientReducer` where they hold the same of a dense model
-    and compute in fp32, else wrap layers, experts and stage in `fully_shard` over (`replicate`, `shard`) of
-    their mesh, where there is more than one rank or the computation is narrower than the parameters.
+    """Set up the gradient reduction and sharding of `stage` over its data-parallel ranks.
 
-    Losses are sums over a rank's tokens divided by the tokens of the whole batch, so gradients are summed,
-    not averaged. `param_shard` says over how many ranks parameters stay divided between uses. A table that is
-    both embedding and output projection stays gathered through a pass, since both of its ends need it.
+    Replicated dense fp32 weights get a `GradientReducer`. Everything else (layers, experts, stage) is wrapped
+    in `fully_shard` over (`replicate`, `shard`) if there are several ranks, or the compute dtype differs from
+    the parameters'.
+
+    Losses are divided by the tokens of the whole batch, so gradients are summed, not averaged. `param_shard`
+    is the sharding degree of parameters between uses. Tied embeddings stay gathered throughout a pass, since
+    both ends of the stage use them.
     """
     is_narrow = COMPUTE[dtype] != torch.float32
     policy = MixedPrecisionPolicy()
@@ -55,7 +58,7 @@ def shard_states(
     is_dense = strategy.cp * strategy.dp > 1 or is_narrow
     data = _data_mesh(mesh)
     if expert_mesh is None and not is_narrow and strategy.optim_shard == 1:
-        # `fully_shard` would hold a second copy of the weights, and move gradients into it and out again.
+        # `fully_shard` would hold a second copy of the weights and copy gradients into and out of it.
         to_device(stage, mesh.device_type)
         if is_dense:
             stage.replicas = GradientReducer(_blocks_of(stage), mesh["replicate"].get_group())
@@ -68,7 +71,7 @@ def shard_states(
     if is_dense:
         _shard_dense(stage, data, strategy, policy)
     elif is_routed:
-        # Dense weights stay as they are; the stage is the root that the pipelining runtime asks for.
+        # Dense weights stay unwrapped. The pipelining runtime requires the stage to be the FSDP root.
         experts = {id(p) for mixture in mixtures(stage) for p in mixture.experts.parameters()}
         dense_parameters = {parameter for parameter in stage.parameters() if id(parameter) not in experts}
         fully_shard(stage, mesh=data, ignored_params=dense_parameters, reshard_after_forward=False)
@@ -79,8 +82,8 @@ def shard_states(
 
 
 def _blocks_of(stage: ModelStage) -> list[list[nn.Parameter]]:
-    """The stage's parameters in blocks, in the order in which a backward pass is done with them. The ends of
-    a tied table are one block, done with the embedding."""
+    """The stage's parameters in blocks, in the order in which the backward pass completes them. Tied
+    embeddings are one block, completed with the embedding."""
     head, embedding = ([] if end is None else list(end.parameters()) for end in (stage.head, stage.embedding))
     if any(parameter is p for parameter in head for p in embedding):
         head, embedding = [], list(dict.fromkeys([*embedding, *head]))
@@ -89,7 +92,7 @@ def _blocks_of(stage: ModelStage) -> list[list[nn.Parameter]]:
 
 
 def _data_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The axes that `fully_shard` works on: no copies, no reduction among them."""
+    """Mesh for `fully_shard`: (`replicate`, `shard`), or `shard` alone if there are no replicas."""
     return mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
 
 
@@ -101,7 +104,7 @@ def _shard_dense(
     if not (stage.embedding is not None and stage.head is not None and stage.model.tied_embeddings):
         blocks += [end for end in (stage.embedding, stage.head) if end is not None]
     for block in blocks:
-        to_device(block, data.device_type)  # one at a time: before it is divided it is there whole
+        to_device(block, data.device_type)  # one block at a time, since it is whole until it is sharded
         fully_shard(block, mesh=data, mp_policy=policy, reshard_after_forward=reshard)
     to_device(stage, data.device_type)
     fully_shard(stage, mesh=data, mp_policy=policy, reshard_after_forward=False)
@@ -113,7 +116,7 @@ def _shard_experts(
     param, optim = (expert_degree(strategy, d) for d in (strategy.param_shard, strategy.optim_shard))
 
     def even(parameter: nn.Parameter) -> Shard:
-        """The first dim that the ranks divide evenly: whole experts, or a part of each."""
+        """The first dim that the ranks divide evenly: experts, or a dim of each expert."""
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         return Shard(next((dim for dim in range(local.dim()) if local.shape[dim] % optim == 0), 0))
 
@@ -126,14 +129,14 @@ def _shard_experts(
 
 
 def _reshard(param_shard: int, optim_shard: int) -> bool | int:
-    """What `fully_shard` does with gathered parameters after a use: keep them, give them back, or keep a
-    larger part."""
+    """`reshard_after_forward` of `fully_shard`: keep gathered parameters (False), reshard them (True), or
+    reshard them to a smaller group (its size)."""
     return param_shard if 1 < param_shard < optim_shard else param_shard > 1
 
 
 def synchronise(stage: nn.Module, strategy: Strategy, *, is_last: bool) -> None:
-    """Say what the data groups do in the coming backward pass of `stage`: what the plan's degrees ask of
-    every microbatch, and with the last one all that is left."""
+    """Set which data-parallel reductions the next backward pass of `stage` does: after every micro-batch as
+    the plan's degrees require, and all that remain after the last one."""
     if isinstance(stage, ModelStage) and stage.replicas is not None and is_last:
         stage.replicas.expect_last_backward()
     for module in stage.modules():
@@ -145,6 +148,6 @@ def synchronise(stage: nn.Module, strategy: Strategy, *, is_last: bool) -> None:
             module.set_requires_all_reduce(is_last, recurse=False)
             module.set_reshard_after_backward(is_last or param > 1, recurse=False)
     if isinstance(stage, FSDPModule):
-        # Without a pipeline nothing of a microbatch is left behind its backward pass: `fully_shard` forgets
-        # the order of its blocks, which else has it gather the last one again.
+        # Without a pipeline, this resets the order of blocks after each micro-batch. Otherwise `fully_shard`
+        # would prefetch the last block again.
         stage.set_is_last_backward(is_last or strategy.pp == 1)

@@ -1,8 +1,8 @@
-"""Gradients between the backward passes and the optimizer: sums that are still due, and their norm.
+"""Gradients between the backward passes and the optimizer: reduction, global norm and clipping.
 
-What a step of training says of itself.
-
-Gradients of weights of which data ranks hold the same: added up once per step, where they lie.
+`GradientReducer` all-reduces gradients of replicated weights once per step, overlapped with the last backward
+pass. `TiedWeights` sums the gradients of tied embeddings on the first and last stage. `square_sum` and `clip`
+compute the norm over all ranks. `StepResult` is what a training step returns.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ from torch.nn.utils import get_total_norm
 
 from shardwise.runtime.private import multiply_all
 
+# Norm and clipping
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Mean loss over the whole batch, and the norm of its gradient before clipping."""
+    """Mean loss over the global batch, and the norm of its gradient before clipping."""
 
     loss: float
     gradient_norm: float
 
 
 def reduce_partial_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Give every gradient the placement of its parameter: partial sums over tensor ranks are added up."""
+    """Redistribute every gradient to its parameter's placement: partial sums over tensor-parallel ranks are
+    reduced."""
     for parameter in parameters:
         grad = parameter.grad
         if isinstance(grad, DTensor) and grad.placements != parameter.placements:
@@ -39,12 +42,12 @@ def reduce_partial_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of `tensor`."""
+    """This rank's local tensor of `tensor`."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def replica_count(parameter: Tensor, ranks: int) -> int:
-    """On how many of a stage's `ranks` each element of `parameter` lies."""
+    """Number of a stage's `ranks` that hold each element of `parameter`."""
     if not isinstance(parameter, DTensor):
         return ranks
     mesh = parameter.device_mesh
@@ -56,8 +59,8 @@ def replica_count(parameter: Tensor, ranks: int) -> int:
 
 
 def square_sum(parameters: Iterable[nn.Parameter], ranks: int, *, device: str) -> Tensor:
-    """This rank's share of the sum of the squares of all gradients, which lie on `device`: over all ranks,
-    shares add up to it."""
+    """This rank's share of the squared norm of all gradients, which are on `device`. The shares of all ranks
+    add up to it."""
     total = torch.zeros((), device=device)
     by_copies: dict[int, list[Tensor]] = {}
     for parameter in parameters:
@@ -66,14 +69,14 @@ def square_sum(parameters: Iterable[nn.Parameter], ranks: int, *, device: str) -
     for (
         many,
         gradients,
-    ) in by_copies.items():  # all of them at once: devices wait for the host between kernels
+    ) in by_copies.items():  # one call for all, which saves kernel launches
         total += get_total_norm(gradients).square() / many
     return total
 
 
 def clip(loss: Tensor, squares: Tensor, parameters: Iterable[nn.Parameter], max_norm: float) -> StepResult:
-    """Add up this rank's shares of the loss and of the squares of all gradients over all ranks, and scale the
-    gradients of `parameters` where their norm is above `max_norm`."""
+    """Sum the ranks' shares of the loss and of the squared gradient norm, and clip the gradients of
+    `parameters` to `max_norm`."""
     sums = torch.stack((loss, squares))
     distributed.all_reduce(sums)
     norm = float(sums[1].sqrt())
@@ -83,14 +86,18 @@ def clip(loss: Tensor, squares: Tensor, parameters: Iterable[nn.Parameter], max_
 
 
 def scale(parameters: Iterable[nn.Parameter], factor: float) -> None:
+    """Multiply the gradients of `parameters` by `factor`, in place."""
     multiply_all([local(each.grad) for each in parameters if each.grad is not None], factor)
 
 
-class TiedWeights:
-    """Two copies of one weight, on the first and on the last stage, whose gradients are one sum.
+# Reductions
 
-    `here` are those of the copies that this rank holds, the first stage's first; `group` joins the ranks that
-    hold them where there are two.
+
+class TiedWeights:
+    """The two copies of a tied weight, on the first and the last stage, whose gradients must be summed.
+
+    `here` has the copies on this rank, that of the first stage first. `group` is the process group of the
+    ranks that hold the copies, or None if one rank holds both.
     """
 
     def __init__(self, here: tuple[nn.Parameter, ...], group: distributed.ProcessGroup | None) -> None:
@@ -98,7 +105,7 @@ class TiedWeights:
         self._group = group
 
     def add_up(self) -> None:
-        """Both copies get the sum of both gradients; they have been equal and stay so."""
+        """Set the gradient of both copies to the sum of both. The copies start equal and stay equal."""
         if len(self._local) == 2:
             first, last = (local(weight.grad) for weight in self._local)
             first.add_(last)
@@ -108,12 +115,15 @@ class TiedWeights:
 
 
 class GradientReducer:
-    """The weights of a stage in blocks, each with one piece of memory for its gradients, in which they are
-    accumulated, reduced over `group` and left for the optimizer. Of weights that tensor ranks divide it is
-    this rank's part; gradients of it that are partial sums over them stay so.
+    """Accumulates and all-reduces the gradients of a stage's replicated weights, block by block (like DDP's
+    Reducer).
 
-    `blocks` are in the order in which backward passes are done with them, the same on every rank; so are the
-    reductions.
+    Each block has one buffer for its gradients: they are accumulated in it, all-reduced over `group` and left
+    for the optimizer. Of weights sharded over tensor-parallel ranks, it has this rank's shard; partial sums
+    over these ranks stay partial.
+
+    `blocks` are in the order in which backward passes complete them. The order must be equal on all ranks,
+    since reductions follow it.
     """
 
     def __init__(self, blocks: Iterable[Sequence[nn.Parameter]], group: ProcessGroup) -> None:
@@ -131,7 +141,8 @@ class GradientReducer:
             seen.update(new)
             if new:
                 self._blocks.append(new)
-        # Weakly: autograd holds hooks where no collection of cycles finds them, and with them the groups.
+        # Weak reference: autograd's hooks are invisible to the cycle collector, and would keep the groups
+        # alive.
         weak_hook = weakref.WeakMethod(self._on_gradient)
 
         def hook(parameter: Tensor, number: int) -> None:
@@ -144,11 +155,11 @@ class GradientReducer:
 
     @property
     def memory(self) -> tuple[Tensor, ...]:
-        """The gradients of each block, from the first step on."""
+        """The gradient buffer of each block; empty before the first step."""
         return tuple(self._memory)
 
     def start(self) -> None:
-        """Before the first backward pass of a step: nothing has a gradient."""
+        """Prepare a step, before its first backward pass: no parameter has a gradient."""
         if not self._memory:
             self._memory = [_memory_of(block) for block in self._blocks]
             for block, memory in zip(self._blocks, self._memory, strict=True):
@@ -160,17 +171,17 @@ class GradientReducer:
         self._works = []
 
     def expect_last_backward(self) -> None:
-        """The coming backward pass is the last of the step: blocks are reduced when their gradients are
-        there, beside the rest of it."""
+        """Announce the last backward pass of the step: each block is reduced as soon as its gradients are
+        complete, overlapped with the rest of the pass."""
         self._missing = [len(block) for block in self._blocks]
 
     def reduce(self) -> None:
-        """All backward passes are done: begin the reductions that have not begun."""
+        """Start the reductions that have not started yet, after the last backward pass."""
         while len(self._works) < len(self._blocks):
             self._start_all_reduce()
 
     def finish(self) -> None:
-        """Until gradients are whole sums, which the parameters have then."""
+        """Wait for all reductions and set the gradients of the parameters."""
         self.reduce()
         for work in self._works:
             if work is not None:
@@ -179,7 +190,7 @@ class GradientReducer:
             parameter.grad = self._as_dtensor(parameter, place)
 
     def _as_dtensor(self, parameter: nn.Parameter, place: Tensor) -> Tensor:
-        """The gradient of `parameter` of which this rank has `place`."""
+        """The gradient of `parameter`, whose local tensor is `place`."""
         if not isinstance(parameter, DTensor):
             return place
         placements = self._placements.get(parameter, parameter.placements)
@@ -189,7 +200,7 @@ class GradientReducer:
         )  # fmt: skip
 
     def _on_gradient(self, parameter: Tensor, number: int) -> None:
-        """A backward pass has a gradient of `parameter`, of this block."""
+        """Hook: a backward pass has computed a gradient of `parameter` in block `number`."""
         self._accumulate(parameter)
         if self._missing is not None:
             self._missing[number] -= 1
@@ -197,7 +208,7 @@ class GradientReducer:
                 self._start_all_reduce()
 
     def _accumulate(self, parameter: Tensor) -> None:
-        """Add the gradient of `parameter` to its place."""
+        """Add the gradient of `parameter` to its part of the buffer."""
         place, grad = self._place[parameter], parameter.grad
         if grad is None:
             return
@@ -211,10 +222,10 @@ class GradientReducer:
         parameter.grad = None
 
     def _start_all_reduce(self) -> None:
-        """Begin the reduction of the next block."""
+        """Start the all-reduce of the next block."""
         number = len(self._works)
         for parameter in self._blocks[number]:
-            self._accumulate(parameter)  # of a backward pass in two parts, which tells nobody
+            self._accumulate(parameter)  # a split backward pass calls no hooks
             if parameter in self._empty:
                 self._place[parameter].zero_()
         work = distributed.all_reduce(self._memory[number], group=self._group, async_op=True)

@@ -1,4 +1,5 @@
-"""Initial parameters that depend on the seed and on each parameter's name, never on the layout."""
+"""Initial values of parameters, determined by the seed and the parameter's name, independent of the
+layout."""
 
 from __future__ import annotations
 
@@ -9,16 +10,17 @@ import torch
 from torch import Tensor, nn
 
 STD = 0.02
-"""Standard deviation of matrices (GPT-2's); those that write to the residual stream have 1/sqrt(2 layers) of
-it (Radford et al. 2019, section 2.3)."""
+"""Standard deviation of initial matrices (GPT-2). Matrices that write to the residual stream have STD /
+sqrt(2 * layers) (Radford et al. 2019, section 2.3)."""
 
 _RESIDUAL = ("attention.out.weight", "mlp.down.weight", "experts.down", "shared.down.weight")
+"""Endings of names of matrices that write to the residual stream."""
 
 
 def initialise(module: nn.Module, *, seed: int, layers: int) -> None:
     """Set every parameter of `module` by its name: matrices normal, norms one, biases zero.
 
-    A parameter has the same value in every module that has one of this name and shape. `layers` is the
+    A parameter has the same value in every module where it has the same name and shape. `layers` is the
     number of layers of the whole model.
     """
     with torch.no_grad():
@@ -27,7 +29,7 @@ def initialise(module: nn.Module, *, seed: int, layers: int) -> None:
 
 
 def initial_value(name: str, shape: torch.Size, *, seed: int, layers: int) -> Tensor:
-    """The first value of parameter `name`, of this shape, in fp32 on the host."""
+    """Initial value of parameter `name` with this shape, in fp32 on the host."""
     if name.endswith(("bias", "sinks", "correction")):
         return torch.zeros(shape)
     if len(shape) < 2:
@@ -38,6 +40,6 @@ def initial_value(name: str, shape: torch.Size, *, seed: int, layers: int) -> Te
 
 
 def generator_of(name: str, seed: int) -> torch.Generator:
-    """Random numbers that depend on the seed and on a name alone."""
+    """A random generator that depends on the seed and the name alone."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))

@@ -1,7 +1,7 @@
-"""A training job that runs as its plan says: `divided_job` divides a module, `TrainingJob.step` takes one
-step.
+"""Training jobs of uniform plans: `divided_job` shards a module, `TrainingJob.step` does one step.
 
-Divides a whole module as a plan says: into stages, over tensor ranks, over data ranks.
+A module is split into pipeline stages (`stages_of`), then sharded over tensor-, context-, expert- and
+data-parallel ranks. `engine_of` builds what runs the plan's schedule, `tie_of` reduces tied embeddings.
 """
 
 from __future__ import annotations
@@ -47,13 +47,17 @@ from shardwise.runtime.tensor_parallel import split_tensors
 from shardwise.schedule import SPLIT_NAMES
 from shardwise.strategy import Strategy, layer_counts
 
+# Stages of a rank
+
 Stages = tuple[tuple[int, ModelStage], ...]
-"""What one rank holds: stages with their numbers in the pipeline, in order."""
+"""Stages of one rank, in order, each with its number in the pipeline."""
 
 
 def stages_of(module: ModelStage, plan: Plan, place: RankCoordinates, mesh: DeviceMesh) -> Stages:
-    """This rank's stages of the whole `module`, their parameters divided over its tensor, expert and data
-    groups. Makes meshes and process groups on every rank."""
+    """This rank's stages of the whole `module`, sharded over its tensor-, expert- and data-parallel groups.
+
+    Creates meshes and process groups; call it on every rank.
+    """
     strategy = plan.best.strategy
     experts = expert_mesh(strategy, mesh.device_type) if plan.model.experts is not None else None
     context = _context_of(strategy)
@@ -79,7 +83,7 @@ def stages_of(module: ModelStage, plan: Plan, place: RankCoordinates, mesh: Devi
 
 
 def _place_experts(stage: ModelStage, mesh: DeviceMesh, experts: DeviceMesh, strategy: Strategy) -> None:
-    """Divide the stage's experts, and say how tokens get to them."""
+    """Shard the stage's experts and set up the token dispatchers."""
     split_experts(stage, experts)
     for mixture in mixtures(stage):
         if strategy.ep * strategy.etp > 1:
@@ -91,8 +95,8 @@ def _place_experts(stage: ModelStage, mesh: DeviceMesh, experts: DeviceMesh, str
 def _prepare_layers(
     stage: ModelStage, plan: Plan, context: ContextParallelAttention | None, host: ActivationOffload | None
 ) -> None:
-    """Say what each layer recomputes, how its attention crosses the context group, and what has what it
-    keeps on the host."""
+    """Set up each layer: recomputation, context-parallel attention, and the offload of its saved
+    activations."""
     stage.host = host
     kinds = recompute_kinds(plan.best.strategy, len(stage.layers))
     for layer, kind in zip(stage.layers.values(), kinds, strict=True):
@@ -103,8 +107,11 @@ def _prepare_layers(
 
 
 def _context_of(strategy: Strategy) -> ContextParallelAttention | None:
-    """This rank's context group, where the plan has them: one of its own, also where that is all ranks, for
-    keys and values must not queue behind sums of gradients. Makes the groups of all ranks."""
+    """Context-parallel attention of this rank, None without context parallelism.
+
+    It has its own process group, even if it contains all ranks, so that keys and values do not queue behind
+    gradient reductions. Creates groups; call it on every rank.
+    """
     if strategy.cp == 1:
         return None
     grid = rank_grid(strategy).transpose(2, 3).reshape(-1, strategy.cp)
@@ -113,7 +120,7 @@ def _context_of(strategy: Strategy) -> ContextParallelAttention | None:
 
 
 def sends_shards(plan: Plan) -> bool:
-    """Whether tensor ranks that all have the hidden states send a part each to the next stage."""
+    """Whether tensor-parallel ranks with equal hidden states each send a part of them to the next stage."""
     strategy = plan.best.strategy
     is_whole = strategy.tp > 1 and not strategy.sequence_parallel
     return is_whole and strategy.pp > 1 and plan.model.hidden % strategy.tp == 0
@@ -122,7 +129,7 @@ def sends_shards(plan: Plan) -> bool:
 def engine_of(
     stages: Stages, plan: Plan, place: RankCoordinates, mesh: DeviceMesh
 ) -> GradientAccumulation | PipelineRunner:
-    """What runs the plan's schedule on this rank's stages."""
+    """The engine that runs the plan's schedule on this rank's stages."""
     strategy, job = plan.best.strategy, plan.job
     tensor_mesh = mesh["tp"] if strategy.tp > 1 else None
     loss = batch_share_loss(job.global_batch_size * job.seq_len, plan.model.vocab, tensor_mesh)
@@ -156,8 +163,8 @@ def engine_of(
 
 
 def tie_of(stages: Stages, plan: Plan) -> TiedWeights | None:
-    """The tie of the embedding and the output projection where they are on two stages. Makes its process
-    groups on every rank."""
+    """The tie of embedding and output projection if they are on two stages. Creates process groups; call it
+    on every rank."""
     schedule = plan.schedule
     if not plan.model.tied_embeddings or schedule.stages == 1:
         return None
@@ -172,7 +179,7 @@ def tie_of(stages: Stages, plan: Plan) -> TiedWeights | None:
 
 
 def _parts(module: ModelStage, plan: Plan, place: RankCoordinates) -> Stages:
-    """The stages that this rank's place in the pipeline holds, with their numbers, in order."""
+    """The stages at this rank's pipeline coordinate with their numbers, in order."""
     strategy, schedule = plan.best.strategy, plan.schedule
     counts = layer_counts(
         plan.model.layers, schedule.stages, strategy.first_stage_layers, strategy.last_stage_layers
@@ -195,8 +202,11 @@ def _parts(module: ModelStage, plan: Plan, place: RankCoordinates) -> Stages:
     return parts
 
 
+# The job
+
+
 class TrainingJob:
-    """A module, its optimizer and its step, divided over the ranks of the running processes."""
+    """A module, its optimizer and its training step, sharded over the ranks of the process group."""
 
     def __init__(
         self,
@@ -211,7 +221,7 @@ class TrainingJob:
         max_norm: float,
         host: OptimizerOffload | None,
     ) -> None:
-        """`optimizer` has the parameters of `host` where that keeps them."""
+        """`optimizer` has the parameters of `host` if there is optimizer offload."""
         self.plan = plan
         self.place = place
         self.mesh = mesh
@@ -224,23 +234,23 @@ class TrainingJob:
 
     @property
     def executed(self) -> tuple[str, ...]:
-        """The actions that a step runs on this rank, in order."""
+        """Actions that a step runs on this rank, in order."""
         return self._engine.executed
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """This rank's parameters, tied copies included."""
+        """This rank's parameters, including tied copies."""
         return [parameter for _, stage in self.stages for parameter in stage.parameters()]
 
     def step(self, batch: Tensor) -> StepResult:
-        """One optimizer step on `batch`: token ids of shape (global_batch_size, seq_len + 1), the same on
-        every rank."""
+        """One optimizer step on `batch`: token ids of shape (global_batch_size, seq_len + 1), equal on every
+        rank. ConfigError if the shape is wrong."""
         result = self.backward(batch)
         self.update()
         return result
 
     def backward(self, batch: Tensor) -> StepResult:
-        """The part of `step` before the optimizer: loss, and clipped gradients in the parameters."""
+        """First part of `step`: computes the loss and leaves clipped gradients in the parameters."""
         tokens, targets = self._local_batch(batch)
         replicas = [stage.replicas for _, stage in self.stages if stage.replicas is not None]
         for each in replicas:
@@ -257,7 +267,7 @@ class TrainingJob:
         return clip(loss / strategy.tp, squares, self.parameters, self.max_norm)
 
     def update(self) -> None:
-        """The part of `step` behind `backward`: the optimizer takes the gradients, and they are gone."""
+        """Second part of `step`: the optimizer applies the gradients and clears them."""
         with record_function(OPTIMIZER):
             if self.host is not None:
                 self.host.step(self.optimizer)
@@ -266,16 +276,18 @@ class TrainingJob:
         self.optimizer.zero_grad()
 
     def owned(self, parameter: nn.Parameter) -> nn.Parameter:
-        """What the optimizer has of `parameter`: itself, or in its place the host's."""
+        """The parameter that the optimizer updates for `parameter`: itself, or the host's with optimizer
+        offload."""
         return parameter if self.host is None else self.host.parameters[parameter]
 
     def sync_weights(self) -> None:
-        """Have what ranks compute with be what the optimizer has now, after that was written to."""
+        """Copy the optimizer's weights to the device after they were changed from outside (optimizer
+        offload)."""
         if self.host is not None:
             self.host.sync_weights()
 
     def _norm_parameters(self) -> Iterable[nn.Parameter]:
-        """Parameters that belong to the gradient norm: of tied copies the first."""
+        """Parameters that count in the gradient norm: of tied copies only the first."""
         for index, stage in self.stages:
             for name, parameter in stage.named_parameters():
                 if not self.is_copy(index, name):
@@ -287,8 +299,11 @@ class TrainingJob:
         return self._tie is not None and is_last and name == "head.output.weight"
 
     def _local_batch(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """This rank's tokens and targets, each (microbatches, rows, tokens): replica d takes the d-th part of
-        the batch, its microbatches one after the other; of a sequence its context rank's places."""
+        """This rank's tokens and targets, each (microbatches, rows, tokens).
+
+        Data-parallel rank d takes the d-th part of the batch, in consecutive micro-batches. Of each sequence
+        it takes the positions of its context-parallel rank.
+        """
         strategy, job = self.plan.best.strategy, self.plan.job
         check_batch(batch, job)
         rows = job.global_batch_size // strategy.dp
@@ -301,8 +316,11 @@ class TrainingJob:
 def divided_job(
     module: ModelStage, plan: Plan, *, device_type: str, lr: float, max_norm: float
 ) -> TrainingJob:
-    """`module`, a whole reference module, divided as `plan` says over the running processes, of which there
-    are as many as it has devices; each computes on its device of this type."""
+    """Shard `module`, a whole reference module, over the running processes as `plan` says.
+
+    There must be as many processes as the plan has devices. Each computes on its device of type
+    `device_type`.
+    """
     strategy = plan.best.strategy
     place = coordinates_of(strategy, distributed.get_rank())
     mesh = device_mesh(strategy, device_type)
@@ -329,7 +347,7 @@ def divided_job(
 
 
 def checked_stage(module: nn.Module, model: Model) -> ModelStage:
-    """`module` where it is the whole of `model`, which is the plan's."""
+    """`module`, if it is the whole model that the plan is for; else ConfigError."""
     if not isinstance(module, ModelStage) or module.embedding is None or module.head is None:
         raise ConfigError(
             "is not a whole reference module",

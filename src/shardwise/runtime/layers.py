@@ -1,8 +1,7 @@
-"""Norms that keep no more than their input for the backward pass.
+"""Layers of transformers that save little for the backward pass: norms, soft-caps, activations and MLPs.
 
-Logits that stay below a cap.
-
-The MLP that every token takes, and activation functions.
+`RmsNorm` saves only its input; `softcapped` overwrites its logits; `gated` saves the two halves of a gated
+MLP and recomputes their product. `FeedForward` is the dense MLP.
 """
 
 from __future__ import annotations
@@ -17,11 +16,16 @@ from torch.nn import functional
 from shardwise.model import Mlp
 from shardwise.runtime.numerics import Activation, Gate
 
+# Norms
+
 
 class RmsNorm(nn.Module):
-    """x / sqrt(mean of x^2 + epsilon) * weight over the last dim, in fp32 (Zhang and Sennrich 2019, arXiv
-    1910.07467). PyTorch's own keeps the normed input beside the input where it has no fused kernel; on CUDA
-    devices it has one, which keeps the scale alone and takes a tenth of the time."""
+    """RMSNorm over the last dim, computed in fp32: x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich
+    2019, arXiv 1910.07467).
+
+    Saves the input and one scale per row. PyTorch's implementation also saves the normed input, except with
+    its fused CUDA kernel, which is used where possible and takes a tenth of the time.
+    """
 
     def __init__(self, width: int, epsilon: float) -> None:
         super().__init__()
@@ -53,14 +57,17 @@ class _Normed(Function):
         return of_input.to(x.dtype), of_weight.to(weight.dtype), None
 
 
+# Soft-caps
+
+
 def softcapped(logits: Tensor, cap: float) -> Tensor:
-    """cap * tanh(logits / cap) (Gemma 2, arXiv 2408.00118). The logits are used up."""
+    """cap * tanh(logits / cap) (Gemma 2, arXiv 2408.00118). Overwrites `logits`."""
     found: Tensor = _SoftCap.apply(logits, cap)
     return found
 
 
 class _SoftCap(Function):
-    """Keeps the slope of each logit, 1 - tanh^2, in the logits' own memory."""
+    """Saves the derivative of each logit, 1 - tanh^2, in the memory of the logits."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, cap: float) -> Tensor:
@@ -75,7 +82,11 @@ class _SoftCap(Function):
         return slopes.mul_(grads[0]), None
 
 
+# MLPs
+
+
 def activated(x: Tensor, kind: Activation) -> Tensor:
+    """Apply the activation function `kind`."""
     if kind == "silu":
         return functional.silu(x)
     if kind == "relu":
@@ -84,14 +95,14 @@ def activated(x: Tensor, kind: Activation) -> Tensor:
 
 
 def gated(gate: Tensor, up: Tensor, how: Gate) -> Tensor:
-    """What `how` makes of the two halves, which keeps these alone for the backward pass and makes the product
-    again there."""
+    """Gated activation of the two halves. Saves only the halves and recomputes the product in the backward
+    pass."""
     product: Tensor = _Gated.apply(gate, up, how)
     return product
 
 
 def _halves(gate: Tensor, up: Tensor, how: Gate) -> tuple[Tensor, Tensor]:
-    """The two factors of the product."""
+    """The two factors of the gated product."""
     if how.limit is not None:
         gate, up = gate.clamp(max=how.limit), up.clamp(-how.limit, how.limit)
     active = activated(gate, how.activation) if how.gain == 1.0 else gate * (gate * how.gain).sigmoid()
@@ -116,7 +127,7 @@ class _Gated(Function):
 
 
 class FeedForward(nn.Module):
-    """The plain or gated MLP that every token takes."""
+    """Dense MLP, plain or gated."""
 
     def __init__(self, shape: Mlp, hidden: int, how: Gate) -> None:
         super().__init__()

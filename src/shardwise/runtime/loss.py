@@ -1,4 +1,4 @@
-"""The loss of a microbatch as its share of the loss of the whole batch."""
+"""Cross entropy of a micro-batch as its share of the loss of the global batch, also vocab-parallel."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 def batch_share_loss(tokens: int, vocab: int, mesh: DeviceMesh | None) -> Callable[[Tensor, Tensor], Tensor]:
-    """Cross entropy summed over a microbatch's tokens and divided by `tokens`, those of the whole batch.
+    """Loss function: cross entropy summed over a micro-batch and divided by `tokens`, those of the whole
+    batch.
 
-    Such shares add up over microbatches and ranks to the mean loss, however unequally the batch is divided.
-    With `mesh` the logits are divided along the vocabulary over its ranks (as `Tensor.chunk` does), and are
-    never gathered. Logits in fp32 are used up: their memory holds first the probabilities, then the gradient.
+    Shares add up over micro-batches and ranks to the mean loss, however the batch is divided. With `mesh`,
+    the logits are sharded along the vocabulary over its ranks (as by `Tensor.chunk`) and are never gathered.
+    Logits in fp32 are overwritten: their memory holds the probabilities, then the gradient.
     """
 
     def whole(logits: Tensor, targets: Tensor) -> Tensor:
@@ -36,8 +37,8 @@ def batch_share_loss(tokens: int, vocab: int, mesh: DeviceMesh | None) -> Callab
 
 
 class _CrossEntropy(Function):
-    """Sum over tokens of log(sum of exp(logits)) - the target's logit, of logits (rows, tokens, classes) and
-    targets (rows, tokens). In the place of the logits where these are in fp32."""
+    """Cross entropy summed over tokens, of logits (rows, tokens, classes) and targets (rows, tokens).
+    Overwrites fp32 logits."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
@@ -47,7 +48,7 @@ class _CrossEntropy(Function):
         probabilities = _probabilities(logits)
         ctx.dtype, ctx.gradient = logits.dtype, probabilities
         ctx.save_for_backward(places)
-        # By way of the most probable class: the target's probability may be too small for fp32.
+        # Computed from the most probable class, since the target's probability may underflow in fp32.
         return -(ahead + probabilities.amax(-1, keepdim=True).log()).sum()
 
     @staticmethod
@@ -62,22 +63,22 @@ class _CrossEntropy(Function):
 
 
 def _probabilities(logits: Tensor) -> Tensor:
-    """The softmax in fp32, in the place of logits that are; else beside them, in one copy."""
+    """Softmax in fp32: in place for fp32 logits, else in one fp32 copy."""
     wide = logits.float()
     return torch.softmax(wide, -1, out=wide)
 
 
 class _VocabParallelCrossEntropy(Function):
-    """The same of logits of some of the classes, in fp32; targets count from the first of these. In the place
-    of the logits.
+    """Cross entropy of logits sharded along the vocabulary, in fp32. Overwrites the logits.
 
-    Over the ranks of `group` go the largest logit of each token, and the target's with the sum (Shoeybi et
-    al. 2019, section 3).
+    Targets are relative to the first class of this rank. Ranks of `group` all-reduce the largest logit of
+    each token, then the target's logit and the sum of exponentials (Megatron-LM, Shoeybi et al. 2019, section
+    3).
     """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, group: ProcessGroup) -> Tensor:
-        logits = logits.detach()  # what autograd sees of it does not change
+        logits = logits.detach()  # autograd must not see the in-place changes
         classes = logits.shape[-1]
         largest = logits.new_full((*targets.shape, 1), -torch.inf)
         if classes:

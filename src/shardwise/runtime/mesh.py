@@ -1,7 +1,8 @@
-"""Where a rank stands: its place along every axis of the plan, and the meshes that its collectives run on.
+"""Rank coordinates along the plan's axes, device meshes and process groups.
 
-Process groups, as few as there can be: one of gloo has three threads, one of which wakes a hundred times a
-second for as long as the group is there, and takes what computes on the same cores a little of it.
+`device_mesh` has the axes `AXES`, `expert_mesh` those of expert weights (`EXPERT_AXES`). Few process groups
+are created: each gloo group has three threads, one of which wakes a hundred times a second and slows
+computation.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardwise.strategy import Strategy
 
+# Process groups
+
 
 def group_among(rows: Sequence[Sequence[int]]) -> ProcessGroup | None:
-    """The group of the one of disjoint `rows` of ranks that this rank is in, if any. All ranks call this with
-    the same rows, at the same point; a row of all of them is the default group."""
+    """This rank's process group among disjoint `rows` of ranks, None if it is in no row.
+
+    All ranks must call it with the same rows. A single row of all ranks gives the default group.
+    """
     if len(rows) == 1 and len(rows[0]) == distributed.get_world_size():
         return distributed.group.WORLD
     own, _ = distributed.new_subgroups_by_enumeration([list(row) for row in rows])
@@ -28,10 +33,9 @@ def group_among(rows: Sequence[Sequence[int]]) -> ProcessGroup | None:
 
 
 def mesh_of(ranks: Tensor, names: tuple[str, ...], device_type: str) -> DeviceMesh:
-    """The mesh of all ranks, `ranks`, with axes of these names; every rank calls this at the same point.
+    """A device mesh of all ranks in the shape of `ranks`, with axes `names`. Call it on every rank.
 
-    `DeviceMesh` itself makes a group for every axis, and of one rank for each axis that has only one: here
-    those axes have one between them.
+    Axes of size 1 share one process group; `DeviceMesh` itself would create one for each.
     """
     singleton = group_among(ranks.reshape(-1, 1).tolist()) if 1 in ranks.shape else None
     groups = [
@@ -41,17 +45,19 @@ def mesh_of(ranks: Tensor, names: tuple[str, ...], device_type: str) -> DeviceMe
     return DeviceMesh.from_group(groups, device_type, ranks.contiguous(), mesh_dim_names=names)
 
 
+# Axes and coordinates
+
 AXES = ("pp", "replicate", "shard", "tp")
-"""Axes of the mesh. `replicate` x `shard` are the dp * cp ranks of a stage: `shard` neighbours among them
-divide optimizer states, `replicate` groups hold copies."""
+"""Axes of the mesh. `replicate` x `shard` are the dp * cp ranks of a stage: `shard` neighbours shard the
+optimizer states, and `replicate` groups of them hold replicas."""
 
 EXPERT_AXES = ("pp", "replicate", "shard", "ep", "etp")
-"""Axes of the mesh of expert weights: `etp` neighbours hold parts of the same experts, `ep` groups different
-experts, and the `replicate` x `shard` others the same weights."""
+"""Axes of the mesh of expert weights. `etp` neighbours hold shards of the same experts, `ep` groups different
+experts, and `replicate` x `shard` ranks the same weights."""
 
 
 def rank_grid(strategy: Strategy) -> torch.Tensor:
-    """The rank at every place; shape (pp, dp, cp, tp). Ranks count along `axis_order`, fastest first."""
+    """Ranks as a tensor of shape (pp, dp, cp, tp). Ranks count along `axis_order`, fastest axis first."""
     order = strategy.axis_order.split("-")
     sizes = [getattr(strategy, axis) for axis in reversed(order)]
     slowest_first = list(reversed(order))
@@ -61,7 +67,7 @@ def rank_grid(strategy: Strategy) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCoordinates:
-    """One rank's coordinates."""
+    """Coordinates of one rank along pp, dp, cp and tp."""
 
     rank: int
     pp: int
@@ -71,15 +77,16 @@ class RankCoordinates:
 
 
 def coordinates_of(strategy: Strategy, rank: int) -> RankCoordinates:
+    """Coordinates of `rank` under `strategy`."""
     pp, dp, cp, tp = ((rank_grid(strategy) == rank).nonzero()[0]).tolist()
     return RankCoordinates(rank=rank, pp=pp, dp=dp, cp=cp, tp=tp)
 
 
 def device_mesh(strategy: Strategy, device_type: str) -> DeviceMesh:
-    """The mesh with `AXES`; every rank must call this at the same point, for it makes process groups.
+    """The mesh with axes `AXES`. Creates process groups; call it on every rank.
 
-    The dp * cp ranks of a stage are taken in the order of `axis_order`; `optim_shard` neighbours form a shard
-    group, as the cost model places them (docs/concepts/cost-model.md, section 11).
+    The dp * cp ranks of a stage are in the order of `axis_order`. `optim_shard` neighbours form a shard
+    group, as the cost model assumes (docs/concepts/cost-model.md, section 11).
     """
     grid = rank_grid(strategy)
     order = strategy.axis_order.split("-")
@@ -91,10 +98,10 @@ def device_mesh(strategy: Strategy, device_type: str) -> DeviceMesh:
 
 
 def expert_mesh(strategy: Strategy, device_type: str) -> DeviceMesh:
-    """The mesh with `EXPERT_AXES`; every rank must call this at the same point.
+    """The mesh with axes `EXPERT_AXES`. Creates process groups; call it on every rank.
 
-    The ranks of a stage in their own order: etp fastest, then ep, then the ranks that hold the same weights,
-    of which neighbours divide optimizer states (docs/concepts/cost-model.md, section 4).
+    The ranks of a stage are ordered with etp fastest, then ep, then the ranks with the same weights.
+    Neighbours among the latter shard the optimizer states (docs/concepts/cost-model.md, section 4).
     """
     ranks = rank_grid(strategy).flatten(1).sort(dim=1).values
     same = expert_ranks(strategy)
@@ -104,11 +111,11 @@ def expert_mesh(strategy: Strategy, device_type: str) -> DeviceMesh:
 
 
 def expert_ranks(strategy: Strategy) -> int:
-    """How many ranks hold the same expert weights."""
+    """Number of ranks of a stage that hold the same expert weights."""
     return strategy.tp * strategy.cp * strategy.dp // (strategy.etp * strategy.ep)
 
 
 def expert_degree(strategy: Strategy, degree: int) -> int:
-    """The sharding degree of expert weights where that of all others is `degree` (cost-model.md, section
-    11)."""
+    """Sharding degree of expert weights if that of other weights is `degree` (docs/concepts/cost-model.md,
+    section 11)."""
     return gcd(degree, expert_ranks(strategy))

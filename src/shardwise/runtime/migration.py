@@ -1,5 +1,8 @@
-"""Moves a job from one plan to another on the same ranks, in memory: what a rank needs under the new plan and
-does not hold comes from ranks that do."""
+"""Migration of a running job to another plan on the same ranks, in memory.
+
+Each rank receives the regions of weights and optimizer states that it needs under the new plan and does not
+hold. `regions.transfers` decides who sends them.
+"""
 
 from __future__ import annotations
 
@@ -31,30 +34,30 @@ from shardwise.runtime.regions import (
 from shardwise.runtime.state_dict import STATES, make_states, named, whole_name
 
 MESSAGE_BYTES = 4 << 20
-"""Of one message."""
+"""Largest message in bytes. Bounds the buffers."""
 
 IN_FLIGHT = 2
-"""Messages that a rank has at a time for each that it hears from or talks to."""
+"""Messages in flight between each pair of ranks, so that unpacking overlaps with receiving."""
 
 ELEMENT_BYTES = 4
-"""Parameters and optimizer states are fp32."""
+"""Bytes per element: parameters and optimizer states are fp32."""
 
 
 TransferMessage = list[tuple[int, str, Region]]
-"""What one message carries: of tensors, by number, which kind and region of them."""
+"""Content of one message: number of the tensor, kind (`model` or the name of an optimizer state), region."""
 
 LocalRegions = dict[int, list[LocalRegion]]
-"""What a rank holds of every tensor, by its number."""
+"""Regions that a rank holds of every tensor, by number of the tensor."""
 
 
 def migrate(
     job: TrainingJob, plan: Plan, *, message_bytes: int = MESSAGE_BYTES
 ) -> tuple[TrainingJob, dict[tuple[int, int], int]]:
-    """`job` as it goes on under `plan`, with the same parameters and optimizer states, bit by bit; and the
-    bytes that went from rank to rank. Call it on every rank, between steps; `job` itself is used up.
+    """Continue `job` under `plan` with bitwise equal parameters and optimizer states.
 
-    `plan` is for the same model and optimizer and for as many ranks. While it moves, a rank has what it holds
-    under both plans, and messages of at most `message_bytes`.
+    Returns the new job and the bytes sent from rank to rank. Call it on every rank, between steps; `job`
+    becomes unusable. `plan` must have the same model, optimizer and number of ranks. During the migration, a
+    rank holds its state under both plans, and messages of at most `message_bytes`.
     """
     groups = process_groups()
     forget_meshes()
@@ -84,12 +87,12 @@ def migrate(
 
 
 def nodes_of(cluster: Cluster) -> list[int]:
-    """The node of every rank."""
+    """Node of every rank."""
     return [number for number, node in enumerate(cluster.nodes) for _ in range(node.devices)]
 
 
 def _steps(job: TrainingJob, names: Sequence[str]) -> dict[str, int]:
-    """How many steps the optimizer has taken with every parameter of the whole model (sgd: whether any)."""
+    """Optimizer steps taken for every parameter of the whole model, by name (sgd: 1 if it has a state)."""
     taken = torch.zeros(len(names), dtype=torch.int64)
     for index, name, parameter in named(job):
         states = job.optimizer.state[parameter]
@@ -100,7 +103,7 @@ def _steps(job: TrainingJob, names: Sequence[str]) -> dict[str, int]:
 
 
 def _make_states(job: TrainingJob, steps: Mapping[str, int]) -> None:
-    """Optimizer states for the parameters that have been stepped, all zero but for the number of steps."""
+    """Create zero optimizer states for the parameters that have been stepped, with their step counts."""
     make_states(job)
     for index, name, parameter in named(job):
         taken = steps[whole_name(job, index, name)]
@@ -111,7 +114,7 @@ def _make_states(job: TrainingJob, steps: Mapping[str, int]) -> None:
 
 
 def _parts(job: TrainingJob, names: Sequence[str]) -> LocalRegions:
-    """What this rank holds, by the number of the tensor's name."""
+    """Regions that this rank holds, by number of the tensor."""
     found: LocalRegions = defaultdict(list)
     for index, name, parameter in named(job):
         states = job.optimizer.state.get(parameter, {})
@@ -125,7 +128,7 @@ def _parts(job: TrainingJob, names: Sequence[str]) -> LocalRegions:
 
 
 def _gather_all(parts: LocalRegions) -> list[RankRegion]:
-    """What all ranks hold."""
+    """Regions that all ranks hold."""
     return gather_rank_regions(
         (tensor, part.region)
         for tensor, local_regions in parts.items()
@@ -135,7 +138,7 @@ def _gather_all(parts: LocalRegions) -> list[RankRegion]:
 
 
 def _copy_local(have: LocalRegions, need: LocalRegions, streams: Mapping[int, Sequence[str]]) -> None:
-    """Copy what this rank holds under both plans."""
+    """Copy the regions that this rank holds under both plans."""
     for tensor, local_regions in have.items():
         for part in local_regions:
             for kind in streams[tensor]:
@@ -143,7 +146,7 @@ def _copy_local(have: LocalRegions, need: LocalRegions, streams: Mapping[int, Se
 
 
 def _put(parts: Sequence[LocalRegion], kind: str, region: Region, values: Tensor) -> None:
-    """Write the values of a region into whatever parts it lies in."""
+    """Write the values of a region into all local regions that overlap it."""
     for part in parts:
         common = overlap(part.region, region)
         if common is not None:
@@ -159,8 +162,8 @@ def _run_transfers(
     *,
     device: str,
 ) -> None:
-    """Carry out the transfers of one round that this rank has a part in: with each other rank piece after
-    piece, with all of them at a time."""
+    """Carry out this rank's transfers of one round: messages with all other ranks at once, and in order with
+    each of them."""
     rank = distributed.get_rank()
     sends: dict[int, list[Transfer]] = defaultdict(list)
     receives: dict[int, list[Transfer]] = defaultdict(list)
@@ -193,7 +196,7 @@ def _run_transfers(
             pending.append(distributed.P2POp(distributed.isend, _packed(message, source).to(device), other))
         if pending:
             in_flight.append((distributed.batch_isend_irecv(pending), arriving))
-        # The next pieces are on their way while these are put where they belong.
+        # Wait for the older messages while newer ones are in flight, then unpack them.
         if in_flight and (len(in_flight) == IN_FLIGHT or not pending):
             requests, arrived = in_flight.popleft()
             for request in requests:
@@ -205,8 +208,7 @@ def _run_transfers(
 def messages_of(
     planned: Sequence[Transfer], streams: Mapping[int, Sequence[str]], message_bytes: int
 ) -> Iterator[TransferMessage]:
-    """All that is transferred, in messages of at most `message_bytes`: tensor, kind and region of each
-    part."""
+    """Split the transfers into messages of at most `message_bytes`."""
     most = message_bytes // ELEMENT_BYTES
     message: TransferMessage = []
     free_elements = most
@@ -223,7 +225,7 @@ def messages_of(
 
 
 def _bounded(region: Region, most: int) -> Iterator[Region]:
-    """The region in boxes of at most so many elements: halved along its longest dim until they are."""
+    """Split a region into boxes of at most `most` elements, by halving the longest dim."""
     if _size(region) <= most:
         yield region
         return

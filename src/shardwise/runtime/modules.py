@@ -1,9 +1,9 @@
 """Reference modules of decoder-only transformers, built from a plan's model record.
 
-A `ModelStage` holds consecutive decoder layers and, at the ends of the model, its embedding and its head; the
-whole model is the stage that holds everything. Parameters keep the names that they have in the whole model,
-so every rank's checkpoint speaks of the same tensors. Dropout is never applied: a step is a function of its
-samples and parameters alone.
+A `ModelStage` has consecutive decoder layers, and the embedding or head at the ends of the model. The whole
+model (`reference_module`) is the stage with everything. Parameters have the same names in every stage, so
+checkpoints are independent of the pipeline split. There is no dropout: a step depends only on samples and
+parameters.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from shardwise.runtime.rope import Rope, Rotation, rotation_of
 
 
 def norm_module(shape: LayerShape, width: int, epsilon: float) -> nn.Module:
+    """The norm of a layer of this shape: RMSNorm or LayerNorm, the latter with or without weights."""
     if shape.norm == "rms":
         return RmsNorm(width, epsilon)
     return nn.LayerNorm(width, eps=epsilon, elementwise_affine=shape.norm == "layer")
 
 
 class DecoderLayer(nn.Module):
-    """One decoder layer: attention and MLP one after the other, or side by side (`norm_placement`).
+    """One decoder layer: attention and MLP, sequential or parallel (`norm_placement`).
 
-    `recompute` says what its backward pass computes again, and `is_split` whether that pass is done in two
-    halves, for inputs and for weights. Of a layer that recomputes, `store` has what it keeps.
+    `recompute` is the kind of activation recomputation. `is_split` says that input and weight gradients are
+    separate backward passes. `store` is where a layer that recomputes puts its saved activations.
     """
 
     def __init__(self, shape: LayerShape, numerics: Numerics) -> None:
@@ -70,7 +71,7 @@ class DecoderLayer(nn.Module):
 
     @property
     def norms(self) -> list[nn.Module]:
-        """Those of hidden states."""
+        """The norms of hidden states."""
         norms = (self.attention_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
         return [norm for norm in norms if norm is not None]
 
@@ -103,8 +104,8 @@ def _apply_norm(norm: nn.Module | None, x: Tensor) -> Tensor:
 
 
 class Embedding(nn.Module):
-    """Token embeddings, projected where they are narrower than hidden states, and learned positions and a
-    norm where the model has them."""
+    """Token embeddings, with their projection to the hidden size, learned positions and a norm if the model
+    has them."""
 
     def __init__(self, decoder: Decoder, numerics: Numerics) -> None:
         super().__init__()
@@ -119,8 +120,8 @@ class Embedding(nn.Module):
             self.norm = norm_module(decoder.layers[0], decoder.hidden, numerics.epsilon)
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Hidden states of `tokens` (batch, tokens) that stand at `positions` (those that this rank
-        keeps)."""
+        """Hidden states of `tokens` (batch, tokens) at `positions`, those of the hidden states on this
+        rank."""
         x = self.tokens(tokens)
         if self.scale != 1.0:
             x = x * self.scale
@@ -132,8 +133,8 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """The last norm, the projection to the embeddings' width where that is another, and the output
-    projection, whose logits stay below a cap where the model has one."""
+    """Final norm, projection to the embedding width and output projection, with a soft-cap of the logits if
+    the model has one."""
 
     def __init__(self, decoder: Decoder, numerics: Numerics) -> None:
         super().__init__()
@@ -150,12 +151,12 @@ class Head(nn.Module):
 
 
 class ModelStage(nn.Module):
-    """Some consecutive layers of a model, with its embedding and its head where they are at its ends.
+    """Consecutive layers of a model, with the embedding or head at its ends.
 
-    `positions` are the places in the sequence of the tokens that this rank works on, `kept` those among them
-    that its hidden states have between layers (fewer where the sequence is split over tensor ranks).
-    `replicas` adds up the gradients of a stage that data ranks hold whole; `host` has what its layers keep
-    for the backward pass, where that goes there.
+    `positions` are the sequence positions of this rank's tokens. `hidden_positions` are those of its hidden
+    states between layers, which are fewer with sequence parallelism. `boundary` splits hidden states between
+    stages over tensor-parallel ranks, `replicas` reduces gradients of replicated weights, and `host` offloads
+    saved activations.
     """
 
     def __init__(self, model: Model, layers: Iterable[tuple[int, DecoderLayer]]) -> None:
@@ -171,8 +172,8 @@ class ModelStage(nn.Module):
         self.host: ActivationOffload | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (or hidden states) of tokens (or hidden states); with a `boundary`, hidden states come and
-        go in parts."""
+        """Logits (or hidden states) of tokens (or hidden states). With a `boundary`, hidden states enter and
+        leave as shards."""
         if self.boundary is not None and self.embedding is None:
             x = self.boundary.received(x)
         positions = self.places(x.shape[1])
@@ -197,12 +198,12 @@ class ModelStage(nn.Module):
         return x if self.boundary is None else self.boundary.sent(x)
 
     def places(self, tokens: int) -> Tensor:
-        """Where in a sequence of `tokens` this rank's tokens stand."""
+        """Positions of this rank's tokens in a sequence of `tokens`."""
         return torch.arange(tokens) if self.positions is None else self.positions
 
     def part(self, start: int, stop: int, *, end_modules: frozenset[str]) -> ModelStage:
-        """The stage with layers `start` to `stop` of this whole model and those of its `end_modules`
-        (`embedding`, `head`); it shares their parameters."""
+        """The stage with layers `start` to `stop` of this whole model, and its `end_modules` (`embedding`,
+        `head`). It shares their parameters."""
         stage = ModelStage(self.model, ((index, self.layers[str(index)]) for index in range(start, stop)))
         if "embedding" in end_modules:
             stage.embedding = self.embedding
@@ -212,8 +213,8 @@ class ModelStage(nn.Module):
 
 
 def reference_module(model: Model) -> ModelStage:
-    """The whole of `model`, with parameters as PyTorch's modules set them. ConfigError where a part has no
-    module here."""
+    """The module of the whole `model`, with PyTorch's default initial values. ConfigError if a part of the
+    model is not supported."""
     decoder, numerics = decoder_of(model), numerics_of(model)
     if decoder.mtp_modules:
         raise _no_module("head", f"{decoder.mtp_modules} multi-token-prediction modules", "none (0)")
@@ -228,12 +229,12 @@ def reference_module(model: Model) -> ModelStage:
 
 
 def _check_supported(shape: LayerShape) -> None:
-    """ConfigError where a part of a layer has no module here."""
+    """ConfigError if the layer has a part that is not supported."""
     if isinstance(shape.mlp, RoutedMlp) and shape.mlp.capacity_factor is not None:
         raise _no_module("mixture of experts", "a capacity factor", "dropless top-k routing")
 
 
 def _no_module(what: str, found: str, allowed: str) -> ConfigError:
     return ConfigError(
-        f"cannot be trained: its {what} has no module here", key="model", found=found, allowed=allowed
+        f"cannot be trained: its {what} is not supported", key="model", found=found, allowed=allowed
     )

@@ -1,12 +1,10 @@
-"""Routed experts: every token takes the few of highest score. Nothing is dropped, and no loss is added that
-would balance them.
+"""Mixture of experts: dropless top-k routing, without a load-balancing loss, and expert parallelism.
 
-Tokens to their experts and back, over the ranks of a stage.
-
-Every rank brings tokens of its own. Its rows, one per token and expert, go to the ranks that hold the
-experts by an all-to-all; where an expert is divided over several ranks (`etp`), each of these then gathers
-the rows of all of them, and what they compute is added up on the way back. Nothing is dropped: counts go
-first, and an all-to-all has as many rows for each rank as its experts were chosen.
+`Router` chooses experts, `GroupedExperts` computes them, `MixtureOfExperts` combines both with shared
+experts. `TokenDispatcher` sends rows (one per token and expert) to the ranks that hold the experts, with one
+all-to-all, and their results back with another. Counts are sent first, so each rank receives exactly the rows
+routed to it. With expert tensor parallelism (`etp`), ranks all-gather their rows and reduce-scatter the
+results.
 """
 
 from __future__ import annotations
@@ -28,17 +26,20 @@ from shardwise.runtime.layers import FeedForward, activated, gated
 from shardwise.runtime.numerics import Gate, Numerics, Routing
 from shardwise.runtime.private import all_to_all_rows
 
+# Token dispatch
+
 
 class TokenDispatcher:
-    """The ranks among which experts lie: `expert` holds different experts, `tensor` parts of the same."""
+    """Process groups of experts: ranks of `expert` hold different experts, those of `tensor` shards of the
+    same."""
 
     def __init__(self, expert: ProcessGroup, tensor: ProcessGroup) -> None:
         self.expert = expert
         self.tensor = tensor
 
     def counts(self, chosen: Tensor) -> Tensor:
-        """How many rows each rank sends to each expert that is here: (ep, experts here), from the numbers
-        (experts,) that this rank sends."""
+        """Rows that each rank sends to each local expert, (ep, local experts), from the number of rows that
+        this rank sends to each expert (experts,)."""
         size = distributed.get_world_size(self.expert)
         sent = chosen.reshape(size, -1).contiguous()
         if size == 1:
@@ -48,7 +49,7 @@ class TokenDispatcher:
         return received
 
     def route(self, chosen: Tensor) -> TokenRoute:
-        """The way of rows that are sorted by expert, `chosen` of them for each."""
+        """The route of rows sorted by expert, `chosen` rows for each expert."""
         received = self.counts(chosen)
         size, ways = received.shape[0], distributed.get_world_size(self.tensor)
         here = received.sum()
@@ -67,7 +68,7 @@ class TokenDispatcher:
 
 
 class TokenRoute:
-    """The way of one microbatch's rows: how many go where."""
+    """Route of one micro-batch's rows to their experts and back."""
 
     def __init__(
         self,
@@ -79,8 +80,11 @@ class TokenRoute:
         counts: Tensor,
         own: int,
     ) -> None:
-        """`counts` are (etp, ep, experts here): whose rows are here once they are gathered, in order; each of
-        the etp parts is padded to `longest` rows, of which `own` of this rank's are real."""
+        """`counts` (etp, ep, local experts) is the number of gathered rows by source rank and expert.
+
+        Each of the etp parts is padded to `longest` rows; `own` is the number of this rank's rows without
+        padding.
+        """
         self._expert, self._tensor = dispatch.expert, dispatch.tensor
         self._sent, self._received = sent, received
         self._longest, self._own = longest, own
@@ -88,14 +92,14 @@ class TokenRoute:
         self._order, self._back = _by_expert(counts, longest)
 
     def to_experts(self, rows: Tensor) -> Tensor:
-        """This rank's rows, sorted by expert, exchanged for the rows of the experts that are here, sorted."""
+        """Send this rank's rows, sorted by expert; returns the rows of the local experts, sorted."""
         rows = _routed_rows(rows, self._sent, self._received, self._expert)
         if distributed.get_world_size(self._tensor) > 1:
             rows = _Gather.apply(padded(rows, self._longest), self._tensor)
         return rows[self._order]
 
     def from_experts(self, rows: Tensor) -> Tensor:
-        """The way back; what ranks with parts of the same expert computed is added up."""
+        """Send results back. The partial results of expert tensor-parallel ranks are summed."""
         if distributed.get_world_size(self._tensor) > 1:
             every = rows.new_zeros(self._longest * self._parts, rows.shape[1])
             rows = _Scatter.apply(every.index_copy(0, self._order, rows), self._tensor)[: self._own]
@@ -109,7 +113,7 @@ class TokenRoute:
 
 
 def _by_expert(counts: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-    """The order that sorts gathered rows by expert (padding left out), and its inverse."""
+    """The permutation that sorts gathered rows by expert and drops padding, and its inverse."""
     parts, senders, experts = counts.shape
     numbers = partial(torch.arange, device=counts.device)
     of_expert = numbers(experts).repeat(parts * senders)
@@ -123,7 +127,8 @@ def _routed_rows(rows: Tensor, sent: list[int], received: list[int], group: Proc
 
 
 class _AllToAllRows(Function):
-    """An all-to-all of rows, of which `sent` go to each rank and `received` come; backward is the reverse."""
+    """All-to-all of rows: `sent` and `received` are the numbers of rows per rank. The backward pass reverses
+    it."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
@@ -137,7 +142,7 @@ class _AllToAllRows(Function):
 
 
 class _Gather(Function):
-    """Rows of all ranks; backward adds up their gradients."""
+    """All-gather of rows; gradients are reduce-scattered."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, group: ProcessGroup) -> Tensor:
@@ -150,7 +155,7 @@ class _Gather(Function):
 
 
 class _Scatter(Function):
-    """Each rank's part of the sum of all; backward gathers."""
+    """Reduce-scatter of rows; gradients are all-gathered."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, group: ProcessGroup) -> Tensor:
@@ -162,8 +167,11 @@ class _Scatter(Function):
         return all_gather_rows(grads[0], ctx.group), None
 
 
+# Experts
+
+
 class Router(nn.Module):
-    """Scores of all experts for every token, and the `top_k` that it takes, by a `Routing`."""
+    """Scores of all experts for every token, and the choice of `top_k` experts by a `Routing`."""
 
     def __init__(self, shape: RoutedMlp, hidden: int, routing: Routing) -> None:
         super().__init__()
@@ -177,7 +185,7 @@ class Router(nn.Module):
         nn.init.normal_(self.weight, std=hidden**-0.5)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Experts and what weighs them in fp32, each (rows, top_k); of equal scores the first expert."""
+        """Experts and their fp32 weights, each (rows, top_k). Ties go to the first expert."""
         weight, bias = _own(self.weight), None if self.bias is None else _own(self.bias)
         logits = functional.linear(tokens, weight, bias).float()
         scores = logits.softmax(dim=-1) if self.routing.score == "softmax" else logits.sigmoid()
@@ -189,8 +197,8 @@ class Router(nn.Module):
         return experts, weights * self.routing.scale if self.routing.scale != 1.0 else weights
 
     def _eligible(self, scores: Tensor) -> Tensor:
-        """What experts are chosen by: `scores` (rows, experts), corrected, and nothing in groups beyond the
-        best `groups_per_token`."""
+        """Scores (rows, experts) for the choice of experts: with the correction bias, and -inf outside the
+        best `groups_per_token` groups."""
         if self.correction is not None:
             scores = scores + local(self.correction)
         groups, taken = self.shape.groups, self.shape.groups_per_token
@@ -204,14 +212,14 @@ class Router(nn.Module):
 
 
 def _own(weight: Tensor) -> Tensor:
-    """A weight that is whole on every rank, each of which sees tokens of its own."""
+    """Local tensor of a replicated weight that each rank applies to its own tokens (partial gradients)."""
     return weight.to_local(grad_placements=[Partial()]) if isinstance(weight, DTensor) else weight
 
 
 class GroupedExperts(nn.Module):
-    """MLPs, one stacked behind the other; a rank of an expert group holds some of them, or parts.
+    """MLPs of experts, stacked along the first dim. A rank holds some of them, or shards.
 
-    `parts` says on how many ranks each expert lies, whose outputs are added up.
+    `parts` is the number of ranks over which each expert is sharded, whose outputs are summed.
     """
 
     def __init__(self, shape: RoutedMlp, hidden: int, how: Gate) -> None:
@@ -227,14 +235,14 @@ class GroupedExperts(nn.Module):
         self.down_bias = _biases(count, hidden) if mlp.bias else None
 
     def forward(self, rows: Tensor, weights: Tensor, counts: list[int]) -> Tensor:
-        """What the experts make of `rows` sorted by expert, `counts` of them for each, by what weighs them
-        (rows, 1); this is taken in before the last product, so that its output need not be kept."""
+        """Outputs of the experts for `rows` sorted by expert, `counts` rows each, multiplied by `weights`
+        (rows, 1). Weights are applied before the last product, so that its output need not be saved."""
         gate, gate_bias, up_bias = (
             None if each is None else local(each) for each in (self.gate, self.gate_bias, self.up_bias)
         )
         up, down = local(self.up), local(self.down)
         down_bias = self.down_bias
-        if isinstance(down_bias, DTensor):  # all parts of an expert have it, and add up what they make
+        if isinstance(down_bias, DTensor):  # on all shards of an expert, which sum their outputs
             down_bias = down_bias.to_local(grad_placements=[Shard(0), Partial()])
         made = []
         for expert, (mine, weight) in enumerate(zip(rows.split(counts), weights.split(counts), strict=True)):
@@ -264,9 +272,9 @@ def _of(biases: Tensor | None, expert: int) -> Tensor | None:
 
 
 class MixtureOfExperts(nn.Module):
-    """Router and experts, and the MLP beside them that all tokens take, where there is one.
+    """Router and routed experts, with shared experts if the model has them.
 
-    `dispatch` is set where experts lie on several ranks, `shared_tokens` where tensor ranks all have the same
+    `dispatch` is set with expert parallelism. `shared_tokens` is set if tensor-parallel ranks hold equal
     tokens.
     """
 

@@ -1,6 +1,7 @@
-"""What modules compute with beside sizes: activations, epsilons, positions, scales, routing.
+"""Numerics of a model family: activation, epsilons, position encoding, scales, soft-caps and routing.
 
-The numerics of a model by its family and its config.
+`numerics_of` reads them from a model's family and config (`_FAMILIES` has the defaults); modules take them
+from one `Numerics` record.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from shardwise.runtime.rope import (
     yarn_attention_factors,
 )
 
+# The record
+
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """How a gated MLP puts its two halves together: activated(gate) * (up + `shift`).
+    """Gated activation of an MLP: activation(gate) * (up + `shift`).
 
-    With a `limit` both are cut there first (the gate only above); SiLU is x * sigmoid(`gain` * x).
+    With a `limit`, both halves are clamped first (the gate only from above). SiLU is x * sigmoid(`gain` * x).
     """
 
     activation: Activation
@@ -40,12 +43,12 @@ class Gate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """How a token's experts are found, and what weighs them.
+    """How experts are chosen and weighted.
 
-    `score` of an expert is its probability among all (`softmax`) or its own (`sigmoid`). A group of experts
-    counts as much as its `best_of_group` highest together. What a token takes is `renormalised` to sum 1 or
-    not, and multiplied by `scale`. With `correction` a vector that no gradient changes is added to the scores
-    where experts are chosen, not where they are weighed (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+    `score` of an expert is its probability among all experts (`softmax`) or its own (`sigmoid`). A group of
+    experts is scored by the sum of its `best_of_group` highest. Weights are `renormalised` to sum 1 or not,
+    and multiplied by `scale`. With `correction`, a bias without gradient is added to the scores for the
+    choice of experts, but not to their weights (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
     """
 
     score: Literal["softmax", "sigmoid"] = "softmax"
@@ -57,14 +60,15 @@ class Routing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numerics:
-    """All that modules compute with and that no size tells.
+    """Numerics of a model that do not follow from its sizes.
 
-    `rope_share` of each head turns. Layers with a window turn by `window_theta` and without scaling, where
-    that is given. Scores are divided by the square root of `score_divisor` (None: of the elements of a key),
-    multiplied by `score_factor` and kept below `score_cap`, logits below `logit_cap`, smoothly. `alibi` says
-    what a head's slope is multiplied by where positions are slopes (Press et al. 2021, arXiv 2108.12409).
-    Learned positions begin at row `first_position` of their table; token embeddings `are_scaled` by the
-    square root of the hidden size. `latent_epsilon` is that of the norms of latents.
+    - Rotary embedding: `rope_share` is the rotated share of each head. Layers with a window use
+      `window_theta` without scaling if it is given.
+    - Scores are divided by sqrt(`score_divisor`) (None: the head's width), multiplied by `score_factor` and
+      soft-capped at `score_cap`; logits are soft-capped at `logit_cap`.
+    - `alibi` multiplies the slopes of heads (Press et al. 2021, arXiv 2108.12409).
+    - Learned positions start at row `first_position` of their table. Token embeddings are multiplied by the
+      square root of the hidden size if `are_scaled`. `latent_epsilon` is that of the norms of latents.
     """
 
     activation: Activation
@@ -88,11 +92,11 @@ class Numerics:
 
     @property
     def gate(self) -> Gate:
-        """Of the MLPs that every token takes."""
+        """Gated activation of dense MLPs."""
         return Gate(activation=self.activation)
 
     def rope(self, shape: GroupedQueryAttentionShape | LatentAttentionShape) -> Rope | None:
-        """How queries and keys of attention of this shape turn; None where they do not."""
+        """Rotary embedding for this shape of attention, None if it has none."""
         if isinstance(shape, LatentAttentionShape):
             dims = shape.rope_dim
         elif shape.rotary:
@@ -115,9 +119,11 @@ class Numerics:
         return rope
 
     def score_scale(self, elements: int) -> float:
-        """What products of queries and keys of so many `elements` are multiplied by."""
+        """Factor of query-key products for heads of width `elements`."""
         return (self.score_divisor or elements) ** -0.5 * self.score_factor
 
+
+# Families and configs
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -132,12 +138,12 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Family:
-    """What holds where a config does not say, and how it is read.
+    """Defaults of a family and how its config is read.
 
-    `scalings` are the kinds of scaled rotary embeddings that mean what they mean elsewhere, `rope` what is
-    taken where a config has none. Under YaRN scores grow too where `scales_scores`. `is_normed` says whether
-    `norm_topk_prob` is read, `refused` is a key that must not be true. Slopes beside undivided scores are
-    divided with them (`divides_slopes`).
+    `scalings` are the supported kinds of RoPE scaling; `rope` is the default RoPE config. With
+    `scales_scores`, YaRN also scales the attention scores. `is_normed` says that `norm_topk_prob` is read.
+    `refused` is a key that must not be true. With `divides_slopes`, ALiBi slopes are divided by the square
+    root of the head width.
     """
 
     numerics: Numerics
@@ -205,22 +211,23 @@ _FAMILIES: Mapping[str, _Family] = {
     "phi3": _Family(numerics=Numerics(activation="silu", epsilon=1e-5), scalings=()),
     "qwen3_moe": _Family(numerics=Numerics(activation="silu"), is_normed=True),
 }  # fmt: skip
-"""By the configuration and modelling files of Transformers 5; Megatron-LM's for plain dimensions."""
+"""Defaults from the configuration and modelling files of Transformers 5, and from Megatron-LM for plain
+dimensions."""
 
 
 def numerics_of(model: Model) -> Numerics:
-    """The numerics of `model`. ConfigError for a family, an activation, a scaling or another choice that has
-    no module here."""
+    """The numerics of `model`. ConfigError for a family, activation, RoPE scaling or option that is not
+    supported."""
     if model.family not in _FAMILIES:
         raise ConfigError(
-            "cannot be trained: there is no module for this family",
+            "cannot be trained: this family is not supported",
             key="model",
             found=model.family,
             allowed=", ".join(_FAMILIES),
         )
     family, fields = _FAMILIES[model.family], _text_fields(Fields(model.config))
     if family.refused is not None and fields.boolean(family.refused, default=False):
-        raise fields.error(family.refused, "has no module here", found="true", allowed="false")
+        raise fields.error(family.refused, "is not supported by the runtime", found="true", allowed="false")
     default = family.numerics
     epsilons = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps")
     slopes = default.alibi
@@ -240,15 +247,15 @@ def numerics_of(model: Model) -> Numerics:
 
 
 def _text_fields(fields: Fields) -> Fields:
-    """The config of the text decoder, where that of a model of several kinds of input holds it."""
+    """The config of the text decoder: that in `text_config` for multimodal models, else the whole config."""
     if isinstance(fields.any("text_config", default=None), Mapping):
         return fields.mapping("text_config")
     return fields
 
 
 def _with_rope(family: _Family, fields: Fields) -> Numerics:
-    """With what the config says of rotary embeddings; of those of layers with windows too, where it has
-    both."""
+    """The family's numerics with the RoPE settings of the config, also with separate settings for windowed
+    layers."""
     default, rope, local = family.numerics, rope_fields(fields, family.rope), Fields({})
     if rope.has("full_attention"):
         local = rope.mapping("sliding_attention", default={})
@@ -282,7 +289,7 @@ def _share(fields: Fields, rope: Fields, default: float) -> float:
 
 
 def _optional(fields: Fields, key: str, default: float | None) -> float | None:
-    """A positive number; none where the config has null."""
+    """A positive number, or None if the config has null."""
     if not fields.has(key):
         return None if key in fields.names else default
     return fields.number(key, low=1e-6, high=1e6)
@@ -309,7 +316,7 @@ def _routing(family: _Family, fields: Fields) -> Routing:
 
 def _activation(fields: Fields, default: Activation) -> Activation:
     if fields.has("gated") and fields.boolean("gated"):
-        return "silu"  # of plain dimensions, which name none
+        return "silu"  # plain dimensions do not name an activation
     for key in ("hidden_activation", "hidden_act", "activation_function", "activation"):
         if fields.has(key):
             return _ACTIVATIONS[fields.choice(key, tuple(_ACTIVATIONS))]
@@ -317,5 +324,5 @@ def _activation(fields: Fields, default: Activation) -> Activation:
 
 
 def _first(fields: Fields, keys: tuple[str, ...], default: float) -> float:
-    """The number under the first of `keys` that is there."""
+    """The number of the first of `keys` that the config has."""
     return next((fields.number(key, high=1e9) for key in keys if fields.has(key)), default)

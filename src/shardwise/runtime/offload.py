@@ -1,10 +1,9 @@
-"""Room on the host beside a device, and copies between the two that pass beside computation.
+"""Activation and optimizer offload to host memory, with copies that overlap computation.
 
-Activations on the host between the passes: each layer's go there when it is done, and come back while the
-backward pass is at the layer behind it.
-
-Optimizer states and fp32 weights on the host, where the update is made too (Ren et al. 2021, ZeRO-Offload,
-arXiv 2101.06840): gradients go over, updated weights come back in what they are computed with.
+`ActivationOffload` copies the saved activations of each layer to the host after its forward pass. It
+prefetches them during the backward pass of the next layer. `OptimizerOffload` holds fp32 weights and
+optimizer states on the host and updates them there (ZeRO-Offload, Ren et al. 2021, arXiv 2101.06840).
+`CopyStream` is the stream of the copies.
 """
 
 from __future__ import annotations
@@ -25,55 +24,59 @@ from shardwise.runtime.gradients import local
 from shardwise.runtime.private import OffloadedShard, offloaded_shards, with_layout_of
 from shardwise.runtime.profiling import FROM_HOST, TO_HOST
 
+# Buffers and copies
+
 
 def host_buffer_like(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Memory on the host of this shape and dtype for what `tensor`'s device computes with; pinned where that
-    is an accelerator, which reaches no other memory without waiting."""
+    """A host buffer of this shape and dtype for copies from or to `tensor`'s device. It is pinned if that is
+    an accelerator, so that copies are asynchronous."""
     is_accelerator = tensor.device.type not in ("cpu", "meta")
     return tensor.new_empty(shape, dtype=dtype, device="cpu", pin_memory=is_accelerator)
 
 
 class CopyStream:
-    """Copies between a device and the host, one after the other, beside what the device computes: on an
-    accelerator on a stream of their own. On the host they are done when they are asked for."""
+    """Copies between a device and the host, in order: on an accelerator on their own stream, overlapped with
+    computation; on the host synchronously."""
 
     def __init__(self, device_type: str) -> None:
         self._stream = None if device_type == "cpu" else torch.Stream(device_type)
 
     def copies(self) -> AbstractContextManager[Any]:
-        """What is copied inside is, behind all that the device was given before."""
+        """A context whose copies run on the stream, after all work queued on the device so far."""
         if self._stream is None:
             return nullcontext()
         self._stream.wait_stream(torch.accelerator.current_stream())
         return self._stream
 
     def record(self) -> torch.Event | None:
-        """The moment when all copies so far are done."""
+        """An event that completes when all copies so far are done; None on the host."""
         return None if self._stream is None else self._stream.record_event()
 
 
 def wait_on_device(event: torch.Event | None) -> None:
-    """Have the device go on behind `event`."""
+    """Let the device wait for `event`."""
     if event is not None:
         torch.accelerator.current_stream().wait_event(event)
 
 
 def wait_on_host(event: torch.Event | None) -> None:
-    """Until `event`: what was copied to the host may be read."""
+    """Block the host until `event`, so that it may read what was copied."""
     if event is not None:
         event.synchronize()
 
 
+# Activation offload
+
 OFFLOADS_ACTIVATIONS = ("activations", "both")
-"""Choices of offload that do."""
+"""Values of the strategy's `offload` that offload activations."""
 
 MIN_OFFLOAD_BYTES = 1024
-"""Of a tensor that is worth a copy."""
+"""Smallest tensor in bytes that is offloaded; a copy of a smaller one costs more than its memory is worth."""
 
 
 @dataclass(slots=True, weakref_slot=True)
 class _Buffer:
-    """Memory that some kept tensors of a block are in, on the host or `on_device`, on the device."""
+    """Memory of some saved tensors of a block, on the host or on the device (`on_device`)."""
 
     device: torch.device
     on_host: Tensor | None
@@ -82,10 +85,11 @@ class _Buffer:
 
 @dataclass(slots=True)
 class _LayerTensors:
-    """What a block of a stage keeps in one pass; `before` is that of the block before it. While it `leaves`,
-    its tensors stay as they are until `event`; once it `is_reloaded`, they are there from `event` on.
+    """Saved tensors of one block in one forward pass; `before` are those of the previous block.
 
-    Pieces belong to what autograd kept, and go with it, one by one.
+    During the offload, `offloading` keeps the device tensors alive until `event`. After a prefetch
+    (`is_reloaded`), the tensors are on the device when `event` completes. Buffers are owned by the tensors
+    that autograd saved, and are freed with them one by one.
     """
 
     resident: frozenset[int]
@@ -99,7 +103,7 @@ class _LayerTensors:
 
 @dataclass(frozen=True, slots=True)
 class _OffloadedTensor:
-    """A tensor in a piece of memory."""
+    """A saved tensor as a view of a buffer."""
 
     block: _LayerTensors
     buffer: _Buffer
@@ -109,16 +113,17 @@ class _OffloadedTensor:
 
 @dataclass(frozen=True, slots=True)
 class _DeviceTensor:
-    """A tensor that stays on the device, behind a block that does not."""
+    """A saved tensor of the head, which stays on the device; `before` is the last block."""
 
     tensor: Tensor
     before: _LayerTensors | None
 
 
 class ActivationOffload:
-    """Moves what the layers of a rank's stages keep for the backward pass. Of them two are on the device at a
-    time: one that computes, and beside it one that goes or comes. What the head keeps stays: it is needed
-    first.
+    """Offloads the saved activations of the layers of a rank's stages.
+
+    The device holds those of two layers at a time: one that computes and one that is copied. What the head
+    saves is needed first in the backward pass and stays on the device.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -128,13 +133,13 @@ class ActivationOffload:
         self._offloading: _LayerTensors | None = None
 
     def begin(self) -> None:
-        """A stage begins with a microbatch."""
+        """Start a stage's forward pass of a micro-batch."""
         self._block = None
 
     @contextmanager
     def layer(self, layer: nn.Module, shared: Iterable[Tensor]) -> Iterator[None]:
-        """Inside, `layer` computes: what it keeps goes to the host, but for parameters and for tensors that
-        all layers have, which are `shared`."""
+        """A context for the forward pass of `layer`, whose saved tensors go to the host. Parameters and
+        tensors that all layers use (`shared`) stay on the device."""
         resident = frozenset(id(each.untyped_storage()) for each in shared)
         self._block = block = _LayerTensors(resident, self._block)
         self._layer = layer
@@ -147,24 +152,24 @@ class ActivationOffload:
 
     @contextmanager
     def head(self) -> Iterator[None]:
-        """Inside, the stage's head computes."""
+        """A context for the forward pass of the stage's head, whose saved tensors stay on the device."""
         block = self._block
         with saved_tensors_hooks(lambda tensor: _DeviceTensor(tensor.detach(), block), self.unpack):
             yield
 
     def pack(self, tensor: Tensor) -> Any:
-        """What is kept instead of `tensor`, which the layer that computes has made or been given."""
+        """Pack hook: what autograd stores instead of `tensor`."""
         tensor, block = tensor.detach(), self._block
         if block is None or not self._is_offloaded(tensor, block):
             return tensor
         span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-        if span > tensor.numel():  # a part of memory with gaps
+        if span > tensor.numel():  # a view with gaps
             tensor = tensor.contiguous()
             span = tensor.numel()
         memory = (id(tensor.untyped_storage()), tensor.storage_offset(), span, tensor.dtype)
         buffer = block.by_memory.get(memory)
         if buffer is None:
-            # All of a piece's memory, once, however many views of it are kept.
+            # Copy the memory of a storage once, however many views of it are saved.
             flat = tensor.as_strided((span,), (1,))
             host_buffer = host_buffer_like(tensor, (span,), tensor.dtype)
             with record_function(TO_HOST), self._copy_stream.copies():
@@ -172,13 +177,14 @@ class ActivationOffload:
             buffer = _Buffer(tensor.device, host_buffer)
             block.offloading.append(
                 flat
-            )  # nothing may take its place before it is copied, nor be taken for it
+            )  # keeps the memory from being reused before the copy is done, and its id unique
             block.by_memory[memory] = buffer
             block.buffers.append(weakref.ref(buffer))
         return _OffloadedTensor(block, buffer, tuple(tensor.shape), tensor.stride())
 
     def unpack(self, packed: Any) -> Tensor:
-        """The tensor that `packed` is instead of. That of the first of a block has the block before come."""
+        """Unpack hook: the tensor that `packed` stands for. The first one of a block prefetches the previous
+        block."""
         if isinstance(packed, Tensor):
             return packed
         self._finish_offload()
@@ -192,7 +198,7 @@ class ActivationOffload:
         if packed.block.before is not None:
             self._reload(packed.block.before)
         if packed.buffer.on_device is None:
-            raise AssertionError("a piece of a block that is back is there")
+            raise AssertionError("a reloaded block has its buffers on the device")
         return packed.buffer.on_device.as_strided(packed.shape, packed.stride)
 
     def _is_offloaded(self, tensor: Tensor, block: _LayerTensors) -> bool:
@@ -204,19 +210,19 @@ class ActivationOffload:
         ):
             return False
         memory = id(tensor.untyped_storage())
-        # Gathered parameters lie elsewhere each time.
+        # Compared by storage: gathered parameters are at another address each time.
         own = (id(local(each.detach()).untyped_storage()) for each in self._layer.parameters())
         return memory not in block.resident and memory not in own
 
     def _finish_offload(self) -> None:
-        """Have the device go on when the block that leaves has left."""
+        """Let the device wait until the block that is offloaded has been copied, and free its memory."""
         if self._offloading is not None:
             wait_on_device(self._offloading.event)
             self._offloading.offloading.clear()
             self._offloading = None
 
     def _reload(self, block: _LayerTensors) -> None:
-        """Have what is left of a block come back to the device, where it does not yet."""
+        """Start copying the remaining buffers of a block back to the device, unless this was done before."""
         if block.is_reloaded:
             return
         block.is_reloaded = True
@@ -232,17 +238,23 @@ class ActivationOffload:
         block.event = self._copy_stream.record()
 
 
+# Optimizer offload
+
 OFFLOADS_STATES = ("optimizer", "both")
-"""Choices of offload that do."""
+"""Values of the strategy's `offload` that offload optimizer states."""
 
 CHUNK_ELEMENTS = 16 << 20
-"""Of gradients that are on their way while those before them are taken: 64 MiB."""
+"""Elements per chunk of fp32 gradients (64 MiB). Two chunks are in flight: one is received while one is
+updated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HostWeight:
-    """A parameter of the device, what the host has of it, and what goes back: `sent`, which is the same where
-    the device computes in fp32. A `shard` is given the weight in its place where `fully_shard` divides it."""
+    """A parameter on the device and its fp32 weight on the host.
+
+    `sent` is what is copied back: the weight itself, or its copy in the compute dtype. `shard` receives it if
+    `fully_shard` shards the parameter.
+    """
 
     parameter: nn.Parameter
     own: nn.Parameter
@@ -254,16 +266,16 @@ class _HostWeight:
         return local(self.own).numel()
 
     def place(self) -> Tensor:
-        """Where the device has it."""
+        """The memory of the weight on the device."""
         return local(self.parameter.detach()) if self.shard is None else self.shard.device_buffer()
 
 
 class OptimizerOffload:
-    """The weights of a rank's stages on its host. An optimizer has `parameters`, in the order of the stages'
-    own; of those that `fully_shard` divides nothing in fp32 stays on the device.
+    """Holds the weights of a rank's stages on the host. The optimizer updates `parameters`, in the order of
+    the stages' parameters. Of those sharded by `fully_shard`, the device has nothing in fp32.
 
-    Its step goes over chunks of at most `chunk_elements`, or of one parameter: while the host takes one, the
-    gradients of the next come and the weights of the one before go.
+    A step processes chunks of at most `chunk_elements` (or one parameter). While the host updates a chunk, it
+    receives the gradients of the next one and sends the weights of the previous one.
     """
 
     def __init__(
@@ -275,8 +287,8 @@ class OptimizerOffload:
         keeps_shards: bool,
         chunk_elements: int = CHUNK_ELEMENTS,
     ) -> None:
-        """Weights are sent in `dtype` where `fully_shard` divides them. With `keeps_shards` the device keeps
-        this rank's part of these; else it is gone once it was gathered, and is sent again each step."""
+        """Weights that `fully_shard` shards are sent in `dtype`. With `keeps_shards`, the device keeps this
+        rank's shard; else the shard is freed after the all-gather, and sent again in each step."""
         self._copy_stream = CopyStream(device_type)
         shards = {key: one for stage in stages for key, one in offloaded_shards(stage).items()}
         parameters = dict.fromkeys(each for stage in stages for each in stage.parameters())
@@ -287,18 +299,18 @@ class OptimizerOffload:
 
     @property
     def parameters(self) -> Mapping[nn.Parameter, nn.Parameter]:
-        """By each parameter of the device the host's, in fp32, laid out as it."""
+        """The fp32 host parameter of each device parameter, with the same layout."""
         return {parameter: weight.own for parameter, weight in self._weights.items()}
 
     @property
     def arrived(self) -> list[Tensor]:
-        """Of weights that `fully_shard` divides what the device has of them, not gathered."""
+        """Shards of `fully_shard`'s parameters that are on the device and not yet gathered."""
         shards = [weight.shard for weight in self._weights.values() if weight.shard is not None]
         return [shard.device_part for shard in shards if shard.device_part is not None]
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """One step of `optimizer`, which has `parameters`, with the gradients of the device's, and these get
-        what comes of it."""
+        """One step of `optimizer`, which must have `parameters`: applies the gradients of the device's
+        parameters and copies the new weights to the device."""
         arriving = self._fetch_gradients(0)
         for number, chunk in enumerate(self._chunks):
             event, gradients = arriving
@@ -316,14 +328,17 @@ class OptimizerOffload:
             parameter.grad = None
 
     def sync_weights(self) -> None:
-        """Give the device what the host's weights are now."""
+        """Copy the host's weights to the device."""
         for chunk in self._chunks:
             self._send_weights(chunk)
         wait_on_device(self._copy_stream.record())
 
     def _fetch_gradients(self, number: int) -> tuple[torch.Event | None, list[Tensor | None]]:
-        """Have the gradients of a chunk come: when they will be there, and where. Of two rooms one is free:
-        the host is done with the chunk before the last."""
+        """Start copying a chunk's gradients to the host. Returns the event of the copy and the gradients.
+
+        Chunks alternate between two buffers. One is free, since the host has finished the chunk before the
+        last.
+        """
         chunk = self._chunks[number]
         if not self._gradient_buffers:
             most = max(sum(weight.elements for weight in each) for each in self._chunks)
@@ -348,7 +363,7 @@ class OptimizerOffload:
         return self._copy_stream.record(), gradients
 
     def _send_weights(self, chunk: Sequence[_HostWeight]) -> None:
-        """Have the weights of a chunk go to the device."""
+        """Start copying the weights of a chunk to the device."""
         with record_function(FROM_HOST), torch.no_grad():
             for weight in chunk:
                 if weight.sent.dtype != weight.own.dtype:
@@ -362,7 +377,7 @@ class OptimizerOffload:
 def _weight_of(
     parameter: nn.Parameter, shard: OffloadedShard | None, dtype: torch.dtype, keeps_shards: bool
 ) -> _HostWeight:
-    """The weight on the host as it is on the device, which has it in fp32 no more where it has a `shard`."""
+    """Copy the weight from the device to the host. The device frees its fp32 weight if there is a `shard`."""
     there = local(parameter.detach())
     here = host_buffer_like(there, there.shape, there.dtype)
     here.copy_(there)
@@ -376,7 +391,7 @@ def _weight_of(
 
 
 def _chunks(weights: Sequence[_HostWeight], most: int) -> Iterator[list[_HostWeight]]:
-    """The weights in their order, as many together as have `most` elements; one at least."""
+    """Split the weights, in order, into chunks of at most `most` elements, or of one weight."""
     chunk: list[_HostWeight] = []
     elements = 0
     for weight in weights:

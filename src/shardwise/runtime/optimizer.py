@@ -1,4 +1,4 @@
-"""The optimizer of a job over the parameters that a rank holds."""
+"""Optimizers of training jobs: AdamW and SGD over the parameters of a rank."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from torch.distributed.tensor import DTensor
 from shardwise.runtime.private import LocalAdamW
 
 BETAS = (0.9, 0.95)
+"""Momentum decay rates of AdamW (Brown et al. 2020, appendix B)."""
+
 WEIGHT_DECAY = 0.1
-"""AdamW as GPT-3 was trained with it (Brown et al. 2020, appendix B); decay on matrices only."""
+"""Weight decay of AdamW, for matrices only; this and `BETAS` as for GPT-3 (Brown et al. 2020, appendix B)."""
 
 
 def optimizer_of(name: str, parameters: Iterable[nn.Parameter], *, lr: float) -> torch.optim.Optimizer:
-    """`adamw` or `sgd` over `parameters`; weights decay where they are matrices."""
+    """The optimizer `adamw` or `sgd` over `parameters`. Only matrices have weight decay."""
     return optimizer_of_parameters(name, ((each, each.dim() > 1) for each in parameters), lr=lr)
 
 
 def optimizer_of_parameters(
     name: str, parameters: Iterable[tuple[nn.Parameter, bool]], *, lr: float
 ) -> torch.optim.Optimizer:
-    """`adamw` or `sgd` (which work element by element, so that any division of a tensor will do) over
-    parameters of which each says whether it decays."""
+    """The optimizer `adamw` or `sgd` over parameters, each with whether it decays. Both work element by
+    element, so any sharding of a tensor is allowed."""
     groups: dict[tuple[object, bool], list[nn.Parameter]] = {}
     for parameter, decays in parameters:
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
@@ -32,7 +34,7 @@ def optimizer_of_parameters(
     described = [
         {"params": own, "weight_decay": WEIGHT_DECAY if decays else 0.0}
         for (_, decays), own in groups.items()
-    ] or [{"params": []}]  # of a stage that has none
+    ] or [{"params": []}]  # a stage without parameters
     if name == "sgd":
         return torch.optim.SGD(described, lr=lr, momentum=0.9)
-    return LocalAdamW(described, lr=lr, betas=BETAS, fused=True)  # no temporaries beside the states
+    return LocalAdamW(described, lr=lr, betas=BETAS, fused=True)  # fused: no temporaries

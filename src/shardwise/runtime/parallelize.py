@@ -1,4 +1,4 @@
-"""`parallelize`: a module divided as a plan says, over the running processes."""
+"""`parallelize`: shard a module over the running processes as a plan says."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def parallelize(
     lr: float = 1e-3,
     max_norm: float = 1.0,
 ) -> TrainingJob | UnevenTrainingJob | GraphTrainingJob:
-    """`module` divided as `plan` (or the plan file at this path) says, over the running processes.
+    """Shard `module` over the running processes as `plan`, or the plan file at this path, says.
 
-    Call it on every rank of a process group with as many ranks as the plan has devices; where torchrun
-    started the process and there is no group yet, one is made. `module` is the whole model, alike on every
-    rank: a `reference_module`; for the plan of an operator graph the module that the graph was captured from,
-    and `inputs` that its forward is called with, of the whole batch, or a `graph_module`. Memory that tensors
-    on the host free stays with the process from then on. Raises ConfigError where the plan cannot be run
-    here.
+    Call it on every rank of a process group with as many ranks as the plan has devices. If torchrun started
+    the process and there is no group yet, it is created. `module` is the whole model, equal on every rank: a
+    `reference_module`. For the plan of an operator graph, it is a `graph_module`, or the module that the
+    graph was captured from. The latter needs `inputs`, the arguments of its forward pass for the whole batch.
+    Afterwards this process keeps freed host memory for later tensors. Raises ConfigError if the plan cannot
+    run here.
     """
     if not isinstance(plan, Plan | UnevenFile | GraphPlan):
         plan = read_any_plan(plan)
@@ -79,7 +79,10 @@ def parallelize(
         return graph_training_job(module, plan, inputs, device_type=device_type, lr=lr, max_norm=max_norm)
     if any(parameter.device.type == "meta" for parameter in module.parameters()):
         raise ConfigError(
-            "has no values yet", key="module", found="parameters on the meta device", allowed="others"
+            "is on the meta device",
+            key="module",
+            found="parameters without values",
+            allowed="initialized parameters",
         )
     return divided(module, plan, lr=lr, max_norm=max_norm)
 
@@ -97,8 +100,8 @@ def divided(
 def divided(
     module: nn.Module, plan: Plan | UnevenFile, *, lr: float = 1e-3, max_norm: float = 1.0
 ) -> TrainingJob | UnevenTrainingJob:
-    """What `parallelize` does with a reference module. One on the meta device is divided before it has
-    memory, so that no rank holds the whole model: its parameters are still to be filled (`values.fill`)."""
+    """`parallelize` for reference modules. A module on the meta device is sharded before it is allocated, so
+    that no rank holds the whole model; fill it with `fill_parameters` afterwards."""
     keep_freed_memory()
     if isinstance(plan, UnevenFile):
         check_uneven_runnable(plan)
@@ -115,7 +118,7 @@ def divided(
 
 
 def _check_processes(devices: int) -> None:
-    """ConfigError where another number of processes is running."""
+    """ConfigError if the number of processes is not that of the plan's devices."""
     if not distributed.is_initialized():
         _join_processes()
     if distributed.get_world_size() != devices:
@@ -126,7 +129,7 @@ def _check_processes(devices: int) -> None:
 
 
 def _join_processes() -> None:
-    """Make the process group that torchrun's variables describe."""
+    """Create the process group from torchrun's environment variables."""
     try:
         distributed.init_process_group(backends())
     except (distributed.DistNetworkError, distributed.DistStoreError, ValueError) as error:

@@ -1,7 +1,5 @@
-"""Runs the schedule of a plan with a pipeline: its very table, handed to PyTorch's pipelining runtime.
-
-Runs the schedule of a plan without a pipeline: forwards and backwards of the microbatches in its order.
-"""
+"""Runs a plan's schedule: `PipelineRunner` on PyTorch's pipelining runtime, with the plan's own action table;
+`GradientAccumulation` without pipeline parallelism."""
 
 from __future__ import annotations
 
@@ -19,9 +17,11 @@ from shardwise.runtime.private import SynchronisedStage, executed_actions, pipel
 from shardwise.schedule import SPLIT_NAMES, Action, ActionKind, Schedule, lower
 from shardwise.strategy import Strategy
 
+# With pipeline parallelism
+
 
 class PipelineRunner:
-    """The stages that one pipeline rank holds, and the actions that all ranks run on them."""
+    """Runs the actions of a schedule on the stages of one pipeline rank."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class PipelineRunner:
         loss: Callable[[Tensor, Tensor], Tensor],
         rank: int,
     ) -> None:
-        """`rank` is the place in the pipeline."""
+        """`rank` is the rank in the pipeline."""
         self._has_first = any(stage.is_first for stage in stages)
         self._has_last = any(stage.is_last for stage in stages)
         self._rank = rank
@@ -40,12 +40,12 @@ class PipelineRunner:
 
     @property
     def executed(self) -> tuple[str, ...]:
-        """What a step runs on this rank, in order, communication included."""
+        """Actions that a step runs on this rank, in order, including communication."""
         return tuple(executed_actions(self._runtime, self._rank))
 
     def run(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Forward and backward of all microbatches, given as (microbatches, rows, tokens); the sum of their
-        losses where the last stage is here, else 0."""
+        """Run forward and backward passes of all micro-batches, (microbatches, rows, tokens). Returns the sum
+        of their losses if the last stage is here, else 0."""
         losses: list[Tensor] = []
         arguments = (tokens.flatten(0, 1),) if self._has_first else ()
         self._runtime.step(
@@ -71,10 +71,10 @@ def synchronised_stages(
     hidden: Tensor,
     logits: Tensor,
 ) -> list[SynchronisedStage]:
-    """What a pipeline rank holds of a pipeline `of` so many stages, ready to be run.
+    """The stages that a pipeline rank holds, of `of` stages in total, for PyTorch's pipelining runtime.
 
-    `tokens`, `hidden` and `logits` are tensors like those of one microbatch at the start, between stages and
-    at the end, on the meta device.
+    `tokens`, `hidden` and `logits` are meta tensors of one micro-batch: the input of the first stage, what
+    stages send, and the output of the last stage.
     """
     device = next(stages[0][1].parameters()).device
     return [
@@ -94,21 +94,24 @@ def synchronised_stages(
 
 
 def _before_backward(stage: ModelStage, strategy: Strategy, is_last: bool) -> None:
-    """Where gradients are reduced once per step, REDUCE_GRAD of the schedule does it; `GradientReducer` begin
-    beside the last backward pass, unless weights have a pass of their own."""
+    """Prepare data-parallel reductions. Those once per step are left to the schedule's REDUCE_GRAD, but
+    `GradientReducer` overlaps with the last backward pass unless weight gradients have their own pass."""
     synchronise(stage, strategy, is_last=is_last and strategy.grad_shard > 1)
     if is_last and stage.replicas is not None and strategy.schedule not in SPLIT_NAMES:
         stage.replicas.expect_last_backward()
 
 
 def _reduce(stage: ModelStage) -> None:
-    """What REDUCE_GRAD of the schedule does for copies of weights."""
+    """The schedule's REDUCE_GRAD for replicated weights."""
     if stage.replicas is not None:
         stage.replicas.reduce()
 
 
+# Without pipeline parallelism
+
+
 class GradientAccumulation:
-    """One rank's row of a schedule with a single stage; gradients add up over the microbatches."""
+    """Runs one rank's actions of a single-stage schedule; gradients accumulate over micro-batches."""
 
     def __init__(
         self,
@@ -118,7 +121,7 @@ class GradientAccumulation:
         loss: Callable[[Tensor, Tensor], Tensor],
         before_backward: Callable[[bool], None],
     ) -> None:
-        """`before_backward` hears of every backward pass, and whether it is the last of the step."""
+        """`before_backward` is called before every backward pass, with whether it is the last of the step."""
         self._stage = stage
         self._actions = tuple(actions)
         self._loss = loss
@@ -127,12 +130,12 @@ class GradientAccumulation:
 
     @property
     def executed(self) -> tuple[str, ...]:
-        """What a step runs, in order."""
+        """Actions that a step runs, in order."""
         return tuple(map(str, self._actions))
 
     def run(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Forward and backward of all microbatches, given as (microbatches, rows, tokens); the sum of their
-        losses."""
+        """Run forward and backward passes of all micro-batches, (microbatches, rows, tokens). Returns the sum
+        of their losses."""
         losses: dict[int, Tensor] = {}
         total = torch.zeros((), device=tokens.device)
         left = self._backwards

@@ -1,6 +1,8 @@
-"""The only module that uses private names of PyTorch; test_runtime_private.py holds what it assumes.
+"""Everything that uses private names of PyTorch. No other module does; test_runtime_private.py tests the
+assumptions.
 
-What a profile has of something that ran.
+Contents: collective operators, attention on a part of the keys, pipeline stages and their runtime, profiles,
+checkpoint chunks, AdamW on local tensors, offloaded shards of `fully_shard`, and process groups.
 """
 
 from __future__ import annotations
@@ -33,9 +35,11 @@ from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 
 
 class ProfiledEvent(NamedTuple):
-    """Something in a profile, in seconds on the machine's clock. `node` is the number of the node of
-    autograd's graph that it computes, where it is a backward pass, else of the next one to be made; -1 where
-    that is not told."""
+    """An event of a profile, in seconds of the machine's clock.
+
+    For a backward event, `node` is the number of the autograd node that it computes; else it is the number of
+    the next node to be created. It is -1 if unknown.
+    """
 
     name: str
     start_s: float
@@ -77,15 +81,17 @@ __all__ = [
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 PeerSlice = tuple[int, tuple[slice, ...]]
-"""A rank, and the part of this rank's hidden states that goes there or comes from there."""
+"""A rank, and the part of this rank's hidden states that is sent to it or received from it."""
 
 ALL_TO_ALL = torch.ops._c10d_functional.all_to_all_single.default
-"""An all-to-all that returns what it received, so that it can be kept like any operator's output."""
+"""All-to-all as an operator that returns its result, so that selective recomputation can save it."""
 
+
+# Collectives
 
 _c10d, _functional = torch.ops.c10d, torch.ops._c10d_functional
 COLLECTIVE_OPERATORS = (
-    # In these, the first operand is what is filled, the second what is given.
+    # Of these, the first operand is the output buffer, and the second the input.
     (_c10d._allgather_base_.default, "all_gather", "first"),
     (_c10d.allgather_.default, "all_gather", "first"),
     (_c10d._reduce_scatter_base_.default, "reduce_scatter", "second"),
@@ -95,30 +101,32 @@ COLLECTIVE_OPERATORS = (
     (_c10d.broadcast_.default, "broadcast", "first"),
     (_c10d.send.default, "send", "first"),
     (_c10d.recv_.default, "recv", "first"),
-    # These return what they fill.
+    # These return their output.
     (_functional.all_gather_into_tensor.default, "all_gather", "output"),
     (_functional.reduce_scatter_tensor.default, "reduce_scatter", "first"),
     (_functional.all_to_all_single.default, "all_to_all", "first"),
     (_functional.all_reduce.default, "all_reduce", "first"),
 )
-"""The operators that collectives go through, by kind, and which of the operands (or the output) is the whole
-tensor."""
+"""Collective operators with their kind, and which operand (or the output) is the full tensor."""
 
 
 def all_to_all_rows(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
-    """The rows that come from each rank of `group`, `received` of them, for those that go there, `sent`."""
+    """All-to-all of rows: `sent` rows go to each rank of `group`, `received` rows come from each."""
     result = ALL_TO_ALL(rows.contiguous(), received, sent, group.group_name)
     return arrived(result)
 
 
 def arrived(result: Tensor) -> Tensor:
-    """What `ALL_TO_ALL` gave, once it is there: until then its memory has anything."""
+    """The result of `ALL_TO_ALL` after the collective has completed; before that, its memory is undefined."""
     there: Tensor = torch.ops._c10d_functional.wait_tensor(result)
     return there
 
 
+# Tensors and attention
+
+
 def multiply_all(tensors: Sequence[Tensor], factor: float) -> None:
-    """Every one of `tensors`, in its place, times `factor`: in few kernels where a device has them."""
+    """Multiply every one of `tensors` in place by `factor`, in few kernels."""
     if tensors:
         torch._foreach_mul_(tensors, factor)
 
@@ -126,8 +134,10 @@ def multiply_all(tensors: Sequence[Tensor], factor: float) -> None:
 def attention_part(
     q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Attention of q on some of its keys, each (batch, heads, tokens, elements), and the log of the sum of
-    the exponentials of its scores (batch, heads, tokens), in fp32: what parts are put together by."""
+    """Attention of q on a part of its keys, each (batch, heads, tokens, elements).
+
+    Also returns the log-sum-exp of the scores in fp32 (batch, heads, tokens), by which parts are merged.
+    """
     if q.device.type == "cpu":
         out, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, is_causal, scale=scale
@@ -142,13 +152,13 @@ def attention_part(
 def attention_part_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, *, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, where `out` and `sums` are those of attention on all keys."""
+    """Gradients of q, k and v for a part of the keys; `out` and `sums` are those of attention on all keys."""
     if q.device.type == "cpu":
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, q, k, v, out, sums, 0.0, is_causal, scale=scale
         )
     else:
-        seed = torch.zeros(2, dtype=torch.int64, device=q.device)  # of dropout, which there is none of
+        seed = torch.zeros(2, dtype=torch.int64, device=q.device)  # of dropout, which is off
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
             grad, q, k, v, out, sums.contiguous(), None, None, q.shape[2], k.shape[2], 0.0, is_causal,
             seed, seed, scale=scale,
@@ -156,13 +166,16 @@ def attention_part_backward(
     return dq, dk, dv
 
 
-class SynchronisedStage(PipelineStage):
-    """A pipeline stage whose whole backward passes do, in the data group, what `before_backward` has said.
+# Pipeline stages
 
-    PyTorch's own leaves gathers to actions of the schedule and all reductions to the end of the step; here
-    `fully_shard` gathers when a block is used and reduces when its gradients are there. A backward pass that
-    is split in two goes around `fully_shard`'s hooks: its gradients are reduced at the end, where `reduce` is
-    called too.
+
+class SynchronisedStage(PipelineStage):
+    """A pipeline stage whose full backward passes do the data-parallel reductions that `before_backward` set.
+
+    PyTorch's stage leaves all-gathers to actions of the schedule, and all reductions to the end of the step.
+    Here, `fully_shard` gathers a block when it is used and reduces its gradients when they are complete. A
+    split backward pass bypasses `fully_shard`'s hooks: its gradients are reduced at the end, where `reduce`
+    is called too.
     """
 
     def __init__(
@@ -193,18 +206,18 @@ class SynchronisedStage(PipelineStage):
 
 
 class ReshardingStage(SynchronisedStage):
-    """A pipeline stage that hands hidden states to neighbours that are divided otherwise: piece by piece, to
-    and from every rank that has some of the same.
+    """A pipeline stage that reshards hidden states between stages that are sharded differently.
 
-    `earlier` and `later` are the ranks of the stages before and behind with the places in this rank's hidden
-    states, as slices, that both have. PyTorch's own knows one peer per stage and asks it once whether sizes
-    are known; here they are.
+    `earlier` and `later` are the ranks of the neighbouring stages, each with the slices of this rank's hidden
+    states that both have. PyTorch's stage has one peer per neighbouring stage and asks it once whether shapes
+    are known; here they are known.
     """
 
     def __init__(
         self, *arguments: Any, earlier: Sequence[PeerSlice], later: Sequence[PeerSlice], **named: Any
     ) -> None:
-        # Its name is told by how many groups there are: with another like it, it might not be a new one.
+        # The name of a group follows from the number of groups. With a second stage like this one it might
+        # clash.
         alone = distributed.new_group([distributed.get_rank()], use_local_synchronization=True)
         super().__init__(*arguments, group=alone, **named)
         distributed.destroy_process_group(alone)
@@ -256,7 +269,7 @@ class ReshardingStage(SynchronisedStage):
         return super()._retrieve_recv_grads(bwd_chunk_id)
 
     def _put(self, kind: str, chunk: int) -> None:
-        """Pieces that have come, to their places."""
+        """Copy received slices to their places."""
         for place, peer_tensor in self._arriving.pop((kind, chunk)):
             place.copy_(peer_tensor)
 
@@ -274,11 +287,11 @@ def pipeline_runtime(
     loss: LossFunction,
     rows: Sequence[Sequence[str]],
 ) -> Any:
-    """PyTorch's pipelining runtime for exactly the actions in `rows`, rank by rank, communication included.
+    """PyTorch's pipelining runtime for exactly the actions in `rows`, rank by rank, including communication.
 
     Actions are text (`2F0`, `1SEND_F0`, `0REDUCE_GRAD`). Gradients are not scaled: `loss` is one
-    microbatch's share of the loss of the whole batch. The rows gather no parameters (`fully_shard` does), so
-    all stages count as gathered.
+    micro-batch's share of the loss of the whole batch. The rows do not gather parameters (`fully_shard`
+    does), so all stages count as unsharded.
     """
     runtime = _PipelineScheduleRuntime(list(stages), microbatches, loss_fn=loss, scale_grads=False)
     actions = {rank: [_Action.from_str(text) for text in row] for rank, row in enumerate(rows)}
@@ -288,12 +301,14 @@ def pipeline_runtime(
 
 
 def executed_actions(runtime: Any, rank: int) -> list[str]:
-    """What `runtime` will run on pipeline rank `rank`, in order, as text."""
+    """Actions of pipeline rank `rank` in `runtime`, in order, as text."""
     return [str(action) for action in runtime.pipeline_order_with_comms[rank]]
 
 
+# Profiles
+
 _BACKWARD_FUNCTION = 1
-"""The scope of what autograd computes backward (at::RecordScope)."""
+"""Scope of backward functions in a profile (at::RecordScope::BACKWARD_FUNCTION)."""
 
 
 def profiled_events(profiler: Any) -> Iterator[ProfiledEvent]:
@@ -310,13 +325,16 @@ def profiled_events(profiler: Any) -> Iterator[ProfiledEvent]:
 
 
 def is_profiled() -> bool:
-    """Whether a profile is taken of this thread."""
+    """Whether this thread is being profiled."""
     return bool(torch.autograd._profiler_enabled())
 
 
+# Checkpoints
+
+
 def chunk_of(tensor: Tensor) -> tuple[Sequence[int], Sequence[int]]:
-    """Where this rank's part of `tensor` starts in the whole, and its sizes: what PyTorch's checkpoints go
-    by."""
+    """Offsets and sizes of this rank's part of `tensor` in the full tensor, as PyTorch's checkpoints see
+    it."""
     if not isinstance(tensor, DTensor):
         return (0,) * tensor.dim(), tuple(tensor.shape)
     (chunk,) = tensor.__create_chunk_list__()
@@ -324,8 +342,8 @@ def chunk_of(tensor: Tensor) -> tuple[Sequence[int], Sequence[int]]:
 
 
 class TensorChunks:
-    """Boxes of a tensor of `shape`, each by where it starts, as PyTorch's checkpoints list them: by methods
-    that they ask DTensors for."""
+    """Chunks of a tensor of `shape`, by their offsets, with the methods by which PyTorch's checkpoints list
+    the chunks of DTensors."""
 
     def __init__(self, shape: Sequence[int], chunks: Mapping[tuple[int, ...], Tensor]) -> None:
         self._shape = torch.Size(shape)
@@ -356,7 +374,7 @@ class TensorChunks:
 
 
 class ChunkSavePlanner(DefaultSavePlanner):
-    """Has checkpoints take what they write of boxes from them, as of tensors."""
+    """A planner that also saves `TensorChunks`."""
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         found = self.state_dict[index.fqn]
@@ -364,8 +382,8 @@ class ChunkSavePlanner(DefaultSavePlanner):
 
 
 class ChunkLoadPlanner(DefaultLoadPlanner):
-    """Has checkpoints put what they read of boxes into them, as into tensors. Names are those of the state:
-    PyTorch's own looks into values for more, and finds None in the place of boxes."""
+    """A planner that also loads into `TensorChunks`. It does not flatten the state dict: PyTorch's planner
+    would look for nested values and replace `TensorChunks` by None."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -382,12 +400,15 @@ class ChunkLoadPlanner(DefaultLoadPlanner):
         return found.at(index) if isinstance(found, TensorChunks) else super().lookup_tensor(index)
 
 
-class LocalAdamW(torch.optim.AdamW):
-    """AdamW whose steps go over what this rank holds of distributed tensors, while its states stay
-    distributed.
+# Optimizer and offload
 
-    Element by element that is the same. DTensor's own way works out, for one operator on all parameters, how
-    each may be laid out: two fifths of the time of a small model's first three steps (tp 2, dp 2, ZeRO-3).
+
+class LocalAdamW(torch.optim.AdamW):
+    """AdamW that updates the local tensors of DTensors, while its states stay DTensors.
+
+    The results are equal element by element. DTensor's own dispatch computes placements for one operator on
+    all parameters, which takes two fifths of the first three steps of a small model (tp 2, dp 2, ZeRO stage
+    3).
     """
 
     def _init_group(self, group: Any, params: Any, grads: Any, *states: Any) -> bool:
@@ -399,26 +420,26 @@ class LocalAdamW(torch.optim.AdamW):
 
 
 class OffloadedShard(FSDPParam):
-    """A parameter that `fully_shard` divides and whose weight is on the host. On the device it has its shape,
-    its layout and its gradients; what is gathered is what it was `device_part` in its `device_buffer`."""
+    """A parameter of `fully_shard` whose weight is on the host. On the device it has its shape, layout and
+    gradients; what is gathered is `device_part`, the content of `device_buffer`."""
 
     device_part: Tensor | None
     _sent: Tensor
     _keeps: bool
 
     def offload(self, sent: Tensor, *, keeps: bool) -> None:
-        """From now on the rank's part is no more on the device, but comes from the host as `sent`, in whose
-        dtype it is gathered. Unless the device `keeps` what came, it goes with the gathering."""
+        """Free the rank's shard on the device. It will be copied from the host's `sent`, in whose dtype it is
+        gathered. Unless the device `keeps` the copy, it is freed by the all-gather."""
         local = self._sharded_local_tensor
         self.device_part, self._sent, self._keeps = None, sent, keeps
-        self.param_dtype = None  # what is gathered is not made narrower any more
-        # A tensor of which all elements are one: it takes no memory, and cannot be written to.
+        self.param_dtype = None  # the gathered shard already has the compute dtype
+        # An expanded scalar: it takes no memory, and cannot be written to.
         empty = local.new_zeros(()).expand(local.shape)
         self.sharded_param._local_tensor = empty
         self._sharded_param_data = empty.new_empty(0)
 
     def device_buffer(self) -> Tensor:
-        """Where the device has the rank's part until it is gathered; flat."""
+        """The flat buffer on the device that holds the rank's shard until it is gathered."""
         own = self._sent.numel()
         if self.device_part is None:
             size = self.padded_sharded_param_size.numel()
@@ -430,25 +451,25 @@ class OffloadedShard(FSDPParam):
     def all_gather_inputs(self) -> list[Tensor]:
         if self.sharded_state != ShardedState.SHARDED:
             return super().all_gather_inputs
-        if self.device_part is None:  # gathered again without a step between
+        if self.device_part is None:  # gathered again without a step in between
             self.device_buffer().copy_(self._sent.view(-1), non_blocking=True)
         device_part = self.device_part
         if device_part is None:
-            raise AssertionError("a room has memory")
+            raise AssertionError("device_buffer allocates device_part")
         if not self._keeps:
             self.device_part = None
-            if device_part.device.type != "cpu":  # gathering is on a stream of its own
+            if device_part.device.type != "cpu":  # the all-gather has its own stream
                 device_part.record_stream(torch.accelerator.current_stream())
         return [device_part]
 
 
 def offloaded_shards(stage: nn.Module) -> dict[nn.Parameter, OffloadedShard]:
-    """By each parameter of `stage` that `fully_shard` divides its shard, made one that can leave the device.
-    `stage` is divided in all its parts, and has not run yet."""
+    """Shards of all parameters of `stage` that `fully_shard` shards, changed so that they can be offloaded.
+    `stage` must be fully wrapped and must not have run yet."""
     if not isinstance(stage, FSDPModule):
         return {}
     state = stage._get_fsdp_state()
-    state._lazy_init()  # which takes in what the parameters are; later it would do so with what they were
+    state._lazy_init()  # records the parameters; later it would record the empty ones
     found = {}
     for each in state._state_ctx.all_states:
         group = each._fsdp_param_group
@@ -459,35 +480,39 @@ def offloaded_shards(stage: nn.Module) -> dict[nn.Parameter, OffloadedShard]:
 
 
 def with_layout_of(local: Tensor, like: Tensor) -> Tensor:
-    """What this rank has of a tensor that is laid out as `like`, wherever it lies."""
+    """`local` as the local tensor of a DTensor with the layout of `like`, or as it is if `like` is no
+    DTensor."""
     return DTensor(local, like._spec, requires_grad=False) if isinstance(like, DTensor) else local
 
 
 def _redistributed_like(grad: Tensor, param: Tensor) -> Tensor:
-    """The gradient of a parameter, summed up where ranks hold parts of a sum."""
+    """The gradient with its parameter's placements, so that partial sums are reduced."""
     if isinstance(grad, DTensor) and isinstance(param, DTensor) and grad.placements != param.placements:
         return grad.redistribute(param.device_mesh, param.placements)
     return grad
 
 
+# Process groups and hooks
+
+
 def process_groups() -> set[ProcessGroup]:
-    """The groups that this rank is in, but for the one of all ranks."""
+    """The process groups of this rank, without the default group."""
     return set(distributed.distributed_c10d._world.pg_map) - {distributed.group.WORLD}
 
 
 def destroy_groups(groups: Iterable[ProcessGroup]) -> None:
-    """End these groups: nothing may use them any more."""
+    """Destroy these process groups."""
     for group in groups:
         distributed.destroy_process_group(group)
     forget_meshes()
 
 
 def forget_meshes() -> None:
-    """Have DTensor forget how it laid out operators: it takes meshes of equal ranks for one another, also
-    where the groups of the earlier one have ended.
+    """Clear DTensor's caches, which take meshes of the same ranks for equal even if the groups of one were
+    destroyed.
 
-    What else still holds those groups is garbage in cycles. It is collected here: each gloo group has three
-    threads, one of which wakes a hundred times a second for as long as the group is there.
+    Also collects reference cycles that keep such groups alive: each gloo group has three threads, one of
+    which wakes a hundred times a second.
     """
     _clear_sharding_prop_cache()
     _gen_transform_infos.cache_clear()
@@ -497,8 +522,8 @@ def forget_meshes() -> None:
 
 
 def saving_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None:
-    """The pack and unpack of the innermost `saved_tensors_hooks`; None outside of all."""
+    """The pack and unpack hooks of the innermost `saved_tensors_hooks`, None if there are none."""
     found: tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None = (
-        torch._C._autograd._top_saved_tensors_default_hooks(False)  # whether or not a graph is traced
+        torch._C._autograd._top_saved_tensors_default_hooks(False)  # ignore_is_tracing
     )
     return found

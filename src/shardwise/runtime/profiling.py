@@ -1,14 +1,12 @@
-"""What a step did and when, on one rank, as spans like those of a simulated step.
+"""Profiles of steps as spans, like those of simulated steps, on one clock for all ranks.
 
-Marks in profiles, of what runs of a graph. Where no profile is taken they cost next to nothing.
+`traced` records a step; `gather_spans` collects the spans of all ranks on rank 0's clock; `operator_spans`
+finds the passes of operators and blocks of a graph.
 
-Passes of operators and of blocks as spans, from the events of a profile.
-
-Forward passes have marks. Backward ones have none: autograd numbers the nodes of its graph as they are made,
-and computes those of a pass from the last to the first, on the thread that asked. The nodes of an operator
-are those from the first one that was made in its mark to before the first one of the next operator.
-
-Spans of all ranks on one clock: hosts have their own.
+Forward passes of operators are marked (`profiled_range`), backward passes are not. Autograd numbers the nodes
+of its graph when they are created. It runs those of a backward pass from last to first, on the calling
+thread. So the nodes of an operator are those from the first one created within its mark up to the first one
+of the next operator.
 """
 
 from __future__ import annotations
@@ -29,29 +27,35 @@ from shardwise.runtime.collectives import all_gather_json
 from shardwise.runtime.private import ProfiledEvent, is_profiled, profiled_events
 from shardwise.sim import BLOCKS, COMMUNICATION, COMPUTE, OPERATORS, TRAFFIC, Span
 
+# Marks
+
 BLOCK, OPERATOR, TRAFFIC_MARK = "BLOCK:", "OP:", "TO:"
-"""What names of marks begin with: the forward pass of a block or of an operator, whose name follows, and what
-is done for tensors to be where they are read."""
+"""Prefixes of marks: forward pass of a block or an operator, whose name follows, and communication that
+redistributes tensors for their readers."""
 
 OPERATOR_COLLECTIVES, CONVERSIONS, GATHERS, GRADIENTS = "exchanges", "conversions", "gathers", "gradients"
-"""Kinds of traffic, as breakdowns of plans call them: what ranks tell each other inside an operator, from one
-operator to the next, parameters on their way to readers, and gradients of parameters on their way back."""
+"""Kinds of communication, as in the breakdowns of plans: collectives inside operators, redistribution between
+operators, all-gathers of parameters, and reductions of gradients."""
 
 _NOTHING = nullcontext()
 
 
 def profiled_range(kind: str, name: str) -> AbstractContextManager[object]:
-    """What runs inside is told in a profile as `name`; made where it is entered."""
+    """A context whose content appears in a profile as `kind` + `name`. Costs nearly nothing without a
+    profile."""
     return record_function(kind + name) if is_profiled() else _NOTHING
 
+
+# Passes of operators and blocks
 
 _PASS = re.compile(r"PP:\d+([FB])(\d+)")
 
 
 def operator_spans(rank: int, events: Sequence[ProfiledEvent]) -> list[Span]:
-    """The passes of operators and blocks in a step of one stage of a graph, by their names behind those of
-    the pass: `F0` forward of the first micro-batch, `B0` backward, and `R0` forward once more on the way
-    back. Of what has no gradient there is no backward pass. Nothing where nothing is marked.
+    """Passes of operators and blocks in a step of one stage of a graph; empty if nothing is marked.
+
+    Names have the pass in front: `F0` forward pass of the first micro-batch, `B0` backward pass, `R0`
+    recomputation during the backward pass. Operators without gradients have no backward pass.
     """
     passes = [_Pass(match[1], match[2], event) for event in events if (match := _PASS.fullmatch(event.name))]
     passes.sort(key=lambda each: each.event.start_s)
@@ -79,7 +83,7 @@ def operator_spans(rank: int, events: Sequence[ProfiledEvent]) -> list[Span]:
 
 @dataclass(frozen=True, slots=True)
 class _Operator:
-    """A forward pass of an operator, and the first node that it may have made for the backward pass."""
+    """The forward pass of an operator, and the first autograd node that it may have created."""
 
     mark: ProfiledEvent
     node: int | None
@@ -91,7 +95,8 @@ class _Operator:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """A pass F or B of a micro-batch, and what is marked in it: in a pass B that is computed again."""
+    """A forward (F) or backward (B) pass of a micro-batch, and the marks in it. Those in a backward pass are
+    recomputed."""
 
     kind: str
     number: str
@@ -100,7 +105,7 @@ class _Pass:
     blocks: list[ProfiledEvent] = field(default_factory=list)
 
     def forward(self, rank: int) -> Iterator[Span]:
-        """The marks themselves."""
+        """Spans of the marks themselves."""
         word = "F" if self.kind == "F" else "R"
         for each in self.operators:
             name = f"{word}{self.number} {each.name}"
@@ -111,7 +116,7 @@ class _Pass:
                 yield Span(rank, BLOCKS, name, block.start_s, block.finish_s)
 
     def block_of(self, operator: _Operator) -> str:
-        """The name of the block whose mark an operator's lies in."""
+        """Name of the block that contains the operator's mark."""
         starts = [block.start_s for block in self.blocks]
         return self.blocks[bisect_right(starts, operator.mark.start_s) - 1].name.removeprefix(BLOCK)
 
@@ -121,19 +126,19 @@ def _marks(events: Iterable[ProfiledEvent], kind: str) -> list[ProfiledEvent]:
 
 
 def _containing(passes: Sequence[_Pass], mark: ProfiledEvent) -> _Pass | None:
-    """The pass in which `mark` lies; passes of a rank come one after the other."""
+    """The pass that contains `mark`. The passes of a rank do not overlap."""
     place = bisect_right([each.event.start_s for each in passes], mark.start_s) - 1
     return passes[place] if place >= 0 and mark.finish_s <= passes[place].event.finish_s else None
 
 
 def _first_node(mark: ProfiledEvent, made: Sequence[tuple[float, int]]) -> int | None:
-    """The number that the next node had when the first thing happened inside `mark`."""
+    """The number of the first autograd node created inside `mark`."""
     place = bisect_left(made, (mark.start_s, -1))
     return made[place][1] if place < len(made) and made[place][0] <= mark.finish_s else None
 
 
 def _within(events: Sequence[ProfiledEvent], whole: ProfiledEvent) -> Iterator[ProfiledEvent]:
-    """Those of `events`, in order of time, that lie in `whole` and in none before them."""
+    """Those of `events`, sorted by time, that start within `whole` and do not overlap earlier ones."""
     until_s = whole.start_s
     for event in events[bisect_left([event.start_s for event in events], whole.start_s) :]:
         if event.start_s > whole.finish_s:
@@ -144,8 +149,8 @@ def _within(events: Sequence[ProfiledEvent], whole: ProfiledEvent) -> Iterator[P
 
 
 def _backward(rank: int, number: str, forward: _Pass, nodes: Iterable[ProfiledEvent]) -> Iterator[Span]:
-    """The backward passes of the operators of `forward`, in the order in which `nodes` were computed, each up
-    to the next one, and of their blocks."""
+    """Backward passes of the operators of `forward` and of their blocks. `nodes` are in the order of
+    computation; each operator lasts until the next one starts."""
     known = [each for each in forward.operators if each.node is not None]
     first_nodes = [each.node or 0 for each in known]
     runs: list[tuple[_Operator, float, float]] = []
@@ -170,19 +175,21 @@ def _backward(rank: int, number: str, forward: _Pass, nodes: Iterable[ProfiledEv
     yield from hulls
 
 
+# Traces of a step
+
 _ACTION = re.compile(r"PP:(\d+[FBIW]\d+)")
 _TRANSFER = re.compile(r"PP:(\d+(?:SEND|RECV)_[FB]\d+|\d+REDUCE_GRAD)")
 _COLLECTIVE = re.compile(r"(?:gloo|nccl):(\w+)")
 OPTIMIZER = "optimizer"
-"""Name of the span of the optimizer."""
+"""Name of the optimizer's span."""
 NORM = "norm"
-"""Name of the spans of the norm of the gradients and of their clipping, without the sum over ranks."""
+"""Name of the spans of gradient norm and clipping, without the all-reduce."""
 TO_HOST, FROM_HOST = "to host", "from host"
-"""Names of the spans of what is offloaded, on its way."""
+"""Names of the spans of offload copies."""
 
 
 class StepTrace:
-    """Spans of one step, once it is over; their times are seconds on a clock that all processes of a machine
+    """Spans of one step, available after it. Times are seconds on a clock that all processes of a machine
     share."""
 
     def __init__(self) -> None:
@@ -191,9 +198,11 @@ class StepTrace:
 
 @contextlib.contextmanager
 def traced(rank: int) -> Iterator[StepTrace]:
-    """Record what happens inside: schedule actions and the optimizer on the track of computation, transfers
-    and collectives on that of communication. An action that waits for its input lasts as long as it waits.
-    Of an operator graph passes of blocks and operators, and their traffic, are on tracks of their own.
+    """Record the content of this context.
+
+    Schedule actions and the optimizer are on the track of computation; transfers and collectives are on that
+    of communication. An action that waits for its input includes the wait. For an operator graph, blocks,
+    operators and their communication have their own tracks.
     """
     trace = StepTrace()
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
@@ -209,7 +218,7 @@ def traced(rank: int) -> Iterator[StepTrace]:
 
 
 def _shown(event: str) -> Iterator[tuple[str, str]]:
-    """The track and the name under which `event` is shown; nothing for what is not."""
+    """Track and name of `event` in the trace; nothing if it is not shown."""
     if match := _ACTION.fullmatch(event):
         yield COMPUTE, match[1]
     elif event in (OPTIMIZER, NORM):
@@ -222,18 +231,20 @@ def _shown(event: str) -> Iterator[tuple[str, str]]:
         yield COMMUNICATION, match[1]
 
 
+# One clock for all ranks
+
 ROUNDS = 8
-"""Messages there and back by which a clock is read; the fastest pair counts."""
+"""Number of round trips by which a clock offset is measured; the fastest one counts."""
 
 _FIRST = 0
-"""The rank whose clock all spans get."""
+"""Rank whose clock is the reference."""
 
 
 def gather_spans(spans: Sequence[Span], *, now: Callable[[], float] = time.time) -> tuple[Span, ...]:
-    """On rank 0 the spans of all ranks, in seconds of its own clock; nothing on the others.
+    """The spans of all ranks in seconds of rank 0's clock, on rank 0; empty on others.
 
-    Every rank of the default process group calls this with its own spans, whose seconds are those of `now`. A
-    clock is read within half of the time that a message takes there and back (Cristian 1989).
+    Every rank of the default process group calls it with its own spans, in seconds of `now`. A clock offset
+    is accurate to half of a round trip (Cristian 1989).
     """
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
     offsets_s = [0.0] * ranks
@@ -255,7 +266,7 @@ def gather_spans(spans: Sequence[Span], *, now: Callable[[], float] = time.time)
 
 
 def _clock_offset_s(other: int, now: Callable[[], float]) -> float:
-    """How much more the clock of a rank shows than this one's."""
+    """Offset of rank `other`'s clock relative to this one, in seconds."""
     reply = torch.zeros(1, dtype=torch.float64)
     found = []
     for _ in range(ROUNDS):
@@ -268,7 +279,7 @@ def _clock_offset_s(other: int, now: Callable[[], float]) -> float:
 
 
 def _answer_clock_requests(now: Callable[[], float]) -> None:
-    """Answer each message of rank 0 with the time that it is here."""
+    """Answer each request of rank 0 with this rank's time."""
     request = torch.zeros(1, dtype=torch.float64)
     for _ in range(ROUNDS):
         distributed.recv(request, _FIRST)

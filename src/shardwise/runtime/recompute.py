@@ -1,4 +1,7 @@
-"""Layers that keep less for the backward pass and compute the rest again."""
+"""Activation recomputation: layers that save fewer activations and recompute the rest in the backward pass.
+
+`full` saves a layer's input; `selective` also saves the outputs of matrix products and of all-to-alls.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,19 @@ from shardwise.strategy import Strategy
 Forward = Callable[..., Tensor]
 
 Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
-"""What the forward pass of a layer is in, and what it is in when it is computed again."""
+"""Contexts of a layer's forward pass and of its recomputation."""
 
 _SAVED_OPERATORS = (
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     ALL_TO_ALL,
 )
-"""Operators whose outputs selective recomputation keeps: products with weights, and tokens sent to experts.
-(Products of many matrices at once are those inside attention.)"""
+"""Operators whose outputs selective recomputation saves: products with weights, and tokens sent to experts.
+Batched products (`bmm`) are inside attention and are recomputed."""
 
 
 class ActivationStore(Protocol):
-    """Where what is kept lies until the backward pass."""
+    """Where saved activations are until the backward pass: on the device, or offloaded."""
 
     def pack(self, tensor: Tensor) -> Any: ...
 
@@ -39,7 +42,7 @@ class ActivationStore(Protocol):
 
 
 class _OnDevice:
-    """The device: tensors stay as they are."""
+    """Leaves saved activations on the device."""
 
     def pack(self, tensor: Tensor) -> Any:
         return tensor
@@ -50,21 +53,24 @@ class _OnDevice:
 
 
 def _full_contexts(store: ActivationStore) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Its input is kept by `checkpoint`, as autograd keeps tensors."""
+    """No extra contexts: `checkpoint` saves the input like any saved tensor."""
     return nullcontext(), nullcontext()
 
 
 def _selective_contexts(
     store: ActivationStore,
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """PyTorch's own contexts count all operators, and refuse a layer with a part that `fully_shard` gathers:
-    it notes for the profiler what it does, which is not the same in both passes."""
+    """Save and reuse the outputs of `_SAVED_OPERATORS`.
+
+    PyTorch's own contexts count all operators. They fail for a layer with a part that `fully_shard` gathers,
+    since it records profiler events that differ between the two passes.
+    """
     saved: deque[Any] = deque()
     return _SaveOutputs(saved, store), _ReuseOutputs(saved, store)
 
 
 class _SaveOutputs(DispatchMode):
-    """Keeps the outputs of the operators in `_SAVED_OPERATORS`."""
+    """Saves the outputs of the operators in `_SAVED_OPERATORS`."""
 
     def __init__(self, saved: deque[Any], store: ActivationStore) -> None:
         super().__init__()
@@ -73,13 +79,13 @@ class _SaveOutputs(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         if func in _SAVED_OPERATORS:
-            own = arrived(output) if func is ALL_TO_ALL else output  # before it is copied anywhere
+            own = arrived(output) if func is ALL_TO_ALL else output  # wait before it can be copied
             self._saved.append(self._store.pack(own.detach()))
         return output
 
 
 class _ReuseOutputs(DispatchMode):
-    """Gives back what was kept, in its order."""
+    """Returns saved outputs, in order, instead of computing them."""
 
     def __init__(self, saved: deque[Any], store: ActivationStore) -> None:
         super().__init__()
@@ -100,11 +106,12 @@ _CONTEXTS: dict[str, Callable[[ActivationStore], Any]] = {
 def recomputed(
     forward: Forward, kind: str, *, is_split: bool, store: ActivationStore | None = None
 ) -> Forward:
-    """`forward` that keeps its input alone (`full`), or its input and the outputs of its matrix products
-    (`selective`: norms, attention and activation functions are computed again), these in `store`.
+    """`forward` with activation recomputation.
 
-    A backward pass that `is_split`, for inputs first and for weights later, calls autograd for each group of
-    parameters; PyTorch's own `checkpoint` would compute a layer again in each of these calls.
+    `full` saves only the input. `selective` also saves the outputs of matrix products in `store`, and
+    recomputes norms, attention and activation functions. With `is_split`, the backward pass has separate
+    passes for input and weight gradients, with one autograd call per group of parameters. PyTorch's
+    `checkpoint` would recompute the layer in each of these calls.
     """
     contexts: Contexts = partial(_CONTEXTS[kind], store or _OnDevice())
     if is_split:
@@ -113,12 +120,12 @@ def recomputed(
 
 
 class _AllRecomputed(Exception):
-    """All that a backward pass needs is there."""
+    """Raised when recomputation has produced all tensors that the backward pass needs."""
 
 
 def _recomputed_once(forward: Forward, contexts: Contexts, *inputs: Any) -> Tensor:
-    """`forward` of some tensors, whose saved tensors are made again when the first of them is needed, and
-    kept until none is."""
+    """`forward` whose saved tensors are recomputed once, when the first of them is needed, and then kept
+    until none is needed."""
     first, again = contexts()
     count = 0
     found: list[Tensor] = []
@@ -149,19 +156,19 @@ def _recomputed_once(forward: Forward, contexts: Contexts, *inputs: Any) -> Tens
 
 
 def _detached(detached_inputs: Any) -> Any:
-    """The same tensors, without what they were made of."""
+    """The tensor, detached from the autograd graph; other values as they are."""
     if isinstance(detached_inputs, Tensor):
         return detached_inputs.detach().requires_grad_(detached_inputs.requires_grad)
     return detached_inputs
 
 
 def _unreachable(_: None) -> Tensor:
-    raise AssertionError("what is computed again has no backward pass of its own")
+    raise AssertionError("the recomputed graph has no backward pass of its own")
 
 
 def recompute_kinds(strategy: Strategy, layers: int) -> tuple[str, ...]:
-    """What each of a stage's `layers` recomputes: the first `recompute_layers` of them everything, or all of
-    them what selective recomputation does."""
+    """Kind of recomputation of each of a stage's `layers`: with `full`, the first `recompute_layers` of them;
+    else the strategy's kind for all."""
     if strategy.recompute == "full":
         return tuple("full" if index < strategy.recompute_layers else "none" for index in range(layers))
     return (strategy.recompute,) * layers

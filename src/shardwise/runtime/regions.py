@@ -1,9 +1,8 @@
-"""Which parts of which tensors go from which rank to which, so that every rank has what it needs.
+"""Regions of tensors that ranks hold, and the transfers that give every rank the regions it needs.
 
-Each node fetches every element that it lacks once, from a rank of another node that holds it; ranks of a node
-that need the same element take it from each other. Pure: regions in, transfers out.
-
-Which regions of which tensors every rank holds.
+`transfers` lets each node fetch every missing element once from another node; ranks of a node share it. Its
+inputs are regions and its output is a list of transfers; it does not communicate. `gather_rank_regions`
+collects the regions of all ranks.
 """
 
 from __future__ import annotations
@@ -20,15 +19,17 @@ from torch import Tensor, distributed
 
 from shardwise.runtime.private import chunk_of
 
+# Transfers
+
 Region = tuple[tuple[int, int], ...]
-"""A box of a tensor: along every dim where it starts and where it stops."""
+"""A box of a tensor: start and stop along every dim."""
 
 Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class RankRegion:
-    """A rank holds (or needs) a region of a tensor, which is told by its number."""
+    """A rank that holds (or needs) a region of a tensor, which has a number."""
 
     rank: int
     tensor: int
@@ -37,7 +38,7 @@ class RankRegion:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """`source` sends a region of a tensor to `target`. In round 0 it has held it before, in round 1 it has
+    """`source` sends a region of a tensor to `target`. In round 0 it held the region before; in round 1 it
     received it in round 0."""
 
     round: int
@@ -48,14 +49,17 @@ class Transfer:
 
     @property
     def elements(self) -> int:
+        """Number of elements of the region."""
         return int(np.prod([stop - start for start, stop in self.region]))
 
 
 def transfers(
     have: Sequence[RankRegion], need: Sequence[RankRegion], node_of: Sequence[int]
 ) -> list[Transfer]:
-    """What is sent so that every rank has what it needs; `node_of` are the nodes of the ranks. In the order
-    of rounds and tensors. What nobody holds is not sent."""
+    """Transfers after which every rank has the regions it needs, ordered by round and tensor.
+
+    `node_of` has the node of every rank. Regions that nobody holds are not sent.
+    """
     sent: dict[int, int] = defaultdict(int)
     found: list[Transfer] = []
     needed = _by_tensor(need)
@@ -70,7 +74,7 @@ def transfers(
 
 
 def overlap(one: Region, other: Region) -> Region | None:
-    """The box that two boxes have in common; None where it is empty."""
+    """Intersection of two boxes; None if it is empty."""
     both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return both if all(start < stop for start, stop in both) else None
 
@@ -85,8 +89,8 @@ def _by_tensor(rank_regions: Sequence[RankRegion]) -> dict[int, list[RankRegion]
 def _disjoint_boxes(
     have: Sequence[RankRegion], need: Sequence[RankRegion], ranks: int
 ) -> Iterator[tuple[Region, list[int], list[int]]]:
-    """Boxes that no region cuts, each with the ranks that hold it and those that need it and do not; boxes
-    that nobody lacks are left out."""
+    """Boxes that no region divides, each with the ranks that hold it and those that lack it. Boxes that
+    nobody lacks are left out."""
     boxes = [rank_region.region for rank_region in (*have, *need)]
     boundaries = _boundaries(boxes)
     holders = _covered(have, boundaries, ranks)
@@ -100,8 +104,7 @@ def _disjoint_boxes(
 def owners(
     current_regions: Sequence[RankRegion], ranks: int
 ) -> Iterator[tuple[int, Region, tuple[int, ...]]]:
-    """The boxes of every tensor that no region cuts, each with all ranks that hold it; in the order of
-    tensors."""
+    """Boxes of every tensor that no region divides, each with all ranks that hold it, ordered by tensor."""
     for tensor, rank_regions in sorted(_by_tensor(current_regions).items()):
         boundaries = _boundaries([rank_region.region for rank_region in rank_regions])
         covered = _covered(rank_regions, boundaries, ranks)
@@ -110,12 +113,12 @@ def owners(
 
 
 def _boundaries(boxes: Sequence[Region]) -> list[list[int]]:
-    """Along every dim where some box starts or stops."""
+    """Starts and stops of all boxes along every dim, sorted."""
     return [sorted({end for box in boxes for end in box[dim]}) for dim in range(len(boxes[0]))]
 
 
 def _covered(rank_regions: Sequence[RankRegion], boundaries: Sequence[Sequence[int]], ranks: int) -> Flags:
-    """Whether a rank's regions have each cell; of shape (ranks, cells)."""
+    """Whether the regions of each rank contain each box of the grid of `boundaries`; shape (ranks, boxes)."""
     result = np.zeros((ranks, *(len(along) - 1 for along in boundaries)), dtype=np.bool_)
     for rank_region in rank_regions:
         bounds = zip(rank_region.region, boundaries, strict=True)
@@ -128,8 +131,8 @@ def _covered(rank_regions: Sequence[RankRegion], boundaries: Sequence[Sequence[i
 def _pairs(
     holders: Sequence[int], lacking: Sequence[int], node_of: Sequence[int], sent: dict[int, int]
 ) -> Iterator[tuple[int, int, int]]:
-    """Round, source and target for every rank that lacks a cell: from a rank of its own node where one has it
-    or gets it, else from the one elsewhere that has sent least so far."""
+    """Round, source and target for every rank that lacks a box. The source is a rank of the same node if one
+    has the box or receives it; else the rank elsewhere that has sent the least so far."""
     if not holders:
         return
     holder_by_node: dict[int, int] = {}
@@ -147,20 +150,22 @@ def _pairs(
             yield 0, min(holders, key=lambda rank: (sent[rank], rank)), target
 
 
+# Regions of a rank
+
 DIMS = 3
-"""Most dims of a parameter; those that it lacks count as of size 1."""
+"""Most dims of a parameter; missing dims count as size 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRegion:
-    """A region of a tensor that a rank holds, with what it holds of it by kind: `model`, and the names of the
-    optimizer's states."""
+    """A region of a tensor on this rank, with its values by kind: `model`, and the names of optimizer
+    states."""
 
     region: Region
     tensors: Mapping[str, Tensor]
 
     def view(self, kind: str, region: Region) -> Tensor:
-        """What lies at `region`, in place."""
+        """The values at `region`, as a view."""
         shape = [stop - start for start, stop in self.region]
         places = tuple(
             slice(start - first, stop - first)
@@ -170,14 +175,14 @@ class LocalRegion:
 
 
 def region_of(parameter: Tensor) -> Region:
-    """Where this rank's part of `parameter` lies in the whole."""
+    """This rank's region of `parameter` in the full tensor."""
     region = tuple((start, start + size) for start, size in zip(*chunk_of(parameter), strict=True))
     return region + ((0, 1),) * (DIMS - len(region))
 
 
 def gather_rank_regions(regions: Iterable[tuple[int, Region]]) -> list[RankRegion]:
-    """What all ranks hold, as each tells it: numbers of tensors, and regions that are not empty. Call it on
-    every rank."""
+    """Gather the non-empty regions, each with the number of its tensor, of all ranks. Call it on every
+    rank."""
     rows = [[tensor, *(end for bounds in region for end in bounds)] for tensor, region in regions]
     most = torch.tensor([len(rows)])
     distributed.all_reduce(most, op=distributed.ReduceOp.MAX)

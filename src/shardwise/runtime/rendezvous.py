@@ -1,5 +1,9 @@
-"""What the processes that a launcher started tell each other beside their process group: before there is one,
-and when one of them ends it."""
+"""Rendezvous of launched processes in a key-value store: before their process group exists, and after a rank
+was lost.
+
+Ranks agree on one error that rank 0 reports (`agree_on_error`). When a rank is lost, the lowest surviving
+rank is the reporter (`is_reporter`).
+"""
 
 from __future__ import annotations
 
@@ -16,23 +20,24 @@ from torch.distributed.rendezvous import rendezvous
 from shardwise.errors import ConfigError
 
 RENDEZVOUS_S = 120.0
-"""How long the first one waits for the last: they are started together, and import PyTorch first."""
+"""Seconds that the first process waits for the last. They start together, but import PyTorch first."""
 
 AGREEMENT_S = 1800.0
-"""How long it may take, once all have met, to look through what they are given (checkpoints are hashed)."""
+"""Seconds that all may take to check their inputs after the rendezvous; checkpoints are hashed."""
 
 GRACE_S = 5.0
-"""How long others wait for rank 0 to have said what is wrong: a launcher ends all when one ends."""
+"""Seconds that ranks wait for the reporter before they exit, since a launcher ends all when one exits."""
 
 ELECTION_S = 1.0
-"""How long survivors of a lost rank wait for each other's names."""
+"""Seconds in which the survivors of a lost rank register for the election of the reporter."""
 
 _FIELDS = ("message", "file", "key", "found", "allowed")
+"""Fields of a ConfigError that ranks exchange."""
 
 
 class Rendezvous:
-    """All `ranks` processes at the store of the launcher, or else of rank 0. ConfigError where not all of
-    them come in time."""
+    """All `ranks` processes of a run, in the store of the launcher, or else of rank 0. ConfigError if they
+    are not complete after `timeout_s` seconds."""
 
     def __init__(self, rank: int, ranks: int, *, timeout_s: float = RENDEZVOUS_S) -> None:
         self.rank, self.ranks = rank, ranks
@@ -50,8 +55,8 @@ class Rendezvous:
             raise rendezvous_error(error) from None
 
     def agree_on_error(self, refusal: ConfigError | None) -> ConfigError | None:
-        """What is wrong on this rank or any other; None where nothing is, on any of them. All ranks call it,
-        in the same order, and hear the same."""
+        """The error of this rank or of any other; None if there is none. All ranks must call it in the same
+        order; all get the same error."""
         self._rounds += 1
         name = f"round{self._rounds}"
         try:
@@ -65,14 +70,14 @@ class Rendezvous:
         return None if found is None else found[1]
 
     def report_error(self, refusal: ConfigError) -> None:
-        """Leave word of what is wrong on this rank alone, for rank 0 to find."""
+        """Post an error that only this rank has, for rank 0 to report."""
         try:
             self._store.set("posted", _written(self.rank, refusal))
-        except RuntimeError:  # the store has ended with rank 0, who would have said it
+        except RuntimeError:  # the store has ended with rank 0, which would report the error
             return
 
     def reported_error(self) -> ConfigError | None:
-        """What another rank has posted."""
+        """The error that another rank has posted, if any."""
         try:
             if not self._store.check(["posted"]):
                 return None
@@ -82,9 +87,9 @@ class Rendezvous:
         return None if found is None else _located(*found)
 
     def is_reporter(self) -> bool:
-        """Whether this rank is the lowest of those that live, which speaks for all, now that one is lost.
+        """Whether this rank is the lowest survivor, which reports the loss of a rank.
 
-        Where the store has ended with rank 0, that is taken to be rank 1.
+        If the store ended with rank 0, rank 1 is assumed to be the lowest.
         """
         try:
             self._store.set(f"lives/{self.rank}", "")
@@ -96,29 +101,29 @@ class Rendezvous:
             return self.rank <= 1
 
     def end(self, *, is_reporter: bool) -> None:
-        """Wait until the one that speaks has spoken, and until the others know, GRACE_S at most."""
+        """Wait until the reporter has reported and the others know, for at most GRACE_S seconds."""
         try:
             if is_reporter:
                 self._store.set("said", "")
                 time.sleep(2.0 * ELECTION_S if self.ranks > 1 else 0.0)
             else:
                 self._store.wait(["said"], timedelta(seconds=GRACE_S))
-        except RuntimeError:  # the store has ended, or nobody spoke in time
+        except RuntimeError:  # the store has ended, or the reporter was late
             return
 
 
 def rendezvous_error(error: Exception) -> ConfigError:
-    """What to say where processes do not find each other as MASTER_ADDR and MASTER_PORT say."""
+    """The error for a rendezvous that failed at MASTER_ADDR and MASTER_PORT."""
     host, port = (os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
     why = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return ConfigError(
-        f"processes cannot meet there: {why}", key="MASTER_PORT", found=f"{host}:{port}",
-        allowed="a free port that all of them reach, and as many processes as WORLD_SIZE says",
+        f"rendezvous of the processes failed: {why}", key="MASTER_PORT", found=f"{host}:{port}",
+        allowed="a free port that all processes can reach, and WORLD_SIZE processes",
     )  # fmt: skip
 
 
 _RankError = tuple[str, ConfigError]
-"""Which rank says it, on which host; and what."""
+"""The rank and host that report an error, as text, and the error."""
 
 
 def _written(rank: int, refusal: ConfigError | None) -> str:
@@ -136,7 +141,7 @@ def _read(text: bytes) -> _RankError | None:
 
 
 def _first_error(reports: Sequence[_RankError | None]) -> ConfigError | None:
-    """Of all that the ranks say the first; with the rank's name where it is not rank 0, which speaks."""
+    """The first of the ranks' errors, with the rank's name unless rank 0 has an error."""
     refusals = [one for one in reports if one is not None]
     if not refusals:
         return None

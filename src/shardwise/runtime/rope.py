@@ -1,4 +1,4 @@
-"""Rotary embeddings: how far the elements of queries and keys turn, and turning them."""
+"""Rotary position embeddings (RoPE) with the scalings llama3, linear and YaRN."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from shardwise.inputs import Fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3Scaling:
-    """Low frequencies are `factor` times slower, those between `low` and `high` turns over the original
-    context blended (Llama 3.1)."""
+    """Llama 3.1's scaling: low frequencies are divided by `factor`, and those with `low` to `high` rotations
+    over the original context of `length` tokens are interpolated."""
 
     factor: float
     low: float
@@ -25,26 +25,32 @@ class Llama3Scaling:
     length: float
 
     def scale_frequencies(self, frequencies: Tensor, theta: float) -> Tensor:
-        rotations = self.length * frequencies / (2 * torch.pi)  # over the original context
+        """Frequencies of all pairs (radians per token), scaled."""
+        rotations = self.length * frequencies / (2 * torch.pi)  # within the original context
         blend = ((rotations - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
         return frequencies * (blend + (1 - blend) / self.factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearScaling:
-    """All frequencies are `factor` times slower (Chen et al. 2023, arXiv 2306.15595)."""
+    """Position interpolation: all frequencies are divided by `factor` (Chen et al. 2023, arXiv
+    2306.15595)."""
 
     factor: float
 
     def scale_frequencies(self, frequencies: Tensor, theta: float) -> Tensor:
+        """Frequencies of all pairs (radians per token), scaled."""
         return frequencies / self.factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YarnScaling:
-    """Pairs that turn `slow` times or less over the original context of `length` are `factor` times slower,
-    those that turn `fast` times or more as before, a ramp over the pairs between (Peng et al. 2023, arXiv
-    2309.00071); its ends are whole pairs where `truncates`."""
+    """YaRN (Peng et al. 2023, arXiv 2309.00071).
+
+    Frequencies with at most `slow` rotations over the original context of `length` tokens are divided by
+    `factor`. Those with `fast` rotations or more are unchanged, with a linear ramp over the pairs in between.
+    `truncates` rounds the ends of the ramp to whole pairs.
+    """
 
     factor: float
     fast: float
@@ -53,6 +59,7 @@ class YarnScaling:
     truncates: bool
 
     def scale_frequencies(self, frequencies: Tensor, theta: float) -> Tensor:
+        """Frequencies of all pairs (radians per token) for base `theta`, scaled."""
         pairs = len(frequencies)
         first, last = (
             pairs * math.log(self.length / (rotations * 2 * math.pi)) / math.log(theta)
@@ -72,10 +79,10 @@ Scaling = Llama3Scaling | LinearScaling | YarnScaling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """Rotary embedding: the first `dims` elements of a head turn, pair i by position * theta^(-2i/dims).
+    """Rotary embedding of the first `dims` elements of a head: pair i rotates by position * theta^(-2i/dims).
 
-    A pair is element i and the one half of `dims` behind it, or two neighbours (`interleaved`). `scaling`
-    makes pairs slower for contexts longer than the original; what has turned is `length` times as long.
+    A pair is elements i and i + dims/2, or two neighbours (`interleaved`). `scaling` adapts the frequencies
+    to contexts longer than the original. `length` multiplies the rotated elements (YaRN's attention factor).
     """
 
     dims: int
@@ -87,7 +94,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Cosines and sines of shape (tokens, rotated elements / 2), for pairs of neighbours or of halves."""
+    """Cosines and sines of shape (tokens, rotated elements / 2), for interleaved pairs or halves."""
 
     cos: Tensor
     sin: Tensor
@@ -95,7 +102,7 @@ class Rotation:
 
 
 def rotation_of(rope: Rope, positions: Tensor) -> Rotation:
-    """The rotation at `positions` (tokens,), in fp32 (Su et al. 2021, arXiv 2104.09864)."""
+    """Cosines and sines at `positions` (tokens,), in fp32 (Su et al. 2021, arXiv 2104.09864)."""
     exponents = torch.arange(0, rope.dims, 2, dtype=torch.float32, device=positions.device) / rope.dims
     frequencies = rope.theta**-exponents
     if rope.scaling is not None:
@@ -105,15 +112,15 @@ def rotation_of(rope: Rope, positions: Tensor) -> Rotation:
 
 
 def rotated(x: Tensor, rotation: Rotation) -> Tensor:
-    """`x` (batch, tokens, heads, elements) with the pairs of its first elements turned."""
+    """`x` (batch, tokens, heads, elements) with the rotary embedding applied to its first elements."""
     cos, sin = (part[:, None, :].to(x.dtype) for part in (rotation.cos, rotation.sin))
     result: Tensor = _Rotated.apply(x, cos, sin, rotation.interleaved)
     return result
 
 
 class _Rotated(Function):
-    """A rotation, whose backward pass turns the gradient back. (Autograd's own would lay each half's gradient
-    into zeros of the whole, and add them up: three times as much to move.)"""
+    """Rotation whose backward pass rotates the gradient back. Autograd's own would pad each half's gradient
+    with zeros and add both, with three times the memory traffic."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -140,8 +147,8 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
 
 def rope_fields(fields: Fields, default: Mapping[str, object]) -> Fields:
-    """The mapping that describes rotary embeddings: `rope_parameters`, or `rope_scaling` of older files;
-    `default` where there is none."""
+    """The config of rotary embeddings: `rope_parameters`, or `rope_scaling` in older files, else
+    `default`."""
     for key in ("rope_parameters", "rope_scaling"):
         if isinstance(fields.any(key, default=None), Mapping):
             return fields.mapping(key)
@@ -149,23 +156,23 @@ def rope_fields(fields: Fields, default: Mapping[str, object]) -> Fields:
 
 
 SCALINGS = ("linear", "llama3", "yarn")
-"""The kinds of scaling that there are."""
+"""Supported kinds of scaling."""
 
 
 def scaling_of(rope: Fields, *, known: tuple[str, ...]) -> Scaling | None:
-    """The scaling of a mapping of `rope_fields`; ConfigError for a kind that is not among `known` ones."""
+    """The scaling in a config of `rope_fields`. ConfigError if its kind is not in `known`."""
     kind = rope.text("rope_type", default=rope.text("type", default="default"))
     if kind == "default":
         return None
     if kind not in known:
         raise rope.error(
-            "rope_type", "has no module here", found=kind, allowed=", ".join(("default", *known))
+            "rope_type", "is not supported by the runtime", found=kind, allowed=", ".join(("default", *known))
         )
     return _SCALINGS[kind](rope)
 
 
 def yarn_attention_factors(rope: Fields) -> tuple[float, float]:
-    """How much longer what has turned is under YaRN, and how much larger all scores are (DeepSeek-V2)."""
+    """Factor of the rotated elements under YaRN, and factor of all scores (DeepSeek-V2)."""
     factor = _factor(rope)
     of_pairs, of_scores = (
         rope.number(key, low=0.0, high=1e3, default=0.0) for key in ("mscale", "mscale_all_dim")

@@ -1,10 +1,10 @@
-"""What a job holds on one rank: parameters and optimizer states by the names of the whole model.
+"""State dicts of jobs: parameters and optimizer states by the names of the whole model or graph.
 
-Gives a divided model its values: of every whole tensor, one at a time, each rank takes what it holds.
+- Uniform plans: `state_of`, with the tensors themselves; loading fills them.
+- Uneven plans: `uneven_state_copies` and `uneven_load_targets`, as chunks of the full tensors.
+- Operator graphs: `graph_state_copies` and `graph_load_targets`, by the graph's names.
 
-What a job under an uneven plan saves and loads, by the names of the whole model.
-
-What a job under the plan of an operator graph saves and loads, by the names of the graph.
+`fill_parameters` sets initial values, one full tensor at a time, of which each rank takes its part.
 """
 
 from __future__ import annotations
@@ -24,41 +24,43 @@ from shardwise.runtime.private import TensorChunks
 from shardwise.runtime.regions import DIMS, LocalRegion, Region, region_of
 from shardwise.runtime.uneven import UnevenTrainingJob
 
+# Uniform plans
+
 STATES = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
-"""What each optimizer keeps per parameter; `step` is a number, all else is like the parameter."""
+"""Optimizer states per parameter. `step` is a scalar; others have the parameter's shape."""
 
 
 def named(job: TrainingJob) -> list[tuple[int, str, Any]]:
-    """This rank's parameters, as its optimizer has them, with their stages and names."""
+    """This rank's parameters as its optimizer has them, each with its stage and name."""
     return [
         (index, name, job.owned(p)) for index, stage in job.stages for name, p in stage.named_parameters()
     ]
 
 
 def whole_name(job: TrainingJob, index: int, name: str) -> str:
-    """The name in the whole model: a copy of the embedding at the other end is the embedding."""
+    """Name in the whole model: the second copy of tied embeddings has the embedding's name."""
     return "embedding.tokens.weight" if job.is_copy(index, name) else name
 
 
 def make_states(job: TrainingJob) -> None:
-    """Give every parameter that is trained optimizer states, as they are before the first step."""
+    """Create optimizer states, as before the first step, for every trained parameter."""
     trained = (p for _, stage in job.stages for p in stage.parameters() if p.requires_grad)
     for parameter in map(job.owned, trained):
         job.optimizer.state[parameter].update(first_states(job.plan.job.optimizer, parameter))
 
 
 def first_states(optimizer: str, parameter: Tensor) -> dict[str, Tensor]:
-    """What the optimizer of this name keeps of `parameter`, as it is before the first step."""
+    """States of optimizer `optimizer` for `parameter`, as before the first step."""
     return {
-        # A number of steps is where the fused optimizer has it.
+        # The fused optimizer needs the step count on the parameter's device.
         name: torch.zeros((), device=parameter.device) if name == "step" else torch.zeros_like(parameter)
         for name in STATES[optimizer]
     }
 
 
 def state_of(job: TrainingJob) -> dict[str, Tensor]:
-    """Parameters and optimizer states of this rank by the names of the whole model; the tensors themselves,
-    so that loading fills them."""
+    """Parameters and optimizer states of this rank by their names in the whole model; not copies, so that
+    loading fills them."""
     state: dict[str, Tensor] = {}
     for index, name, parameter in named(job):
         whole = whole_name(job, index, name)
@@ -69,12 +71,14 @@ def state_of(job: TrainingJob) -> dict[str, Tensor]:
     return state
 
 
+# Initial values
+
 ParameterValue = Callable[[str, torch.Size], Tensor]
-"""The value of a parameter, by its name in the whole model and its shape there; on the host, in fp32."""
+"""Value of a parameter by its name in the whole model and its full shape, in fp32 on the host."""
 
 
 def fill_parameters(job: TrainingJob | UnevenTrainingJob, whole: ParameterValue) -> None:
-    """Have every parameter of `job` be its part of what `whole` says. Call it on every rank."""
+    """Set every parameter of `job` to its part of the value from `whole`. Call it on every rank."""
     with torch.no_grad():
         if isinstance(job, UnevenTrainingJob):
             _fill_shares(job, whole)
@@ -88,7 +92,7 @@ def fill_parameters(job: TrainingJob | UnevenTrainingJob, whole: ParameterValue)
 
 
 def _fill_shares(job: UnevenTrainingJob, whole: ParameterValue) -> None:
-    """Values go to the shares that ranks own, and from there to the weights."""
+    """Write the values into the ranks' optimizer shards, and from there into the weights."""
     places: dict[nn.Parameter, list[tuple[int, Region]]] = defaultdict(list)
     for place, (parameter, region, _) in enumerate(job.owned.regions):
         places[parameter].append((place, region))
@@ -103,20 +107,23 @@ def _fill_shares(job: UnevenTrainingJob, whole: ParameterValue) -> None:
 
 
 def _part(value: Tensor, region: Region) -> Tensor:
-    """What lies at `region` of a whole tensor."""
+    """The values at `region` of a full tensor."""
     bounds = tuple((0, size) for size in value.shape) + ((0, 1),) * (DIMS - value.dim())
     return LocalRegion(bounds, {"": value}).view("", region)
 
 
+# Uneven plans
+
 MODEL = "model"
 
 StateDict = dict[str, Tensor | TensorChunks]
-"""Parameters as `model.NAME`, optimizer states as `optimizer.NAME.KIND`."""
+"""State by name: parameters as `model.NAME`, optimizer states as `optimizer.NAME.KIND`. Sharded tensors are
+chunks of the full tensor; each step count is a scalar."""
 
 
 def uneven_state_copies(job: UnevenTrainingJob) -> StateDict:
-    """Copies of what this rank saves: over all ranks every element of the model and of each of its states is
-    there once. Call it on every rank, between steps."""
+    """Copies of the state that this rank saves. The ranks together save every element of the parameters and
+    optimizer states once. Call it on every rank, between steps."""
     chunks = _ChunkBuilder(job)
     for kind, shares in _shares(job).items():
         for owned_region, values in zip(job.owned.regions, job.owned.gathered_regions(shares), strict=True):
@@ -129,7 +136,8 @@ def uneven_state_copies(job: UnevenTrainingJob) -> StateDict:
 def restore_uneven_state(
     job: UnevenTrainingJob, saved: StateDict, values: Mapping[str, Sequence[Tensor]]
 ) -> None:
-    """Give `job` what a checkpoint has put into `wanted_of`'s. Call it on every rank."""
+    """Set the state of `job` from the targets of `uneven_load_targets` after a checkpoint has filled them.
+    Call it on every rank."""
     steps = [step for step in saved.values() if isinstance(step, Tensor)]
     with torch.no_grad():
         for kind, regions in values.items():
@@ -144,7 +152,7 @@ def restore_uneven_state(
 
 
 def uneven_load_targets(job: UnevenTrainingJob) -> tuple[StateDict, dict[str, list[Tensor]]]:
-    """What a checkpoint fills for this rank, all that it holds; and the same by kind, region after region."""
+    """Load targets for all state that this rank holds, as a state dict, and the same by kind and region."""
     chunks, values = _ChunkBuilder(job), defaultdict[str, list[Tensor]](list)
     states = STATES[job.plan.job.optimizer]
     for kind in (MODEL, *(state for state in states if state != "step")):
@@ -161,14 +169,14 @@ def uneven_load_targets(job: UnevenTrainingJob) -> tuple[StateDict, dict[str, li
 
 
 class _ChunkBuilder:
-    """Regions of the whole model's tensors with their values, as they are added."""
+    """Collects regions of full tensors with their values."""
 
     def __init__(self, job: UnevenTrainingJob) -> None:
         self._names = job.names
         self._found: dict[str, tuple[nn.Parameter, dict[tuple[int, ...], Tensor]]] = {}
 
     def add(self, kind: str, parameter: nn.Parameter, region: Region, values: Tensor) -> None:
-        """Of the parameter itself or of a state of it; `values` lie one after the other."""
+        """Add the flat `values` of a region of the parameter itself, or of an optimizer state of it."""
         _, chunks = self._found.setdefault(_key(kind, self._names[parameter]), (parameter, {}))
         bounds = region[: parameter.dim()]
         chunks[tuple(start for start, _ in bounds)] = values.view([stop - start for start, stop in bounds])
@@ -180,7 +188,7 @@ class _ChunkBuilder:
 
 
 def _shares(job: UnevenTrainingJob) -> dict[str, list[Tensor]]:
-    """This rank's shares of the weights and of each state that there is."""
+    """This rank's optimizer shards of the weights and of each optimizer state."""
     shares: dict[str, list[Tensor]] = {MODEL: [own.detach() for own, _ in job.owned.parameters]}
     for kind in STATES[job.plan.job.optimizer]:
         if kind != "step":
@@ -194,7 +202,7 @@ def _states(job: UnevenTrainingJob) -> Iterator[dict[str, Tensor]]:
 
 
 def _steps(job: UnevenTrainingJob) -> dict[str, Tensor]:
-    """How many steps the optimizer has taken, which is the same for all, for each name that is here."""
+    """Optimizer steps taken, equal for all parameters, by the name of each parameter on this rank."""
     step = next((state["step"] for state in _states(job) if "step" in state), None)
     return {} if step is None else {_key("step", name): step for name in job.names.values()}
 
@@ -203,15 +211,14 @@ def _key(kind: str, name: str) -> str:
     return f"model.{name}" if kind == MODEL else f"optimizer.{name}.{kind}"
 
 
-"""Parameters as `model.NAME`, optimizer states as `optimizer.NAME.KIND`: boxes of the whole, but for the
-number of steps, which is one number for each."""
+# Operator graphs
 
 STEP = "step"
 
 
 def graph_state_copies(job: GraphTrainingJob) -> StateDict:
-    """Copies of what this rank saves: over all ranks every element of each parameter and of its states is
-    there once. Call it between steps."""
+    """Copies of the state that this rank saves. The ranks together save every element of the parameters and
+    optimizer states once. Call it between steps."""
     saved: StateDict = {}
     for param in job.store.values():
         for name, kind, own in _named_states(job, param):
@@ -223,7 +230,7 @@ def graph_state_copies(job: GraphTrainingJob) -> StateDict:
 
 
 def graph_load_targets(job: GraphTrainingJob) -> StateDict:
-    """All that this rank holds, copies too, in the job's own memory: what is put there the optimizer has."""
+    """Load targets for all state that this rank holds, including replicas: the job's own tensors."""
     return {
         name: own if kind == STEP else _tensor_chunks(param, own)
         for param in job.store.values()
@@ -232,8 +239,8 @@ def graph_load_targets(job: GraphTrainingJob) -> StateDict:
 
 
 def _named_states(job: GraphTrainingJob, param: ShardedParameter) -> Iterator[tuple[str, str, Tensor]]:
-    """What the optimizer updates of a parameter and keeps of it, each with its name and kind; states are made
-    where there was no step yet."""
+    """The parameter that the optimizer updates and its states, each with name and kind. Creates the states
+    before the first step."""
     yield f"model.{param.name}", "model", param.owned.detach()
     states = job.optimizer.state[param.owned]
     if not states:

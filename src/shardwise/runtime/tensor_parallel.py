@@ -1,4 +1,8 @@
-"""Splits a stage over the ranks of its tensor group."""
+"""Tensor and sequence parallelism: shards a stage over its tensor-parallel group, as Megatron-LM does.
+
+`split_tensors` applies one `ParallelStyle` per module: column-parallel and row-parallel linear,
+vocab-parallel embedding, replicated KV heads and latents.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +26,10 @@ from shardwise.runtime.moe import MixtureOfExperts, Router
 
 
 def split_tensors(stage: ModelStage, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
-    """Divide heads, MLP widths and the vocabulary over the one-dimensional `mesh` (Shoeybi et al. 2019).
+    """Shard heads, MLP widths and the vocabulary over the one-dimensional `mesh` (Shoeybi et al. 2019).
 
-    With `sequence_parallel` hidden states between the blocks are divided along the sequence (Korthikanti et
-    al. 2022), else whole on every rank.
+    With `sequence_parallel`, hidden states between blocks are sharded along the sequence (Korthikanti et al.
+    2022); else they are replicated.
     """
     stream = 1 if sequence_parallel else None
     if stage.embedding is not None:
@@ -80,7 +84,7 @@ def _head_styles(
 
 
 def _split_heads(attention: GroupedQueryAttention, mesh: DeviceMesh) -> None:
-    """Slopes and sinks are those of the rank's heads."""
+    """Restrict ALiBi slopes and attention sinks to the heads of this rank."""
     if attention.slopes:
         heads = len(attention.slopes) // mesh.size()
         attention.slopes = attention.slopes[mesh.get_local_rank() * heads :][:heads]
@@ -90,8 +94,8 @@ def _split_heads(attention: GroupedQueryAttention, mesh: DeviceMesh) -> None:
 
 
 def _split_latents(attention: LatentAttention, mesh: DeviceMesh, stream: int | None) -> None:
-    """Every rank makes the latents of the tokens that it has, which are joined; of what heads get from them
-    it makes its own heads'."""
+    """Shard latent attention: each rank computes the latents of its own tokens, which are all-gathered, and
+    its own heads from them."""
     _replicate_all((attention.kv_down, attention.kv_norm), mesh, stream)
     parallelize_module(attention.latents, mesh, GatheredLatents(stream))
     parallelize_module(attention.kv_up, mesh, ColumnParallelLinear())
@@ -104,7 +108,7 @@ def _split_latents(attention: LatentAttention, mesh: DeviceMesh, stream: int | N
 
 
 def _distribute_router(router: Router, mesh: DeviceMesh) -> None:
-    """Whole on every rank, as DTensors: each sees tokens of its own."""
+    """Replicate the router's parameters as DTensors; each rank routes its own tokens."""
     for name, whole in list(router.named_parameters()):
         divided = distribute_tensor(whole.detach(), mesh, [Replicate()], src_data_rank=None)
         setattr(router, name, nn.Parameter(divided, requires_grad=whole.requires_grad))
@@ -121,8 +125,8 @@ def _mlp_styles(at: str, mlp: FeedForward, stream: int | None) -> dict[str, Para
 
 
 class GatheredInput(ParallelStyle):
-    """A module that works on all tokens: it gets them whole from the parts along `stream`, or as they are
-    (None), and its gradients of them are summed over the ranks."""
+    """A module whose input is all-gathered along dim `stream`, or replicated already (None). Input gradients
+    are reduce-scattered or all-reduced."""
 
     def __init__(self, stream: int | None) -> None:
         self._stream = stream
@@ -138,8 +142,8 @@ class GatheredInput(ParallelStyle):
 
 
 class GatheredLatents(ParallelStyle):
-    """What heads share of each token: every rank gets it of all tokens, in one message, from the parts along
-    `stream`, or has it (None), and its gradients are summed over the ranks."""
+    """Latents of all tokens on every rank, all-gathered along dim `stream` in one collective, or replicated
+    already (None). Gradients are reduce-scattered or all-reduced."""
 
     def __init__(self, stream: int | None) -> None:
         self._stream = stream
@@ -156,10 +160,12 @@ class GatheredLatents(ParallelStyle):
 
 
 class ColumnParallelLinear(ParallelStyle):
-    """A linear layer of which every rank computes some outputs, from the whole input.
+    """Column-parallel linear layer (Megatron-LM): every rank computes a part of the outputs from the whole
+    input.
 
-    Parameters are DTensors; products are of their local tensors, as in `RowParallelLinear`: what DTensor does
-    for each operator took an eighth of a step of two processes."""
+    Parameters are DTensors, but products use their local tensors: DTensor's overhead per operator would take
+    an eighth of a step of two processes. `RowParallelLinear` does the same.
+    """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         linear = _linear(module)
@@ -175,8 +181,8 @@ class ColumnParallelLinear(ParallelStyle):
 
 
 class RowParallelLinear(ParallelStyle):
-    """A linear layer of which every rank has some inputs, and whose sum over the ranks all have, or each a
-    part of along `stream`."""
+    """Row-parallel linear layer (Megatron-LM): every rank has a part of the inputs. Outputs are all-reduced,
+    or reduce-scattered along dim `stream`."""
 
     def __init__(self, stream: int | None) -> None:
         self._stream = stream
@@ -203,7 +209,7 @@ def _linear(module: nn.Module) -> nn.Linear:
 
 
 def _divide(linear: nn.Linear, mesh: DeviceMesh, weight: Placement, bias: Placement) -> None:
-    """Make the parameters of `linear` this rank's parts of them."""
+    """Shard the parameters of `linear`."""
     for name, placement in (("weight", weight), ("bias", bias)):
         whole = getattr(linear, name)
         if whole is not None:
@@ -212,9 +218,9 @@ def _divide(linear: nn.Linear, mesh: DeviceMesh, weight: Placement, bias: Placem
 
 
 class VocabParallelEmbedding(ParallelStyle):
-    """A table of which every rank holds some rows: it looks up the tokens that it has, and the sum over the
-    ranks, whole or each rank's part of the sequence, has all. (DTensor's own embedding computes the gradient
-    of the whole table on every rank.)"""
+    """Vocab-parallel embedding (Megatron-LM): every rank has a part of the rows and looks up its own tokens.
+    Results are all-reduced, or reduce-scattered along dim `stream`. DTensor's embedding would compute the
+    gradient of the whole table on every rank."""
 
     def __init__(self, stream: int | None) -> None:
         self._stream = stream
@@ -233,7 +239,7 @@ class VocabParallelEmbedding(ParallelStyle):
             is_here = (places >= 0) & (places < len(rows))
             if len(rows):
                 found = functional.embedding(places.where(is_here, 0), rows)
-            else:  # more ranks than parts
+            else:  # more ranks than rows
                 found = rows.sum().expand(*tokens.shape, rows.shape[1])
             return reduce_over(found.where(is_here[..., None], 0.0), self._stream, device_mesh.get_group())
 
@@ -242,8 +248,8 @@ class VocabParallelEmbedding(ParallelStyle):
 
 
 class ReplicatedKvHeads(ParallelStyle):
-    """Keys or values of which several ranks need the same head: every rank computes all heads and keeps its
-    own, and gradients are sums over the ranks."""
+    """Key or value projection with fewer heads than ranks: every rank computes all heads and keeps the one
+    that it needs. Gradients are partial sums over the ranks."""
 
     def __init__(self, heads: int) -> None:
         self._heads = heads
@@ -265,12 +271,12 @@ class ReplicatedKvHeads(ParallelStyle):
         return linear
 
     def head_of(self, rank: int, ranks: int) -> int:
-        """Which head a rank of so many keeps."""
+        """The head that rank `rank` of `ranks` keeps."""
         return rank * self._heads // ranks
 
 
 class ReplicatedLinear(ParallelStyle):
-    """A linear layer that is whole on every rank and works on its part of the tokens: gradients are sums over
+    """Replicated linear layer on a rank's own tokens (sequence parallelism). Gradients are partial sums over
     the ranks."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -295,8 +301,8 @@ def _replicate_all(modules: Iterable[nn.Module | None], mesh: DeviceMesh, stream
 
 
 def _replicate(module: nn.Module, mesh: DeviceMesh, split_dim: int | None) -> None:
-    """Keep `module`'s parameters whole on every rank. Where its input is divided along `split_dim`, their
-    gradients are sums over the ranks; where it is not (None), all ranks compute the same gradients."""
+    """Replicate the parameters of `module`. If its input is sharded along `split_dim`, their gradients are
+    partial sums over the ranks; if not (None), all ranks compute equal gradients."""
     if split_dim is None:
         return
     style: ParallelStyle = ReplicatedLinear()

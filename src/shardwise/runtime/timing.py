@@ -1,7 +1,5 @@
-"""How long a step waits for other ranks: what communication adds to computation, as it is.
-
-Steps of a plan on this process's device: what they take, and what they allocate there.
-"""
+"""Timing of steps: exposed communication of a running step (`Stopwatch`), and step times of a plan with peak
+memory (`timed_steps`)."""
 
 from __future__ import annotations
 
@@ -21,14 +19,19 @@ from shardwise.runtime.job import TrainingJob
 from shardwise.runtime.modules import reference_module
 from shardwise.runtime.parallelize import parallelize
 
+# Exposed communication
+
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
-"""Of this thread: nanoseconds on a core, nanoseconds ready for one, turns (Linux)."""
+"""Scheduler statistics of this thread (Linux): nanoseconds on a core, nanoseconds waiting for one, time
+slices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopwatch:
-    """Begun at a time of the clock, when this thread had been `busy_s` at work, or kept from it by others on
-    its core or by its share of one; None where the system does not tell."""
+    """Measures elapsed time and the part in which this thread waited for messages.
+
+    `busy_s` is the time that the thread was running or runnable until the start; None if unknown.
+    """
 
     start_s: float
     busy_s: float | None
@@ -39,12 +42,16 @@ class Stopwatch:
     def started(
         cls, *, now: Callable[[], float] = time.perf_counter, busy: Callable[[], float | None] | None = None
     ) -> Stopwatch:
+        """A stopwatch started now; `now` and `busy` are clocks in seconds, replaced in tests."""
         busy = busy or thread_busy_s
         return cls(start_s=now(), busy_s=busy(), now=now, busy=busy)
 
     def read(self) -> tuple[float, float | None]:
-        """Seconds since it was begun, and those of them in which this thread waited for something else than
-        a core: for messages, and for ranks that are late. (Computation on a CPU is on the thread that waits.)
+        """Elapsed seconds, and the seconds in which this thread was neither running nor runnable (None if
+        unknown).
+
+        The latter is exposed communication, including the wait for late ranks: on CPUs, the same thread
+        computes.
         """
         spent_s, busy_s = self.now() - self.start_s, self.busy()
         if self.busy_s is None or busy_s is None:
@@ -53,11 +60,11 @@ class Stopwatch:
 
 
 def unknown_busy_s() -> None:
-    """What is known of a thread whose work is on a device beside it."""
+    """Busy time of a thread whose computation is on an accelerator: unknown."""
 
 
 def thread_busy_s() -> float | None:
-    """Seconds that this thread has been on a core, or ready for one."""
+    """Seconds that this thread was running or runnable; None if the system does not report them."""
     try:
         ready_ns = int(_SCHEDSTAT.read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -65,18 +72,21 @@ def thread_busy_s() -> float | None:
     return time.thread_time() + 1e-9 * ready_ns
 
 
+# Step times of a plan
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedSteps:
-    """Seconds of steps, each until the device is done with it, and bytes of tensors at the peak of one:
-    without what libraries keep for themselves; None on the host, which does not tell."""
+    """Seconds of each step, until the device is done, and peak bytes of allocated tensors, without those of
+    libraries. The bytes are None on the host, where PyTorch does not count them."""
 
     seconds: tuple[float, ...]
     allocated_bytes: int | None
 
 
 def timed_steps(plan: Plan, *, steps: int, warming_up: int) -> TimedSteps:
-    """`steps` steps of `plan` in a process group of its devices, behind `warming_up` others that find their
-    kernels and their memory. Parameters are as PyTorch's modules make them, samples are synthetic."""
+    """Time `steps` steps of `plan` after `warming_up` others, in a process group with a rank per device.
+    Parameters have PyTorch's default initial values; samples are synthetic."""
     has_memory_stats = not is_on_host(plan.cluster)
     accelerator = torch.accelerator.current_accelerator(check_available=True) if has_memory_stats else None
     with torch.device(accelerator or "cpu"):

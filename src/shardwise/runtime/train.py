@@ -1,9 +1,5 @@
-"""The training loop of one rank.
-
-What `train` trains under the plan of an operator graph, where nobody brings a module: the graph's own.
-
-Trains on processes of this machine, and goes on from the last checkpoint where one of them was ended.
-"""
+"""The training loop (`train`), its options and records, and training on this machine's processes with
+restarts (`train_locally`)."""
 
 from __future__ import annotations
 
@@ -52,10 +48,12 @@ from shardwise.runtime.workers import RankLost, RankTask, WorkerPool
 from shardwise.sim import Span
 from shardwise.strategy import Strategy
 
+# The training loop
+
 
 def module_of_graph(graph: OpGraph, *, seed: int, weights: str | None) -> GraphModule:
-    """The module of `graph` with the parameters in the folder `weights`, else by the seed. ConfigError where
-    the graph does not tell what it computes."""
+    """The module of `graph`, with the parameters in the folder `weights`, or initialised from the seed.
+    ConfigError if the graph does not define what its operators compute."""
     check_computable(graph)
     if weights is None:
         return graph_module(graph, seed=seed)
@@ -63,17 +61,18 @@ def module_of_graph(graph: OpGraph, *, seed: int, weights: str | None) -> GraphM
 
 
 SYNTHETIC = "synthetic"
+"""Value of `data` for synthetic samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
-    """What `train` is asked for beside the plan. `data` is `synthetic` or the path of a token file; of a
-    graph, a folder of arrays.
+    """Options of `train`. `data` is `synthetic`, or the path of a token file (for a graph, of a folder of
+    arrays).
 
-    With `checkpoint` (a folder) the job is saved there after every `checkpoint_every` steps and at the end,
-    while the next step runs. It goes on from the checkpoint in the folder `resumed`, after its `start` steps,
-    where one is given; else parameters come from the safetensors in the folder `weights`, or from the seed.
-    With an `advisor` the run re-plans on the way.
+    With `checkpoint` (a folder), the job is saved there after every `checkpoint_every` steps and at the end,
+    while the next step runs. The run resumes from the checkpoint in the folder `resumed` after its `start`
+    steps, if given. Else parameters come from the safetensors in the folder `weights`, or from the seed. With
+    an `advisor`, the run replans.
     """
 
     steps: int
@@ -91,10 +90,13 @@ class TrainOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step as it went: `step` from 1, mean loss per token (of a graph its loss), seconds on the clock and
-    as predicted for its strategy (None: a plan of another kind), and tokens so far (None of a graph, whose
-    samples need not have any). In `exposed_s` of them the rank waited for others (None where the system does
-    not tell). `change` is what happened after it, where the run re-plans."""
+    """Record of one step, counted from 1.
+
+    Has the mean loss per token (for a graph, its loss), the measured and predicted seconds of the step, and
+    the tokens so far (None for a graph, whose samples may have none). `strategy` is None unless the plan is
+    uniform. `exposed_s` is exposed communication in seconds, None if unknown. `change` is a replan event
+    after the step.
+    """
 
     step: int
     loss: float
@@ -108,7 +110,8 @@ class StepRecord:
 
 
 def samples_of(plan: AnyPlan, options: TrainOptions) -> Samples:
-    """The batches that `options` name, for what the plan trains. ConfigError where there are none."""
+    """The batches that `options` name, for the plan's model or graph. ConfigError if the data cannot be
+    used."""
     if isinstance(plan, GraphPlan):
         if options.data == SYNTHETIC:
             return RandomInputs(plan.graph, options.seed)
@@ -128,10 +131,10 @@ def samples_of(plan: AnyPlan, options: TrainOptions) -> Samples:
 
 
 def train(report: Callable[[StepRecord], None], plan: AnyPlan, options: TrainOptions) -> tuple[Span, ...]:
-    """Train under `plan` until `options.steps` steps are done; call it on every rank of the process group.
+    """Train under `plan` until step `options.steps`. Call it on every rank of the process group.
 
-    `report` gets a record of every step, the same on every rank but for the clock. Returns what the last step
-    did on this rank, where it `is_traced` (which makes it slower); else nothing.
+    `report` gets a record of every step, equal on all ranks except for times. Returns the spans of the last
+    step on this rank if `is_traced`, which makes that step slower; else nothing.
     """
     check_options(plan, is_adaptive=options.advisor is not None, is_traced=options.is_traced)
     busy = thread_busy_s if is_on_host(plan.cluster) else unknown_busy_s
@@ -164,7 +167,7 @@ def train(report: Callable[[StepRecord], None], plan: AnyPlan, options: TrainOpt
             tokens=_tokens(plan, step + 1),
             exposed_s=exposed_s,
         )
-        if saving is not None:  # no step counts as done behind one that is not saved yet
+        if saving is not None:  # a step is reported only after the checkpoint before it is complete
             saving.wait()
             saving = None
         if adaptation is not None and isinstance(job, TrainingJob):
@@ -187,7 +190,7 @@ def train(report: Callable[[StepRecord], None], plan: AnyPlan, options: TrainOpt
 
 
 def _start_job(plan: AnyPlan, options: TrainOptions) -> AnyJob:
-    """The job under `plan` as it is after `options.start` steps."""
+    """The job under `plan` with the state after `options.start` steps."""
     if isinstance(plan, GraphPlan):
         weights = options.weights if options.resumed is None else None
         module = module_of_graph(plan.graph, seed=options.seed, weights=weights)
@@ -212,31 +215,34 @@ def _predicted_s(plan: AnyPlan) -> float:
 
 
 def _tokens(plan: AnyPlan, steps: int) -> int | None:
-    """Tokens of so many steps."""
+    """Tokens of `steps` steps."""
     return None if isinstance(plan, GraphPlan) else steps * plan.job.global_batch_size * plan.job.seq_len
 
 
+# Checks of options
+
+
 def check_options(plan: AnyPlan, *, is_adaptive: bool, is_traced: bool) -> None:
-    """ConfigError where what is asked for is not there under such a plan, or on its devices."""
+    """ConfigError if an option is not available for this kind of plan or its devices."""
     if is_adaptive and isinstance(plan, UnevenFile):
-        raise ConfigError("is not there under an uneven plan", key="--adaptive", allowed="train without it")
+        raise ConfigError("is not supported for an uneven plan", key="--adaptive", allowed="train without it")
     if is_adaptive and isinstance(plan, GraphPlan):
         raise ConfigError(
-            "is not there for the plan of an operator graph", key="--adaptive", allowed="train without it"
+            "is not supported for the plan of an operator graph", key="--adaptive", allowed="train without it"
         )
     if is_on_host(plan.cluster):
         return
     for key, is_requested in (("--adaptive", is_adaptive), ("--trace", is_traced)):
         if is_requested:
             raise ConfigError(
-                "is not there on accelerators", key=key, found=", ".join(plan.cluster.classes),
+                "is not supported on accelerators", key=key, found=", ".join(plan.cluster.classes),
                 allowed="train without it",
             )  # fmt: skip
 
 
 def check_unused(folder: str) -> None:
-    """ConfigError where an earlier run has saved checkpoints in `folder`: `--resume` would take one of them
-    for this run's; or where there are folders of somebody else in it that have the names of checkpoints."""
+    """ConfigError if `folder` has checkpoints of an earlier run, since `--resume` would take them for this
+    run's. Also if it has folders named like checkpoints that shardwise did not create."""
     steps = finished(folder)
     if steps:
         raise ConfigError(
@@ -247,8 +253,8 @@ def check_unused(folder: str) -> None:
 
 
 def resumed_options(options: TrainOptions, plan: AnyPlan) -> TrainOptions:
-    """`options` to go on from the newest checkpoint in `options.checkpoint`, with its seed. ConfigError where
-    there is none, or it is of another run than `plan` and `options` ask for."""
+    """`options` to resume from the newest checkpoint in `options.checkpoint`, with its seed. ConfigError if
+    there is none, or if it does not fit `plan` and `options`."""
     if options.checkpoint is None:
         raise ConfigError("needs --checkpoint", key="--resume", allowed="--checkpoint DIR --resume")
     folder, manifest = resumable(plan, options.checkpoint)
@@ -257,36 +263,41 @@ def resumed_options(options: TrainOptions, plan: AnyPlan) -> TrainOptions:
     _check_data(resumed, plan, manifest)
     if manifest.step >= options.steps:
         raise ConfigError(
-            "is not beyond the checkpoint", key="--steps", found=str(options.steps),
-            allowed=f"more than the {manifest.step} that are done",
+            "is not after the checkpoint", key="--steps", found=str(options.steps),
+            allowed=f"more than {manifest.step}, the steps of the checkpoint",
         )  # fmt: skip
     return resumed
 
 
 def _check_data(options: TrainOptions, plan: AnyPlan, manifest: Manifest) -> None:
-    """ConfigError where `options` name other samples than those of the checkpoint, or the same in another
-    order. A file is known by what is in it, wherever it lies."""
+    """ConfigError if `options` name other data than the checkpoint's, or the same data in another order. Data
+    is compared by its content, not by its path."""
     if (options.data == SYNTHETIC) != (manifest.data == SYNTHETIC):
-        raise ConfigError("is not the checkpoint's", key="--data", found=options.data, allowed=manifest.data)
+        raise ConfigError(
+            "differs from the checkpoint", key="--data", found=options.data, allowed=manifest.data
+        )
     if options.data == SYNTHETIC:
         return
     if manifest.content is None or manifest.content.order != ORDER_VERSION:
         raise ConfigError(
-            "took samples in an order that this version of shardwise does not have",
+            "has an order of samples that this version of shardwise does not support",
             file=options.resumed, key="data", found=manifest.data,
             allowed="a checkpoint of this version, or a new run with --weights of an --export",
         )  # fmt: skip
     content = samples_of(plan, options).content()
     if content != manifest.content:
         raise ConfigError(
-            "is not what the checkpoint's data was", file=options.data, key="--data",
+            "differs from the checkpoint's data", file=options.data, key="--data",
             found="nothing" if content is None else _describe(content),
-            allowed=f"{_describe(manifest.content)}, as {manifest.data} had",
+            allowed=f"{_describe(manifest.content)}, as in {manifest.data}",
         )  # fmt: skip
 
 
 def _describe(content: DataIdentity) -> str:
     return f"{content.nbytes:,} bytes ({content.hash[:19]}) in {content.windows:,} windows"
+
+
+# Training on this machine
 
 
 def train_locally(
@@ -298,14 +309,14 @@ def train_locally(
     on_restart: Callable[[RankLost, int], None] | None = None,
     work: RankTask = train,
 ) -> list[tuple[Span, ...]]:
-    """What `work` (`train`, but in tests) returns on each of the plan's ranks, which are processes of this
-    machine.
+    """Train on processes of this machine, one per device of the plan; returns the result of `work` on each
+    rank.
 
-    A rank that is ended from outside, up to `restarts` times, ends the others, and all start again from the
-    newest checkpoint, or from the beginning where there is none yet; `on_restart` gets the loss and the steps
-    that are done there, and after it `report` gets the steps behind them again. Raises ConfigError where the
-    plan's devices are not all here, RankLost where a rank fails by itself, where nothing is saved, and after
-    the last restart.
+    `work` is `train`, except in tests. If a signal ends a rank, up to `restarts` times, all ranks restart
+    from the newest checkpoint, or from the beginning if there is none. `on_restart` gets the loss and the
+    step to resume from; `report` then gets the later steps again. Raises ConfigError if the plan's devices
+    are not all here. Raises RankLost if a rank fails by itself, if there are no checkpoints, and after the
+    last restart.
     """
     ranks = plan.cluster.devices
     check_local_devices(plan.cluster, ranks)
@@ -323,8 +334,7 @@ def train_locally(
 
 
 def restart_options(options: TrainOptions, plan: AnyPlan) -> TrainOptions:
-    """`options` to go on from the newest checkpoint of the run that had them; from its beginning where it has
-    saved none yet."""
+    """`options` to resume from the newest checkpoint of the run; from the beginning if there is none yet."""
     if options.checkpoint is None or not finished(options.checkpoint):
         return replace(options, resumed=None, start=0)
     return resumed_options(options, plan)

@@ -1,13 +1,12 @@
-"""A training job under an uneven plan: pipelines side by side that differ in stages, tensor degree, share.
+"""Training jobs of uneven plans: pipelines that differ in stages, layers, tensor-parallel degree and share.
 
-Which stage of which pipeline of an uneven plan a rank works on, and that stage, ready to be run.
+`uneven_job` builds the stage of each rank from its `UnevenCoordinates`; `UnevenTrainingJob.step` does one
+step.
 
-What ranks hold the same parts of weights do with them: gradients are added up over all of them, and each
-keeps the optimizer's states of a part of its own.
-
-Pipelines whose cuts and tensor degrees differ hold different parts of a weight. It is cut wherever any of
-them cuts it, and each piece belongs to all ranks that hold it: with one group for every such set of ranks,
-each pair of ranks exchanges what both have.
+`OptimizerShards` reduces gradients and shards optimizer states (ZeRO-1). Pipelines with different layers per
+stage or tensor-parallel degrees hold different regions of a weight. So weights are divided wherever any
+pipeline divides them, and each region belongs to the set of ranks that hold it. Each such set is a process
+group, which reduce-scatters gradients and all-gathers weights.
 """
 
 from __future__ import annotations
@@ -39,11 +38,13 @@ from shardwise.runtime.regions import LocalRegion, Region, gather_rank_regions, 
 from shardwise.runtime.tensor_parallel import split_tensors
 from shardwise.schedule import generate
 
+# Stages of a rank
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnevenCoordinates:
-    """Where a rank works: its pipeline, the stage there, which replica of the stage's rows it is of, and
-    which tensor rank."""
+    """Coordinates of a rank in an uneven plan: its pipeline, its stage, the replica (`row`) of the stage that
+    it belongs to, and its tensor-parallel rank."""
 
     pipeline: int
     stage: int
@@ -52,7 +53,7 @@ class UnevenCoordinates:
 
 
 def coordinates_by_rank(plan: UnevenFile) -> dict[int, UnevenCoordinates]:
-    """The seat of every rank that is used. Within a stage ranks count tensor ranks first."""
+    """Coordinates of every rank that is not idle. Within a stage, tensor-parallel ranks are consecutive."""
     return {
         rank: UnevenCoordinates(pipeline=place, stage=index, row=number // stage.tp, tp=number % stage.tp)
         for place, pipeline in enumerate(plan.best.layout.pipelines)
@@ -62,7 +63,7 @@ def coordinates_by_rank(plan: UnevenFile) -> dict[int, UnevenCoordinates]:
 
 
 def tensor_ranks_by_rank(plan: UnevenFile) -> Mapping[int, frozenset[int]]:
-    """The ranks of every rank's tensor group, itself included."""
+    """Ranks of every rank's tensor-parallel group, including itself."""
     groups: dict[tuple[int, int, int], set[int]] = {}
     by_rank = coordinates_by_rank(plan)
     for rank, coordinates in by_rank.items():
@@ -74,12 +75,13 @@ def tensor_ranks_by_rank(plan: UnevenFile) -> Mapping[int, frozenset[int]]:
 
 
 def first_sequence(plan: UnevenFile, pipeline: int) -> int:
-    """Where in the batch a pipeline's sequences begin: each has its share, in the order of the pipelines."""
+    """First sequence of a pipeline's share of the batch. Shares are in the order of the pipelines."""
     return sum(plan.best.microbatches[:pipeline]) * plan.best.micro_batch_size
 
 
 def tensor_mesh(plan: UnevenFile, device_type: str) -> DeviceMesh | None:
-    """The mesh of this rank's tensor group, where it has mates. Makes the groups of all ranks."""
+    """Mesh of this rank's tensor-parallel group, None if it is alone. Creates groups; call it on every
+    rank."""
     groups = sorted(
         {
             tuple(sorted(tensor_ranks))
@@ -98,8 +100,8 @@ def stage_of(
     mesh: DeviceMesh | None,
     device_type: str,
 ) -> ModelStage:
-    """The seat's stage of the whole `module`, on a device of this type, divided over the tensor ranks of
-    `mesh` where there are more than one; between layers the sequence is then divided too."""
+    """The stage of the whole `module` at these coordinates, on a device of this type. With a `mesh`, it is
+    sharded over its tensor-parallel ranks with sequence parallelism."""
     stages = plan.best.layout.pipelines[coordinates.pipeline].stages
     start = sum(sum(stage.layers) for stage in stages[: coordinates.stage])
     stop = start + sum(stages[coordinates.stage].layers)
@@ -120,8 +122,8 @@ def stage_of(
 
 
 def to_compute_dtype(stage: ModelStage, dtype: torch.dtype) -> None:
-    """Have `stage` compute in `dtype`, its gradients added up in fp32. Whoever owns its weights keeps them in
-    fp32."""
+    """Make `stage` compute in `dtype` and accumulate gradients in fp32. The optimizer shards keep its weights
+    in fp32."""
     stage.to(dtype)
     for parameter in stage.parameters():
         parameter.grad_dtype = torch.float32
@@ -130,7 +132,7 @@ def to_compute_dtype(stage: ModelStage, dtype: torch.dtype) -> None:
 def engine_of(
     stage: ModelStage, plan: UnevenFile, coordinates: UnevenCoordinates, mesh: DeviceMesh | None
 ) -> GradientAccumulation | PipelineRunner:
-    """What runs 1F1B of the seat's pipeline on its stage."""
+    """The engine that runs 1F1B of the rank's pipeline on its stage."""
     best, job = plan.best, plan.job
     stages = best.layout.pipelines[coordinates.pipeline].stages
     schedule = generate("1f1b", pp=len(stages), microbatches=best.microbatches[coordinates.pipeline], vpp=1)
@@ -159,11 +161,11 @@ def engine_of(
 
 
 def _nothing(is_last: bool) -> None:
-    """Gradients are added up behind the last backward pass."""
+    """No reductions before the end: `OptimizerShards` reduces gradients after the last backward pass."""
 
 
 def _peer_slices(plan: UnevenFile, coordinates: UnevenCoordinates, neighbour: int) -> tuple[PeerSlice, ...]:
-    """Which parts of this rank's hidden states every rank of a neighbouring stage has too."""
+    """The slices of this rank's hidden states that each rank of a neighbouring stage also has."""
     stages = plan.best.layout.pipelines[coordinates.pipeline].stages
     if not 0 <= neighbour < len(stages):
         return ()
@@ -183,7 +185,7 @@ def _peer_slices(plan: UnevenFile, coordinates: UnevenCoordinates, neighbour: in
 
 
 def _boxes(stage: PlannedStage, rows: int, tokens: int) -> Iterator[Region]:
-    """Rows and tokens of a microbatch's hidden states that each rank of a stage has between layers."""
+    """Rows and tokens of a micro-batch's hidden states on each rank of a stage, between layers."""
     high, wide = rows // stage.dp, tokens // stage.tp
     for number in range(stage.devices):
         row, tp = divmod(number, stage.tp)
@@ -191,8 +193,8 @@ def _boxes(stage: PlannedStage, rows: int, tokens: int) -> Iterator[Region]:
 
 
 def local_samples(plan: UnevenFile, coordinates: UnevenCoordinates, batch: Tensor) -> Tensor:
-    """Token ids of the seat's rows of its pipeline's share of `batch`; of shape (microbatches, rows, tokens +
-    1)."""
+    """Token ids of this rank's rows of its pipeline's share of `batch`, of shape (microbatches, rows, tokens
+    + 1)."""
     best = plan.best
     first = first_sequence(plan, coordinates.pipeline)
     share = batch[first : first + best.microbatches[coordinates.pipeline] * best.micro_batch_size]
@@ -203,14 +205,20 @@ def local_samples(plan: UnevenFile, coordinates: UnevenCoordinates, batch: Tenso
 
 
 def own_coordinates(plan: UnevenFile) -> UnevenCoordinates | None:
-    """The seat of this rank; None where the plan leaves it idle."""
+    """Coordinates of this rank; None if the plan leaves it idle."""
     return coordinates_by_rank(plan).get(distributed.get_rank())
+
+
+# Optimizer shards
 
 
 @dataclass(slots=True, kw_only=True)
 class _WeightRegion:
-    """A region of a weight that is here: the parameter, and what it holds; `weight` is what its gradient
-    counts, where several ranks have computed the same. Of all ranks that hold it one `saves` it."""
+    """A region of a weight on this rank: the parameter, its local region and the region itself.
+
+    `weight` multiplies its gradient, since several ranks may have computed the same one. One of the ranks
+    that hold the region `saves` it.
+    """
 
     parameter: nn.Parameter
     local_region: Region
@@ -219,7 +227,7 @@ class _WeightRegion:
     saves: bool
 
     def view(self, values: Tensor) -> Tensor:
-        """The region in `values`, which are like the parameter's part here."""
+        """The region as a view of `values`, which have the shape of the parameter's local part."""
         return LocalRegion(self.local_region, {"": values}).view("", self.region)
 
     @property
@@ -229,9 +237,11 @@ class _WeightRegion:
 
 @dataclass(slots=True, kw_only=True)
 class _ShareGroup:
-    """Pieces that the same ranks own, in the same order on all of them, and this rank's `share` of their
-    elements, which lie one after the other and are dealt out in equal runs. Of `parameters`, which it is made
-    up of, each says whether it decays and where in the share it lies."""
+    """Regions that the same ranks hold, in the same order on all of them, with this rank's `share`.
+
+    The elements of the regions are concatenated and divided into equal shares. `parameters` are the parts of
+    the share that the optimizer updates, each with whether it decays and its place in the share.
+    """
 
     group: ProcessGroup | None
     weight_regions: list[_WeightRegion]
@@ -240,7 +250,7 @@ class _ShareGroup:
 
 
 class OptimizerShards:
-    """The weights of one rank's stage, as parts of those of the whole model."""
+    """Weights of a rank's stage, with optimizer states sharded over all ranks that hold the same regions."""
 
     def __init__(
         self,
@@ -248,9 +258,11 @@ class OptimizerShards:
         names: Sequence[str],
         tensor_ranks: Mapping[int, frozenset[int]],
     ) -> None:
-        """`parameters` go by their names in the whole model, which has `names`; `tensor_ranks` are the ranks
-        of every rank's tensor group, which have equal gradients of what they all hold. Makes process groups;
-        call it on every rank."""
+        """`parameters` have their names in the whole model, which has `names`.
+
+        `tensor_ranks` has each rank's tensor-parallel group, whose ranks have equal gradients of replicated
+        weights. Creates process groups; call it on every rank.
+        """
         here: dict[int, list[nn.Parameter]] = defaultdict(list)
         for name, parameter in parameters:
             here[names.index(name)].append(parameter)
@@ -276,21 +288,21 @@ class OptimizerShards:
                 ]
                 weight_regions.sort(
                     key=lambda weight_region: weight_region.parameter.dim() <= 1
-                )  # those that decay come first
+                )  # those with weight decay first
                 self._share_groups.append(
                     _share_group_of(group, weight_regions, len(ranks), ranks.index(rank))
                 )
 
     @property
     def parameters(self) -> list[tuple[nn.Parameter, bool]]:
-        """This rank's share of everything that it holds, and of each whether it decays: what the optimizer
-        works on. Over all ranks every element of the model is there once."""
+        """This rank's shares, which the optimizer updates, each with whether it decays. All ranks together
+        have every element of the model once."""
         return [
             (own, decays) for share_group in self._share_groups for own, decays, _ in share_group.parameters
         ]
 
     def reduce(self) -> None:
-        """Give `parameters` the sums of the gradients of all owners, and take those of the weights away."""
+        """Reduce-scatter the gradients into `parameters`, and clear those of the weights."""
         pending = []
         for share_group in self._share_groups:
             whole = _packed(
@@ -314,7 +326,7 @@ class OptimizerShards:
             weight_region.parameter.grad = None
 
     def sync_weights(self) -> None:
-        """Give the weights what their owners' shares are now."""
+        """All-gather the shares into the weights."""
         with torch.no_grad():
             for weight_region, values in self._gathered_regions([own for own, _ in self.parameters]):
                 there = weight_region.view(local(weight_region.parameter))
@@ -322,8 +334,8 @@ class OptimizerShards:
 
     @property
     def regions(self) -> list[tuple[nn.Parameter, Region, bool]]:
-        """Of every weight here the regions that are owned by the same ranks each, and whether this rank is
-        the one of them that saves it."""
+        """Regions of the weights on this rank that belong to the same ranks, each with whether this rank
+        saves it."""
         return [
             (weight_region.parameter, weight_region.region, weight_region.saves)
             for share_group in self._share_groups
@@ -331,12 +343,12 @@ class OptimizerShards:
         ]
 
     def gathered_regions(self, shares: Sequence[Tensor]) -> Iterator[Tensor]:
-        """What the owners of every one of `regions` have in their `shares`, which are like `parameters`; a
-        region's elements one after the other. Call it on every rank."""
+        """The flat values of each of `regions`, all-gathered from `shares`, which are like `parameters`. Call
+        it on every rank."""
         return (values for _, values in self._gathered_regions(shares))
 
     def scattered(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """This rank's shares, like `parameters`, of `values`, which are those of `regions`."""
+        """This rank's shares, like `parameters`, of `values`, which are those of all `regions`."""
         left, shares = iter(values), []
         for share_group in self._share_groups:
             whole = _packed([next(left) for _ in share_group.weight_regions], share_group)
@@ -399,21 +411,24 @@ def _gradient(weight_region: _WeightRegion) -> Tensor:
 
 
 def _packed(values: Sequence[Tensor], share_group: _ShareGroup) -> Tensor:
-    """These one after the other, and zeros to the end of equal shares."""
+    """The values, flattened and concatenated, with zeros up to a multiple of the number of ranks."""
     ranks = 1 if share_group.group is None else distributed.get_world_size(share_group.group)
     flat = torch.cat([one.reshape(-1) for one in values])
     return torch.cat((flat, flat.new_zeros(-len(flat) % ranks)))
 
 
+# The job
+
 TABLE = "embedding.tokens.weight"
+"""Name of the embedding table, which tied output projections share."""
 
 
 class UnevenTrainingJob:
-    """A module, its optimizer and its step, divided over the running processes as an uneven plan says.
+    """A module, its optimizer and its training step, sharded over the process group under an uneven plan.
 
-    A rank has one stage of one pipeline, or none where the plan leaves it idle. Optimizer states (ZeRO-1),
-    and where the computation is narrower the weights in fp32, are divided over all ranks that hold the same
-    part of a weight. `names` are those of the rank's parameters in the whole model.
+    A rank has one stage of one pipeline, or none if the plan leaves it idle. Optimizer states (ZeRO-1), and
+    fp32 weights if the compute dtype is narrower, are sharded over all ranks that hold the same region of a
+    weight. `names` has the names of the rank's parameters in the whole model.
     """
 
     def __init__(
@@ -441,30 +456,30 @@ class UnevenTrainingJob:
 
     @property
     def executed(self) -> tuple[str, ...]:
-        """The actions that a step runs on this rank, in order."""
+        """Actions that a step runs on this rank, in order."""
         return () if self._engine is None else self._engine.executed
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """This rank's parameters, tied copies included."""
+        """This rank's parameters, including tied copies."""
         return [] if self.stage is None else list(self.stage.parameters())
 
     def step(self, batch: Tensor) -> StepResult:
-        """One optimizer step on `batch`: token ids of shape (global_batch_size, seq_len + 1), the same on
-        every rank."""
+        """One optimizer step on `batch`: token ids of shape (global_batch_size, seq_len + 1), equal on every
+        rank. ConfigError if the shape is wrong."""
         result = self.backward(batch)
         self.update()
         return result
 
     def backward(self, batch: Tensor) -> StepResult:
-        """The part of `step` before the optimizer: loss, and clipped gradients in `owned.parameters`."""
+        """First part of `step`: computes the loss and leaves clipped gradients in `owned.parameters`."""
         check_batch(batch, self.plan.job)
         loss = torch.zeros((), device=self.device_type)
         if self.coordinates is not None and self._engine is not None:
             own = local_samples(self.plan, self.coordinates, batch).to(self.device_type)
             loss = self._engine.run(own[..., :-1].contiguous(), own[..., 1:].contiguous())
             stages = self.plan.best.layout.pipelines[self.coordinates.pipeline].stages
-            loss = loss / stages[self.coordinates.stage].tp  # all tensor ranks have it
+            loss = loss / stages[self.coordinates.stage].tp  # equal on all tensor-parallel ranks
         reduce_partial_gradients(self.parameters)
         self.owned.reduce()
         shares = [own for own, _ in self.owned.parameters]
@@ -475,7 +490,8 @@ class UnevenTrainingJob:
         return clip(loss, squares, shares, self.max_norm)
 
     def update(self) -> None:
-        """The part of `step` behind `backward`: the optimizer takes the gradients, and they are gone."""
+        """Second part of `step`: the optimizer applies the gradients and clears them; weights are
+        all-gathered."""
         if self.optimizer is not None:
             with record_function(OPTIMIZER):
                 self.optimizer.step()
@@ -486,8 +502,11 @@ class UnevenTrainingJob:
 def uneven_job(
     module: ModelStage, plan: UnevenFile, *, device_type: str, lr: float, max_norm: float
 ) -> UnevenTrainingJob:
-    """`module`, a whole reference module, divided as `plan` says over the running processes, of which there
-    are as many as its cluster has devices; each computes on its device of this type."""
+    """Shard `module`, a whole reference module, over the running processes as the uneven plan says.
+
+    There must be as many processes as the cluster has devices. Each computes on its device of type
+    `device_type`.
+    """
     names = [name for name, _ in module.named_parameters()]
     coordinates = own_coordinates(plan)
     mesh = tensor_mesh(plan, device_type)
@@ -508,5 +527,5 @@ def uneven_job(
 
 
 def _whole_name(name: str, names: list[str]) -> str:
-    """The name in the whole model: the output projection of tied ends is the embedding."""
+    """Name in the whole model: the output projection of tied embeddings has the embedding's name."""
     return name if name in names else TABLE

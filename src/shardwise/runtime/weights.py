@@ -1,7 +1,7 @@
-"""Parameters from and to folders as Hugging Face's libraries write them: `config.json` and safetensors; those
-of operator graphs by the graph's names.
+"""Loads and saves weights in the format of Hugging Face libraries: `config.json` and safetensors.
 
-Names and forms of a reference module's parameters in the files of Hugging Face's libraries.
+`save_weights` and `load_weights` convert a reference module's parameters by the `WeightFormat` of the family.
+Weights of operator graphs are saved under the graph's names (`save_graph_weights`, `graph_weights_in`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from shardwise.model import Model, decoder_of
 from shardwise.plans import write_file
 from shardwise.runtime.graphs import first_readers
 
+# Formats of model families
+
 Read = Callable[[str], Tensor]
-"""The tensor of a name."""
+"""Reads the tensor of a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """Several modules of ours that are one of theirs: one `stacked` behind the other, or `grouped`: of each
-    key-value head its queries, its key and its value."""
+    """Several modules of ours in one tensor of theirs: `stacked` one after the other, or `grouped` by
+    key-value head (its queries, its key, its value)."""
 
     name: str
     parts: tuple[str, ...]
@@ -40,7 +42,7 @@ class Fused:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Experts that are modules of a list, one by one, with these names of their matrices."""
+    """Experts in a list of modules, with their names of each matrix."""
 
     name: str
     matrices: Mapping[str, str]
@@ -48,17 +50,18 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Interleaved:
-    """Experts stacked as ours, matrices [in, out], gates and ups by turns in one."""
+    """Experts in stacked matrices [experts, in, out], with gate and up columns interleaved in one tensor."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
-    """A family's files: the list of layers, and of each module of ours the name of theirs.
+    """File format of a family: the name of the list of layers, and their name of each module of ours.
 
-    `transposed` says whether matrices inside layers are stored [in, out], `norm_offset` how much less than
-    ours the weights of norms are."""
+    `transposed` says that matrices in layers are stored as [in, out]. `norm_offset` is what must be added to
+    their norm weights to get ours.
+    """
 
     layers: str
     names: Mapping[str, str]
@@ -174,25 +177,25 @@ _FORMATS: Mapping[str, WeightFormat] = {
         experts=Listed("mlp.experts", _PROJECTED),
     ),
 }  # fmt: skip
-"""The files of each family, under the names that Transformers reads and that are published."""
+"""Format of each family, with the names that Transformers reads and published files have."""
 
 _TWO_NORMS = {"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"}
-"""Of Falcons whose attention and MLP, side by side, have a norm each."""
+"""Names for Falcon models with parallel attention and MLP that have a norm each."""
 
 _KINDS = {"correction": "e_score_correction_bias"}
-"""Tensors of a module that have another name there."""
+"""Tensors of modules with another name in the files."""
 
 
 def check_weight_names(model: Model) -> None:
-    """ConfigError where files of this family have no names here."""
+    """ConfigError if the weight format of this family is not known."""
     if model.family not in _FORMATS:
         raise ConfigError(
-            "has no names of Hugging Face's", key="model", found=model.family, allowed=", ".join(_FORMATS)
+            "has no known weight format", key="model", found=model.family, allowed=", ".join(_FORMATS)
         )
 
 
 def to_hugging_face(model: Model, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of their file that hold `state`, the whole module's tensors by our names."""
+    """Convert `state`, the whole module's tensors by our names, to the tensors of their files."""
     named = _Named(model)
     for name, tensor in state.items():
         if name == "head.output.weight" and model.tied_embeddings:
@@ -213,7 +216,7 @@ def to_hugging_face(model: Model, state: Mapping[str, Tensor]) -> Iterator[tuple
 
 
 def from_hugging_face(model: Model, name: str, read: Read) -> Tensor:
-    """Our tensor `name` from the tensors of their file."""
+    """Our tensor `name`, converted from the tensors of their files."""
     named = _Named(model)
     if name == "head.output.weight" and model.tied_embeddings:
         name = "embedding.tokens.weight"
@@ -230,7 +233,7 @@ def from_hugging_face(model: Model, name: str, read: Read) -> Tensor:
 
 
 class _Named:
-    """The tensors of one model's files."""
+    """Converts names and layouts of one model's tensors."""
 
     def __init__(self, model: Model) -> None:
         decoder = decoder_of(model)
@@ -240,11 +243,11 @@ class _Named:
         self._count = model.experts.experts if model.experts is not None else 0
         if model.family == "falcon" and decoder.layers[0].norm_placement == "parallel":
             self._names = {**self._names, **_TWO_NORMS}
-        # The text decoder of a model of several kinds of input.
+        # Multimodal models have the text decoder under this prefix.
         self._prefix = "language_model." if model.config.get("text_config") is not None else ""
 
     def place(self, name: str) -> tuple[str, str, str]:
-        """Their name of the layer (empty at the ends), our name of the module inside, and that of its
+        """Their name of the layer (empty outside of layers), our name of the module, and the name of its
         tensor."""
         stem, _, kind = name.rpartition(".")
         if not stem.startswith("layers."):
@@ -257,11 +260,12 @@ class _Named:
         return f"{stem}.{_KINDS.get(kind, kind)}"
 
     def transposed(self, at: str, tensor: Tensor) -> Tensor:
-        """Matrices inside layers of a family that stores them [in, out]."""
+        """Transpose a matrix inside a layer if the family stores it as [in, out]."""
         return tensor.t().contiguous() if self._format.transposed and at and tensor.dim() == 2 else tensor
 
     def with_norm_offset(self, inner: str, tensor: Tensor, sign: int) -> Tensor:
-        """The weights of a norm, more (`sign` 1) or less by the offset of the family's."""
+        """The tensor with the family's norm offset added (`sign` 1) or subtracted, if it belongs to a
+        norm."""
         offset = self._format.norm_offset if inner.endswith("norm") else 0.0
         return tensor + sign * offset if offset else tensor
 
@@ -287,7 +291,7 @@ class _Named:
     def of_experts(
         self, state: Mapping[str, Tensor], name: str, at: str, kind: str
     ) -> Iterator[tuple[str, Tensor]]:
-        """Their tensors of all experts that hold our `name`."""
+        """Their tensors for our expert tensor `name`."""
         layout = self._format.experts
         if isinstance(layout, Listed):
             for expert, matrix in enumerate(state[name]):
@@ -303,7 +307,7 @@ class _Named:
                 yield f"{at}.{layout.name}.gate_up_proj{end}", torch.stack(halves, dim=-1).flatten(-2)
 
     def experts(self, at: str, kind: str, read: Read) -> Tensor:
-        """Ours of this `kind`, of all experts."""
+        """Our tensor of this `kind` for all experts."""
         layout = self._format.experts
         if isinstance(layout, Listed):
             names = [f"{at}.{layout.name}.{e}.{layout.matrices[kind]}.weight" for e in range(self._count)]
@@ -319,21 +323,24 @@ class _Named:
 
 
 def _transposed_last(stacked: Tensor) -> Tensor:
-    """Matrices [out, in] for such as are [in, out], and the reverse; vectors as they are."""
+    """Transpose stacked matrices; biases stay as they are."""
     return stacked.mT.contiguous() if stacked.dim() == 3 else stacked.contiguous()
 
 
+# Files
+
 SINGLE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_FILE_BYTES = 4 << 30
-"""Of a file; larger models are written as several, with an index."""
+"""Largest weight file in bytes; larger models are written as several files with an index."""
 
 
 def save_weights(
     model: Model, state: Mapping[str, Tensor], folder: str, *, max_file_bytes: int = MAX_FILE_BYTES
 ) -> None:
-    """Write the parameters of the whole module (`state`, by our names) into `folder`, with the config.
+    """Write the parameters of the whole module (`state`, by our names) into `folder`, with `config.json`.
 
-    Each file is written under another name first; the index, or the only file, comes last.
+    Files are written under temporary names first. The index, or the only file, comes last. ConfigError if the
+    family has no known format.
     """
     check_weight_names(model)
     _require_library()
@@ -344,8 +351,8 @@ def save_weights(
 
 
 def save_graph_weights(state: Mapping[str, Tensor], folder: str) -> None:
-    """Write the whole parameters of an operator graph (`state`, by their names there) into `folder`, one file
-    or several as above."""
+    """Write the full parameters of an operator graph (`state`, by the graph's names) into `folder`, as one
+    safetensors file or several with an index."""
     os.makedirs(folder, exist_ok=True)
     _save(dict(state), folder, MAX_FILE_BYTES)
 
@@ -370,8 +377,8 @@ def _save(tensors: dict[str, Tensor], folder: str, max_file_bytes: int) -> None:
 
 
 def load_weights(module: nn.Module, model: Model, folder: str) -> None:
-    """Fill the whole reference `module` from the safetensors in `folder`. ConfigError, by file and name,
-    where a tensor is missing or of another shape."""
+    """Load the safetensors in `folder` into the whole reference `module`. ConfigError names the file and
+    tensor if one is missing or has another shape."""
     whole = weights_in(folder, model)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -379,16 +386,16 @@ def load_weights(module: nn.Module, model: Model, folder: str) -> None:
 
 
 def weights_in(folder: str, model: Model) -> Callable[[str, torch.Size], Tensor]:
-    """The parameters of `model` in the safetensors in `folder`, each by its name when it is asked for, and
-    with the shape that it should have. ConfigError as in `load_weights`."""
+    """A function that reads a parameter of `model` from the safetensors in `folder`, by name and expected
+    shape. ConfigError as in `load_weights`."""
     check_weight_names(model)
     read = _reader(folder, model.name)
     return lambda name, shape: _in_shape(from_hugging_face(model, name, read), shape, folder, name)
 
 
 def graph_weights_in(folder: str, graph: OpGraph) -> dict[str, Tensor]:
-    """The parameters of `graph` in the safetensors in `folder`, by their names, in fp32. ConfigError where a
-    tensor is missing or of another shape."""
+    """The parameters of `graph` in the safetensors in `folder`, by name, in fp32. ConfigError if a tensor is
+    missing or has another shape."""
     read = _reader(folder, graph.name)
     return {
         name: _in_shape(read(name), op.shape(op.parameters[slot].dims), folder, name).float()
@@ -397,13 +404,13 @@ def graph_weights_in(folder: str, graph: OpGraph) -> dict[str, Tensor]:
 
 
 def _reader(folder: str, owner: str) -> Callable[[str], Tensor]:
-    """What gets a tensor of the files in `folder` by its name, one of `owner`'s."""
+    """A function that reads a tensor of the files in `folder` by name. `owner` is the model, for errors."""
     places = _places(folder)
     opened = {file: _opened(file) for file in set(places.values())}
 
     def read(name: str) -> Tensor:
         if name not in places:
-            raise ConfigError("has no such tensor", file=folder, key=name, allowed=f"those of {owner}")
+            raise ConfigError("has no such tensor", file=folder, key=name, allowed=f"the tensors of {owner}")
         return opened[places[name]].get_tensor(name)
 
     return read
@@ -412,28 +419,28 @@ def _reader(folder: str, owner: str) -> Callable[[str], Tensor]:
 def _in_shape(found: Tensor, shape: Sequence[int], folder: str, name: str) -> Tensor:
     if tuple(found.shape) != tuple(shape):
         raise ConfigError(
-            "is of another shape than the model's", file=folder, key=name,
+            "does not have the model's shape", file=folder, key=name,
             found=str(tuple(found.shape)), allowed=str(tuple(shape)),
         )  # fmt: skip
     return found
 
 
 def _places(folder: str) -> dict[str, str]:
-    """The file of each tensor."""
+    """The file of each tensor in `folder`."""
     index = os.path.join(folder, INDEX)
     if os.path.exists(index):
         listed = read_mapping(index).get("weight_map")
         if not isinstance(listed, dict) or not all(
             isinstance(file, str) and Path(file).name == file for file in listed.values()
         ):
-            raise ConfigError("names no files of the folder", file=index, key="weight_map")
+            raise ConfigError("does not name files in this folder", file=index, key="weight_map")
         return {name: os.path.join(folder, file) for name, file in listed.items()}
     whole = os.path.join(folder, SINGLE_FILE)
     return dict.fromkeys(_opened(whole).keys(), whole)
 
 
 def _opened(path: str) -> Any:
-    """The file, of which tensors are read one by one."""
+    """The opened file, from which tensors are read one by one."""
     _require_library()
     from safetensors import SafetensorError, safe_open
 
@@ -444,16 +451,16 @@ def _opened(path: str) -> Any:
 
 
 def _require_library() -> None:
-    """ConfigError where safetensors is not installed."""
+    """ConfigError if safetensors is not installed."""
     if find_spec("safetensors") is None:
         raise ConfigError(
-            "is not installed, and files of Hugging Face's need it", key="safetensors",
+            "is not installed, and Hugging Face weights need it", key="safetensors",
             allowed="pip install 'shardwise[torch]'",
         )  # fmt: skip
 
 
 def _parts(tensors: dict[str, Tensor], max_file_bytes: int) -> list[dict[str, Tensor]]:
-    """The tensors in their order, as many together as fit; one at least."""
+    """Split the tensors, in order, into files of at most `max_file_bytes` bytes, or of one tensor."""
     parts: list[dict[str, Tensor]] = [{}]
     free_bytes = max_file_bytes
     for name, tensor in tensors.items():

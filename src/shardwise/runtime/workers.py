@@ -1,4 +1,7 @@
-"""Processes of this machine that work together: started, given work, watched, and always ended."""
+"""A pool of worker processes on this machine that run tasks as ranks of a process group.
+
+`WorkerPool` starts, watches and always ends them. `RankLost` reports a rank that ended or failed.
+"""
 
 from __future__ import annotations
 
@@ -28,22 +31,24 @@ from shardwise.runtime.private import forget_meshes
 HOST = "127.0.0.1"
 
 GRACE_S = 5.0
-"""How long a process that closed its end may take to be gone."""
+"""Seconds that a process may take to exit after it closed its connection."""
 
 MAX_TEMPDIR_BYTES = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
-"""How long the name of the folder of temporary files may be for a fork server's socket, which multiprocessing
-lays in a folder of its own there, to have a name that Linux takes (unix(7): 108 bytes, the zero included)."""
+"""Longest path of the temporary folder in bytes. The socket of multiprocessing's fork server, in a folder of
+its own there, must fit into the 108 bytes of unix(7), with the terminating zero."""
 
 Report = Callable[[Any], None]
-"""Takes what a rank has to say while it works."""
+"""Receives the reports of a rank while it works."""
 
 RankTask = Callable[..., Any]
-"""Called on every rank as `work(report, *arguments)`, with a process group of all ranks."""
+"""Called on every rank as `work(report, *arguments)`, within a process group of all ranks."""
 
 
 class RankLost(Exception):
-    """A rank (or one of which nothing is known but that it was there: None) ended, or failed, before its work
-    was done; `was_ended` where a signal ended it, which need not happen again."""
+    """A rank ended or failed before its task was done; `rank` is None if it is unknown which.
+
+    `was_ended` says that a signal ended it, so that a restart may help.
+    """
 
     def __init__(self, rank: int | None, reason: str, *, details: str = "", was_ended: bool = False) -> None:
         super().__init__(f"{'another rank' if rank is None else f'rank {rank}'} {reason}")
@@ -53,10 +58,10 @@ class RankLost(Exception):
 
 
 class WorkerPool:
-    """Up to `size` worker processes, each with one thread of its own for every core it can count on.
+    """Up to `size` worker processes, which share the cores of this machine evenly.
 
-    They are started when first needed and live until `close`; `run` gives the first of them work. A worker
-    that fails, dies or disagrees ends the whole team.
+    They start when first needed and live until `close`. `run` gives a task to the first ones. If a worker
+    fails or dies, all workers are ended.
     """
 
     def __init__(self, size: int) -> None:
@@ -73,12 +78,13 @@ class WorkerPool:
 
     @property
     def pids(self) -> tuple[int, ...]:
+        """Process ids of the workers, by rank."""
         return tuple(process.pid for process, _ in self._workers)
 
     def run(self, ranks: int, work: RankTask, *arguments: Any, report: Report | None = None) -> list[Any]:
-        """What `work` returns on each of `ranks` ranks. `report` gets what rank 0 reports meanwhile.
+        """Run `work` on `ranks` ranks and return the result of each. `report` gets the reports of rank 0.
 
-        Raises ConfigError where a rank did, RankLost where one failed otherwise; then the team is closed.
+        Raises ConfigError if a rank did, and RankLost if one failed otherwise. Then the pool is closed.
         """
         self._start(ranks)
         self._runs += 1
@@ -92,14 +98,14 @@ class WorkerPool:
 
     def _start(self, ranks: int) -> None:
         context = _context()
-        resource_tracker.ensure_running()  # its start ends what keeps interrupts away
+        resource_tracker.ensure_running()  # starting it later would unblock interrupts
         threads = threads_per_process(self._size)
         while len(self._workers) < ranks:
             parent_end, child_end = context.Pipe()
             process = context.Process(
                 target=_serve, args=(len(self._workers), self._store.port, threads, child_end), daemon=True
             )
-            with without_interrupts():  # also in processes on the way to it, which last as long
+            with without_interrupts():  # also while the fork server starts the process
                 process.start()
                 child_end.close()
                 self._workers.append((process, parent_end))
@@ -107,7 +113,7 @@ class WorkerPool:
     def _send_task(self, rank: int, work: tuple[RankTask, Any, int, int]) -> None:
         try:
             self._workers[rank][1].send(work)
-        except OSError:  # it is gone: what it said before is of no interest
+        except OSError:  # it is gone: its earlier messages do not matter
             raise self._ended(rank, self._received_end(rank)) from None
 
     def _collect(self, ranks: int, report: Report | None) -> list[Any]:
@@ -116,7 +122,7 @@ class WorkerPool:
             waiting = {self._workers[rank][1]: rank for rank in range(ranks) if rank not in results}
             ready = [waiting[connection] for connection in wait(list(waiting))]  # type: ignore[index]
             messages = {rank: self._received(rank) for rank in ready}
-            # Peers of a dead rank fail too: of what comes together, the death is the reason.
+            # Peers of a dead rank fail too. Of simultaneous messages, the death is the cause.
             for rank in sorted(ready, key=lambda rank: messages[rank][0] != "lost"):
                 kind, value = messages[rank]
                 if kind == "report" and report is not None:
@@ -132,7 +138,7 @@ class WorkerPool:
         return [results[rank] for rank in range(ranks)]
 
     def _received(self, rank: int) -> tuple[str, Any]:
-        """What a worker said, or that it is gone (`lost`, with its exit code)."""
+        """The next message of a worker, or `lost` with its exit code if it is gone."""
         process, connection = self._workers[rank]
         try:
             kind, value = connection.recv()
@@ -142,19 +148,19 @@ class WorkerPool:
         return kind, value
 
     def _lost_peer(self, ranks: int) -> RankLost | None:
-        """The rank whose death may be why another failed; None where all live."""
+        """The loss of a dead rank that may have made another fail; None if all live."""
         processes = {self._workers[rank][0].sentinel: rank for rank in range(ranks)}
         ended_ranks = [processes[sentinel] for sentinel in wait(list(processes), timeout=GRACE_S / 10)]
         return self._ended(ended_ranks[0], self._received_end(ended_ranks[0])) if ended_ranks else None
 
     def _ended(self, rank: int, code: int | None) -> RankLost:
-        """The loss of a worker that has this exit code."""
+        """The loss of a worker that ended with this exit code."""
         if code is not None and code < 0:
             return RankLost(rank, f"was ended by signal {-code}", was_ended=True)
         return RankLost(rank, f"ended with code {code}")
 
     def _received_end(self, rank: int) -> int | None:
-        """The exit code of a worker that is gone, behind what it said before."""
+        """The exit code of a worker that is gone, after its remaining messages."""
         kind = ""
         value: Any = ""
         while kind != "lost":
@@ -163,7 +169,7 @@ class WorkerPool:
         return code
 
     def close(self) -> None:
-        """End every worker, at once and whatever it does."""
+        """Kill every worker, whatever it does."""
         for process, connection in self._workers:
             connection.close()
             process.kill()
@@ -174,13 +180,13 @@ class WorkerPool:
 
 
 def threads_per_process(processes: int) -> int:
-    """How many each of so many processes of this machine computes with: the cores are divided."""
+    """Compute threads of each of `processes` processes on this machine: the cores are divided evenly."""
     return max(1, (os.cpu_count() or 1) // processes)
 
 
 def _context() -> Any:
-    """How workers are started: where it is safe, and its socket can have a name, as copies of one process
-    that has imported what they need, which takes seconds (PyTorch alone two)."""
+    """How workers start: from a fork server that has imported their modules, which saves seconds (two for
+    PyTorch). Where that is unsafe, or its socket's path too long, they are spawned."""
     if sys.platform != "linux" or len(os.fsencode(tempfile.gettempdir())) > MAX_TEMPDIR_BYTES:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -189,12 +195,12 @@ def _context() -> Any:
 
 
 def _serve(rank: int, port: int, threads: int, connection: Connection) -> None:
-    """A worker's life: work as it comes, until the other end is closed."""
+    """Main loop of a worker: run tasks until the pool closes the connection."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # errors are told in one line
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # errors are reported in one line
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    gc.freeze()  # what is imported stays: to look through it after every piece of work takes 0.2 s
+    gc.freeze()  # imported objects stay: scanning them after every task takes 0.2 s
     with contextlib.suppress(EOFError, ConnectionResetError, KeyboardInterrupt):
         while True:
             work, arguments, ranks, run = connection.recv()
@@ -204,7 +210,7 @@ def _serve(rank: int, port: int, threads: int, connection: Connection) -> None:
 def _work(
     rank: int, port: int, connection: Connection, work: RankTask, arguments: Any, ranks: int, run: int
 ) -> None:
-    """Do one piece of work and say how it ended; what went wrong is said before the others can notice."""
+    """Run one task and send its outcome. An error is sent before the other ranks can notice it."""
 
     def report(messages: Any) -> None:
         if rank == 0:
@@ -216,7 +222,7 @@ def _work(
         except ConfigError as error:
             fields = ("message", "file", "key", "found", "allowed")
             outcome = "refused", {field: getattr(error, field) for field in fields}
-        except Exception as error:  # noqa: BLE001 - what it is, is said by the parent
+        except Exception as error:  # noqa: BLE001 - reported by the parent
             first = (str(error).strip().splitlines() or [""])[0]
             outcome = "failed", (f"{type(error).__name__}: {first}", traceback.format_exc())
         connection.send(outcome)
@@ -224,15 +230,15 @@ def _work(
 
 @contextlib.contextmanager
 def process_group(rank: int, ranks: int, port: int, *, name: str) -> Iterator[None]:
-    """The default process group of `ranks` ranks that meet at the store behind `port`."""
+    """The default process group of `ranks` ranks, with the store at `port`."""
     if not distributed.is_gloo_available():
-        raise ConfigError("has no gloo, by which ranks talk", key="torch", found=torch.__version__)
+        raise ConfigError("has no gloo, which ranks communicate with", key="torch", found=torch.__version__)
     store = distributed.TCPStore(HOST, port, is_master=False)
     distributed.init_process_group(
         backends(), store=distributed.PrefixStore(name, store), rank=rank, world_size=ranks
     )
     try:
-        distributed.barrier()  # a rank that is done and gone would fail those that are still on their way
+        distributed.barrier()  # a rank that finishes early would fail those that still connect
         yield
     finally:
         distributed.destroy_process_group()
@@ -240,8 +246,8 @@ def process_group(rank: int, ranks: int, port: int, *, name: str) -> Iterator[No
 
 
 def leave_group() -> None:
-    """Leave the default process group, where there is one: a process that ends with its threads running may
-    be aborted at its very end, which a launcher takes for a failure."""
+    """Destroy the default process group, if there is one. A process that exits with the threads of a group
+    may abort, which a launcher takes for a failure."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
         forget_meshes()
@@ -249,8 +255,8 @@ def leave_group() -> None:
 
 @contextlib.contextmanager
 def peer_failures() -> Iterator[None]:
-    """RankLost where a collective of this process fails because a peer is gone: of gloo's errors nothing but
-    the text tells that, and NCCL's are of a kind of their own."""
+    """RankLost if a collective fails because a peer is gone. Gloo's errors are recognised by their text;
+    NCCL's have their own class."""
     try:
         yield
     except RuntimeError as error:
@@ -260,7 +266,7 @@ def peer_failures() -> Iterator[None]:
 
 
 def _end_with_parent() -> None:
-    """Whoever started this process is gone: nobody will end it, so it ends itself."""
+    """End this process when its parent is gone, since nobody else would end it."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,4 +1,8 @@
-"""A pipeline schedule is data: per rank, an ordered row of actions, held as integer columns."""
+"""A pipeline schedule as data: per rank an ordered row of actions, stored as integer columns.
+
+`Action` is one forward, backward, input-gradient or weight-gradient step of a micro-batch on a stage.
+`Schedule` is the table of one pipeline; `Table` is the protocol that a re-routed schedule also follows.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(4)
 
 
 class Action(NamedTuple):
-    """One piece of work of one microbatch on one stage; prints as `2F0` and parses back."""
+    """One action of one micro-batch on one stage; prints as `2F0` and parses back."""
 
     stage: int
     kind: ActionKind
@@ -45,7 +49,7 @@ _action_of_triple = partial(tuple.__new__, Action)
 
 
 class Columns(NamedTuple):
-    """All actions of all ranks, rank after rank; rank r owns rows `offsets[r]` to `offsets[r + 1]`.
+    """All actions of all ranks, rank after rank; rank r has rows `offsets[r]` to `offsets[r + 1]`.
 
     `stage`, `kind` (codes, see `KINDS`) and `microbatch` are read-only int64 arrays of shape (actions,);
     `offsets` has shape (ranks + 1,).
@@ -74,8 +78,8 @@ def columns_of(rows: Sequence[Sequence[Action]]) -> Columns:
 
 
 class Table(Protocol):
-    """What can be checked, run dry and timed: rows of actions, and the rank that does each stage of each
-    microbatch."""
+    """A table that can be validated, dry-run and timed: rows of actions, and the rank that runs each stage
+    of each micro-batch."""
 
     @property
     def microbatches(self) -> int: ...
@@ -93,19 +97,19 @@ class Table(Protocol):
     def ranks(self) -> tuple[tuple[Action, ...], ...]: ...
 
     def rank_for(self, stage: Ints | int, microbatch: Ints | int) -> Ints:
-        """The rank that does `stage` of `microbatch`; numbers or columns in range."""
+        """The rank that runs `stage` of `microbatch`; numbers or columns in range."""
 
     def ranks_for(self, stage: int) -> Sequence[int]:
-        """All ranks that do `stage`, for any microbatch."""
+        """All ranks that run `stage` for any micro-batch."""
 
 
 class Schedule:
-    """The order of work of every pipeline rank. Immutable; equal when all four parts are equal.
+    """The order of the actions of every pipeline rank. Immutable; equal when all four parts are equal.
 
-    `ranks[r]` is what pipeline rank r runs, in order. `stage_rank[s]` is the rank that holds stage s; stage
-    s sends to stage s + 1. A stage's forward of a microbatch needs the forward of the stage before; its B
-    (or I) needs that of the stage after; its W needs its own I. `columns` is the same table as arrays, and
-    what is stored; `ranks` is made from it when first asked for.
+    `ranks[r]` are the actions of pipeline rank r, in order. `stage_rank[s]` is the rank of stage s; stage s
+    sends to stage s + 1. A stage's forward of a micro-batch needs the forward of the stage before; its B (or
+    I) needs that of the stage after; its W needs its own I. `columns` is the same table as arrays; it is what
+    is stored, and `ranks` is made from it on first use.
     """
 
     name: str
@@ -122,7 +126,7 @@ class Schedule:
     def from_columns(
         cls, *, name: str, microbatches: int, stage_rank: Sequence[int], columns: Columns
     ) -> Schedule:
-        """The schedule that holds `columns`, which become read-only."""
+        """The schedule with these `columns`, which become read-only."""
         schedule = cls.__new__(cls)
         schedule._set(name, microbatches, stage_rank, columns)
         return schedule
@@ -143,20 +147,20 @@ class Schedule:
 
     @property
     def pp(self) -> int:
-        """How many pipeline ranks there are."""
+        """Number of pipeline ranks."""
         return len(self.columns.offsets) - 1
 
     @property
     def stages(self) -> int:
-        """How many stages (chunks over all ranks) there are."""
+        """Number of stages (chunks over all ranks)."""
         return len(self.stage_rank)
 
     def rank_for(self, stage: Ints | int, microbatch: Ints | int) -> Ints:
-        """The rank that holds `stage`, whatever the microbatch."""
+        """The rank of `stage`, for every micro-batch."""
         return np.asarray(self.stage_rank, dtype=np.int64)[stage]
 
     def ranks_for(self, stage: int) -> Sequence[int]:
-        """The one rank that holds `stage`."""
+        """The one rank of `stage`."""
         return (self.stage_rank[stage],)
 
     def __eq__(self, other: object) -> bool:

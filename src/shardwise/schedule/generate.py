@@ -1,15 +1,15 @@
-"""Writes the table of each schedule.
+"""Generate the table of each schedule: GPipe, 1F1B, interleaved 1F1B, ZB-H1, ZB-H2, ZB-V and DualPipe-V.
 
 A rank's row is a *word*: one letter per action. `F B I W` act on the rank's first chunk, `f b i w` on its
-second, and `q` is the weight gradient of the oldest input gradient whose weight gradient is still missing.
-The n-th letter of a class (forward, backward, weight; per chunk) takes the n-th item of that class's
-*stream* of stages and microbatches. So each schedule is one line of arithmetic on words.
+second; `q` is the weight gradient of the oldest input gradient that still lacks its weight gradient. The n-th
+letter of a class (forward, backward, weight; per chunk) takes the n-th item of that class's *stream* of
+stages and micro-batches. So each schedule is one formula for words.
 
 Sources: GPipe, arXiv 1811.06965; 1F1B and interleaved 1F1B, arXiv 2104.04473 (warm-up and groups as in
 Megatron-LM); zero bubble H1, H2 and V, arXiv 2401.10241; DualPipe, arXiv 2412.19437, as the V-shaped half
 that PyTorch has. The orders are those of PyTorch 2.13's `torch.distributed.pipelining` where it has the
-schedule; its zero-bubble schedule with one stage per rank is `zb_h1`, and `zb_h2` is the same with twice
-the lead.
+schedule. Its zero-bubble schedule with one stage per rank is `zb_h1`; `zb_h2` is the same with twice the
+warm-up.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ for _index, _letters in enumerate(_CLASSES):
 
 
 class _Stream(NamedTuple):
-    """Stages and microbatches that the letters of one class take, first to last; shapes (n,), or () and
-    (n,)."""
+    """Stages and micro-batches of the letters of one class, first to last; shapes (n,), or () and (n,)."""
 
     stage: Ints | int
     microbatch: Ints
@@ -82,8 +81,8 @@ def _streams(name: str, pp: int, rank: int, microbatches: int, vpp: int) -> dict
 
 
 def _interleaved_streams(pp: int, rank: int, microbatches: int, vpp: int) -> dict[str, _Stream]:
-    """Chunks take turns: pp microbatches through one chunk, the same through the next; backward from the
-    last chunk."""
+    """Chunks alternate: pp micro-batches through one chunk, the same pp through the next; backward passes
+    start with the last chunk."""
     round_index, place = np.divmod(np.arange(microbatches * vpp, dtype=np.int64), pp)
     group, chunk = np.divmod(round_index, vpp)
     microbatch = group * pp + place
@@ -94,7 +93,7 @@ def _interleaved_streams(pp: int, rank: int, microbatches: int, vpp: int) -> dic
 
 
 def _row(word: str, streams: dict[str, _Stream]) -> tuple[Ints, Ints, Ints]:
-    """Stage, kind and microbatch of every letter of `word`."""
+    """Stage, kind and micro-batch of every letter of `word`."""
     letters = np.frombuffer(word.encode(), dtype=np.uint8)
     kind = _KIND_OF_LETTER[letters]
     classes = _CLASS_OF_LETTER[letters]
@@ -129,8 +128,8 @@ def _interleaved(pp: int, rank: int, microbatches: int, vpp: int) -> str:
 
 
 def _zero_bubble(pp: int, rank: int, microbatches: int, stretch: int) -> str:
-    """1F1B with weight gradients put off: a rank that leads less puts off more, so that all hold equally
-    much."""
+    """1F1B with deferred weight gradients: a rank with fewer warm-up forwards defers more of them, so that
+    all ranks save equally many activations."""
     warmup = min(stretch * (pp - 1 - rank), microbatches)
     deferred = stretch * rank
     pairs = microbatches - warmup

@@ -1,7 +1,8 @@
-"""Which (pp, microbatches, vpp) a schedule is made for, and which stage lies on which rank.
+"""Legal combinations of schedule, pp, micro-batches and vpp; the rank of each stage; and activations in
+flight.
 
-How many activations a rank holds at once, and how many wait for their W: from the table, and in closed
-form on columns.
+Functions work on numbers or on integer columns. `in_flight` and `pending_weights` are closed forms of
+`peak_in_flight` and `peak_pending_weights`, which count the table of a schedule.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ NAMES: tuple[str, ...] = ("1f1b", "gpipe", "interleaved_1f1b", "zb_h1", "zb_h2",
 
 CODE_OF_NAME: dict[str, int] = {name: code for code, name in enumerate(NAMES)}
 SPLIT_NAMES: frozenset[str] = frozenset({"zb_h1", "zb_h2", "zb_v", "dualpipe_v"})
-"""Schedules whose backward passes may be in two parts: the input's gradient, and later the weights'."""
+"""Schedules with split backward passes: the input gradient first, the weight gradient later."""
 
 V_NAMES: frozenset[str] = frozenset({"zb_v", "dualpipe_v"})
-"""Schedules whose rank r holds stages r and 2 pp - 1 - r; in all others rank r holds r, pp + r, 2 pp + r,
+"""V-shaped schedules: rank r has stages r and 2 pp - 1 - r. In all others rank r has r, pp + r, 2 pp + r,
 ..."""
 
 REASONS: tuple[str, ...] = (
@@ -37,13 +38,15 @@ REASONS: tuple[str, ...] = (
     "schedule_microbatches_divisible",
     "schedule_microbatches_minimum",
 )
-"""Why a combination is illegal; of several the first in this order counts."""
+"""Reasons why a combination is illegal; the first in this order that applies counts."""
 
 _NO_LIMIT = 1 << 30
+"""Larger than any vpp."""
 
 
 class _Rule(NamedTuple):
-    """What a schedule asks for; `microbatches` must be at least `microbatches_per_pp * pp`."""
+    """Requirements of a schedule: bounds of vpp and pp; `microbatches` at least `microbatches_per_pp *
+    pp`; `whole_groups`: micro-batches divisible by pp."""
 
     least_vpp: int = 1
     most_vpp: int = 1
@@ -72,7 +75,8 @@ def code_of(name: str) -> int:
 
 
 def illegal_codes(code: Column, pp: Column, microbatches: Column, vpp: Column) -> NDArray[np.int8]:
-    """Per row 0 where the schedule is legal, else 1 + the index in `REASONS` of the first reason against it.
+    """Per row 0 where the schedule is legal, else 1 + the index in `REASONS` of the first reason that
+    applies.
 
     `code` is the index in `NAMES`; all arguments are integers or integer columns that broadcast together.
     """
@@ -96,7 +100,7 @@ def legal_mask(code: Column, pp: Column, microbatches: Column, vpp: Column) -> N
 
 
 def illegal_reason(name: str, pp: int, microbatches: int, vpp: int) -> str | None:
-    """The first of `REASONS` against schedule `name` on these numbers, or None where it is legal.
+    """The first of `REASONS` that applies to schedule `name` with these numbers, or None where it is legal.
 
     Raises ConfigError for an unknown name.
     """
@@ -112,7 +116,7 @@ def stage_of(name: str, pp: Number, rank: Number, chunk: Number) -> Number:
 
 
 def rank_of_stage(name: str, pp: Number, stage: Number) -> Number:
-    """The rank that holds `stage`; ints or columns."""
+    """The rank of `stage`; ints or columns."""
     if name in V_NAMES:
         return stage + (stage // pp) * (2 * pp - 1 - 2 * stage)
     return stage % pp
@@ -127,11 +131,11 @@ Floats = NDArray[np.float64]
 
 
 def peak_activations(schedule: Table, per_stage: ArrayLike) -> Floats:
-    """The most that each rank holds at once, where one microbatch on stage s holds `per_stage[s]` (any unit).
+    """Peak saved activations of each rank, where one micro-batch on stage s saves `per_stage[s]` (any unit).
 
-    A forward takes the amount, the B or W of the same stage and microbatch gives it back (an I gives
-    nothing back). `per_stage` has shape (stages,) or (stages, n) for n cases at once; the result (ranks,)
-    or (ranks, n).
+    A forward allocates the amount; the B or W of the same stage and micro-batch frees it (an I frees
+    nothing). `per_stage` has shape (stages,), or (stages, n) for n cases at once; the result (ranks,) or
+    (ranks, n).
     """
     stage, kind, _, offsets = schedule.columns
     sign = np.where(kind == FORWARD, 1.0, np.where(kind == BACKWARD_INPUT, 0.0, -1.0))
@@ -145,12 +149,12 @@ def peak_activations(schedule: Table, per_stage: ArrayLike) -> Floats:
 
 
 def peak_in_flight(schedule: Table) -> tuple[int, ...]:
-    """Per rank, the most (stage, microbatch) pairs whose F is done and whose B or W is not."""
+    """Per rank, the most (stage, micro-batch) pairs whose F is done and whose B or W is not."""
     return tuple(int(peak) for peak in peak_activations(schedule, np.ones(schedule.stages)))
 
 
 def peak_pending_weights(schedule: Table) -> tuple[int, ...]:
-    """Per rank, the most (stage, microbatch) pairs whose I has begun and whose W is not done."""
+    """Per rank, the most (stage, micro-batch) pairs whose I has begun and whose W is not done."""
     _, kind, _, offsets = schedule.columns
     change = np.where(kind == BACKWARD_INPUT, 1, np.where(kind == BACKWARD_WEIGHT, -1, 0))
     return tuple(
@@ -159,7 +163,8 @@ def peak_pending_weights(schedule: Table) -> tuple[int, ...]:
 
 
 class _InFlightLimit(NamedTuple):
-    """How many a rank holds with unlimited microbatches: per pp, per pp * vpp, less per rank, and more."""
+    """In-flight limit of a rank with unlimited micro-batches: per_pp * pp + per_stage * pp * vpp -
+    less_per_rank * rank + more."""
 
     per_pp: int = 0
     per_stage: int = 0
@@ -184,13 +189,13 @@ _MORE_PER_RANK = np.array([_WAITING_PER_RANK.get(name, 0) for name in NAMES], dt
 
 
 def in_flight(code: Column, pp: Column, microbatches: Column, vpp: Column, rank: Column) -> Ints:
-    """`peak_in_flight` of legal schedules in closed form, on integers or integer columns that broadcast
+    """Closed form of `peak_in_flight` for legal schedules, on integers or integer columns that broadcast
     together.
 
-    `code` is the index in `NAMES`. Exact for every legal combination; never increases with `rank`. With p =
-    pp, m = microbatches, v = vpp, r = rank it is the smaller of m v and: 1f1b p - r; gpipe no limit;
-    interleaved_1f1b 2 (p - 1 - r) + (v - 1) p + 1 = (v + 1) p - 2 r - 1; zb_h1 p; zb_h2 2 p - 1; zb_v 2 p;
-    dualpipe_v 2 p + 1. Meaningless where the combination is illegal.
+    `code` is the index in `NAMES`. Exact for every legal combination, meaningless for others; never increases
+    with `rank`. With p = pp, m = microbatches, v = vpp, r = rank it is the smaller of m v and: 1f1b p - r;
+    gpipe no limit; interleaved_1f1b 2 (p - 1 - r) + (v - 1) p + 1 = (v + 1) p - 2 r - 1; zb_h1 p; zb_h2 2 p -
+    1; zb_v 2 p; dualpipe_v 2 p + 1.
     """
     per_pp, per_stage, less_per_rank, more = (column[code] for column in _IN_FLIGHT_BY_CODE)
     unlimited = (per_pp + per_stage * vpp) * pp - less_per_rank * rank + more
@@ -198,12 +203,12 @@ def in_flight(code: Column, pp: Column, microbatches: Column, vpp: Column, rank:
 
 
 def pending_weights(code: Column, microbatches: Column, rank: Column) -> Ints:
-    """`peak_pending_weights` of legal schedules in closed form, on integers or integer columns that broadcast
-    together.
+    """Closed form of `peak_pending_weights` for legal schedules, on integers or integer columns that
+    broadcast together.
 
-    `code` is the index in `NAMES`. Exact for every legal combination; never falls with `rank`, and never
-    exceeds `in_flight`. With m = microbatches and r = rank it is the smaller of m and: zb_h1 and dualpipe_v
-    r + 1; zb_h2 and zb_v 2 r + 1; 0 in all others, which have no W.
+    `code` is the index in `NAMES`. Exact for every legal combination; never decreases with `rank`, and never
+    exceeds `in_flight`. With m = microbatches and r = rank it is the smaller of m and: zb_h1 and dualpipe_v r
+    + 1; zb_h2 and zb_v 2 r + 1; 0 in all others, which have no W.
     """
     unlimited = _WAITS[code] + _MORE_PER_RANK[code] * rank
     return np.asarray(np.minimum(microbatches, unlimited), dtype=np.int64)

@@ -1,11 +1,14 @@
-"""Adds communication to a schedule: which actions, and where in each rank's row.
+"""Lowering: add communication actions (send/recv, UNSHARD, RESHARD, REDUCE_GRAD) to the row of each rank.
 
-The kinds, their letters and their places are PyTorch's (`torch.distributed.pipelining.schedules`, 2.13): a
-send follows its producer; the receive is put into the peer's row at that same moment (`receive="early"`) or
-just before what consumes it (`receive="late"`, PyTorch's `defer_pp_recv`, but see `_with_late_receives`);
-UNSHARD comes before the first use of a stage among the next few, RESHARD when the stage is no longer
-among them; REDUCE_GRAD follows a stage's last B or W. Stages that are neighbours on one rank exchange
-nothing.
+Kinds, letters and positions are those of `torch.distributed.pipelining.schedules`, PyTorch 2.13:
+
+- A send follows its producer.
+- The receive goes into the peer's row at that same moment (`receive="early"`), or just before its consumer
+  (`receive="late"`, PyTorch's `defer_pp_recv`, with an exception: see `_with_late_receives`).
+- UNSHARD comes when a stage enters the next MAX_UNSHARDED_STAGES stages of the rank, RESHARD when it leaves
+  them.
+- REDUCE_GRAD follows a stage's last B or W.
+- Neighbouring stages on one rank send nothing to each other.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from shardwise.errors import ConfigError
 from shardwise.schedule.action import Action, ActionKind, Schedule
 
 MAX_UNSHARDED_STAGES = 3
+"""Stages whose parameters a rank gathers ahead, at most; PyTorch's default (`max_active_stages`)."""
 
 
 class CommunicationKind(StrEnum):
@@ -35,8 +39,8 @@ class CommunicationKind(StrEnum):
 
 
 class Communication(NamedTuple):
-    """A transfer of `stage`: what it sends or receives for `microbatch`, or its parameters or gradients
-    (None)."""
+    """A communication of `stage`: send or receive of `microbatch`, or, where that is None, of its
+    parameters or gradients."""
 
     stage: int
     kind: CommunicationKind
@@ -52,7 +56,7 @@ PEER_OFFSET: dict[CommunicationKind, int] = {
     CommunicationKind.SEND_B: -1,
     CommunicationKind.RECV_B: 1,
 }
-"""Where the other end of a transfer lies, counted in stages."""
+"""Stage of the peer of a transfer, relative to the own stage."""
 
 _RECEIVES = (CommunicationKind.RECV_F, CommunicationKind.RECV_B)
 
@@ -61,7 +65,7 @@ Step = Action | Communication
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoweredSchedule:
-    """A schedule with communication; `ranks[r]` is what rank r starts, in order. Other fields as in
+    """A schedule with communication; `ranks[r]` are the actions of rank r, in order. Other fields as in
     Schedule."""
 
     name: str
@@ -73,10 +77,10 @@ class LoweredSchedule:
 def lower(
     schedule: Schedule, *, receive: Literal["early", "late"] = "early", unshard: bool = True
 ) -> LoweredSchedule:
-    """The schedule with its communication. Without `unshard` parameters stay where they are (no UNSHARD,
+    """The schedule with its communication. Without `unshard`, parameters are never sharded (no UNSHARD,
     RESHARD).
 
-    Raises ConfigError where the schedule cannot be run to its end (see `violations`).
+    Raises ConfigError where the schedule deadlocks (see `violations`).
     """
     rows: list[list[Step]] = [list(row) for row in schedule.ranks]
     if unshard:
@@ -94,8 +98,8 @@ def lower(
 
 
 def _with_unshards(row: Sequence[Action]) -> list[Step]:
-    """The row with parameters gathered ahead for the next MAX_UNSHARDED_STAGES distinct stages, and dropped
-    after."""
+    """The row with parameters unsharded ahead for the next MAX_UNSHARDED_STAGES distinct stages, and
+    resharded after use."""
     lowered: list[Step] = []
     present: list[int] = []
     for action, upcoming in zip(row, _upcoming_stages(row), strict=True):
@@ -109,8 +113,8 @@ def _with_unshards(row: Sequence[Action]) -> list[Step]:
 
 
 def _upcoming_stages(row: Sequence[Action]) -> list[list[int]]:
-    """For each place of the row the next distinct stages from there on, soonest first, MAX_UNSHARDED_STAGES
-    at most."""
+    """For each position of the row, the next distinct stages from there on, soonest first; at most
+    MAX_UNSHARDED_STAGES."""
     upcoming: list[list[int]] = []
     next_stages: list[int] = []
     for action in reversed(row):
@@ -121,7 +125,7 @@ def _upcoming_stages(row: Sequence[Action]) -> list[list[int]]:
 
 
 def _with_reductions(row: Sequence[Step], microbatches: int) -> list[Step]:
-    """The row with a REDUCE_GRAD behind the last B or W of each stage."""
+    """The row with a REDUCE_GRAD after the last B or W of each stage."""
     lowered: list[Step] = []
     finished: dict[int, int] = {}
     for step in row:
@@ -134,7 +138,7 @@ def _with_reductions(row: Sequence[Step], microbatches: int) -> list[Step]:
 
 
 def _transfer(step: Step, stage_rank: Sequence[int]) -> tuple[Communication, Communication] | None:
-    """The send and the receive of what `step` makes, or None where no other rank needs it."""
+    """The send and the receive of the output of `step`, or None where no other rank needs it."""
     stage, kind, microbatch = step
     if kind is ActionKind.FORWARD:
         peer, send, receive = stage + 1, CommunicationKind.SEND_F, CommunicationKind.RECV_F
@@ -148,10 +152,10 @@ def _transfer(step: Step, stage_rank: Sequence[int]) -> tuple[Communication, Com
 
 
 def _with_transfers(rows: Sequence[Sequence[Step]], stage_rank: Sequence[int]) -> list[list[Step]]:
-    """The rows with sends and receives: ranks take turns, one step each, and a sender writes into its
-    peer's row.
+    """The rows with sends and receives.
 
-    So two ranks meet their transfers in the same order.
+    Ranks advance in turn, one step each, and a sender writes the receive into its peer's row. So two ranks
+    meet their transfers in the same order.
     """
     lowered: list[list[Step]] = [[] for _ in rows]
     queued = [deque(row) for row in rows]
@@ -173,12 +177,12 @@ def _with_transfers(rows: Sequence[Sequence[Step]], stage_rank: Sequence[int]) -
                 lowered[stage_rank[receive.stage]].append(receive)
         if not progressed:
             deadlocked = next(steps[0] for steps in queued if steps)
-            raise ConfigError("the schedule cannot be run to its end", key="schedule", found=str(deadlocked))
+            raise ConfigError("the schedule deadlocks", key="schedule", found=str(deadlocked))
     return lowered
 
 
 def _is_ready(step: Step, available: set[tuple[int, bool, int | None]], stages: int) -> bool:
-    """Whether what `step` needs from other stages is there."""
+    """Whether all inputs of `step` from other stages exist."""
     if step.kind is ActionKind.FORWARD:
         return step.stage == 0 or (step.stage - 1, True, step.microbatch) in available
     if step.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT):
@@ -187,11 +191,11 @@ def _is_ready(step: Step, available: set[tuple[int, bool, int | None]], stages: 
 
 
 def _with_late_receives(rank: int, row: Sequence[Step], stage_rank: Sequence[int]) -> list[Step]:
-    """The row with each receive moved to just before its consumer, unless order forbids it.
+    """The row with each receive moved to just before its consumer, unless message order forbids it.
 
-    Messages of one sender stay in their order, so a receive takes with it those of its sender that come
-    before. Of two ranks the lower one still receives all that is pending from the other before it sends
-    to it: so one of the two is always receiving, and blocking sends cannot wait for each other.
+    Messages of one sender stay in order, so a receive moves together with the earlier receives from its
+    sender. Of two ranks, the lower one still receives everything that is pending from the other before it
+    sends to it. So one of the two is always receiving, and blocking sends cannot deadlock.
     """
     lowered: list[Step] = []
     pending: dict[int, list[Step]] = {}
@@ -214,7 +218,8 @@ def _with_late_receives(rank: int, row: Sequence[Step], stage_rank: Sequence[int
 
 
 def _received_for(step: Step) -> Communication | None:
-    """The receive that `step` consumes, if its neighbour lies on another rank."""
+    """The receive that `step` consumes if the neighbouring stage is on another rank; None for steps
+    without input."""
     if step.kind is ActionKind.FORWARD:
         return Communication(step.stage, CommunicationKind.RECV_F, step.microbatch)
     if step.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT):

@@ -1,10 +1,10 @@
-"""Pipelines side by side in which some ranks are gone: what these did is done by their peers in the other
-pipelines (ReCycle, Gandhi et al. 2024, arXiv 2405.14009).
+"""Re-routing around lost ranks: their peers in other pipelines do their work (ReCycle, Gandhi et al. 2024,
+arXiv 2405.14009).
 
-Rank (pipeline, stage) does its own microbatches and, at its stage only, those that are handed to it; at the
-next stage they are back in their own pipeline. No rank holds more microbatches in flight than it may. The
-order is found by running greedily: a backward where one is ready, else a forward where one more may be held,
-else a weight gradient that was put off; so that what was handed over goes into bubbles.
+Rank (pipeline, stage) runs its own micro-batches. At its stage only, it also runs micro-batches re-routed
+from lost ranks; at the next stage they are back in their own pipeline. No rank exceeds its in-flight limit. A
+greedy simulation finds the order: a ready backward first, else a forward within the in-flight limit, else a
+deferred weight gradient. So re-routed work fills bubbles. Entry point: `reroute`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from shardwise.errors import ConfigError
 from shardwise.schedule.action import Action, ActionKind, Columns, Ints, columns_of, rows_of
 
 PipelineStage = tuple[int, int]
-"""A pipeline and a stage of it, from 0."""
+"""A pipeline and a stage of it, both from 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rerouted:
-    """The actions of all ranks of several pipelines together, a table as `Schedule` is one.
+    """The actions of all ranks of several pipelines together; a `Table` like `Schedule`.
 
-    `rank_stages[r]` is the pipeline and the stage of rank r; `rank_of`, of shape (stages, microbatches), is
-    who does each stage of each microbatch, and `pipeline_of` the pipeline that each microbatch belongs to.
+    `rank_stages[r]` is the pipeline and the stage of rank r. `rank_of`, of shape (stages, microbatches), is
+    the rank that runs each stage of each micro-batch. `pipeline_of` is the pipeline that each micro-batch
+    belongs to.
     """
 
     rank_stages: tuple[PipelineStage, ...]
@@ -38,7 +39,7 @@ class Rerouted:
 
     @property
     def microbatches(self) -> int:
-        """Microbatches of all pipelines together."""
+        """Micro-batches of all pipelines together."""
         return int(self.rank_of.shape[1])
 
     @property
@@ -57,19 +58,20 @@ class Rerouted:
         return rows_of(self.columns)
 
     def rank_for(self, stage: Ints | int, microbatch: Ints | int) -> Ints:
-        """The rank that does `stage` of `microbatch`."""
+        """The rank that runs `stage` of `microbatch`."""
         return np.asarray(self.rank_of[stage, microbatch])
 
     def ranks_for(self, stage: int) -> Sequence[int]:
-        """All ranks that do `stage`."""
+        """All ranks that run `stage`."""
         found: list[int] = np.unique(self.rank_of[stage]).tolist()
         return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelativeDurations:
-    """How long actions take relative to each other, by stage: forwards, and backwards as a whole or, where
-    `is_split`, their two parts. Any unit; the table that is made is right for any other."""
+    """Relative durations of actions by stage: forwards and full backwards or, where `is_split`, input and
+    weight gradients. Any unit. The durations only decide the order; the table is valid for any other
+    durations."""
 
     forward: Sequence[float]
     backward: Sequence[float]
@@ -85,11 +87,10 @@ def reroute(
     max_in_flight: Sequence[int],
     relative_durations: RelativeDurations,
 ) -> Rerouted:
-    """The table of pipelines of `stages` that do so many `microbatches` each, without the `lost` cells. A
-    rank of stage s holds at most `max_in_flight[s]` microbatches between their forward and the end of their
-    backward.
+    """The table of pipelines of `stages` stages with these `microbatches` each, without the `lost` ranks.
 
-    Raises ConfigError where a stage is lost in all pipelines, or nothing may be held.
+    A rank of stage s has at most `max_in_flight[s]` micro-batches between their forward and the end of their
+    backward. Raises ConfigError where a stage is lost in all pipelines, or an in-flight limit is below 1.
     """
     pipelines = range(len(microbatches))
     rank_stages = [
@@ -101,7 +102,10 @@ def reroute(
             raise ConfigError(f"stage {stage} is lost in all pipelines", key="lost")
     if min(max_in_flight) < 1:
         raise ConfigError(
-            "a rank may hold nothing", key="max_in_flight", found=str(min(max_in_flight)), allowed="1 or more"
+            "the in-flight limit is too small",
+            key="max_in_flight",
+            found=str(min(max_in_flight)),
+            allowed="1 or more",
         )
     order = sorted((position, one) for one in pipelines for position in range(microbatches[one]))
     pipeline_of = np.array([one for _, one in order], dtype=np.int64)
@@ -116,7 +120,8 @@ def reroute(
 def _ranks_of_stage(
     stage: int, pipeline_of: Sequence[int], place: dict[PipelineStage, int], pipelines: int
 ) -> list[int]:
-    """Who does the stage of each microbatch: its own rank, or the peer that has least to do, in turn."""
+    """The rank that runs the stage of each micro-batch: its own rank, or the least loaded peer, in
+    round-robin order."""
     peers = [place[one, stage] for one in range(pipelines) if (one, stage) in place]
     load = dict.fromkeys(peers, 0)
     found = [place.get((one, stage), -1) for one in pipeline_of]
@@ -136,8 +141,11 @@ def _ranks_of_stage(
 
 
 class _GreedyScheduler:
-    """Runs all ranks instant by instant and writes down what each does. Never sticks: the last stage waits
-    for nothing after it, so what it holds ends; then so does what the stage before it holds, and so on."""
+    """Simulates all ranks event by event and records what each runs.
+
+    It never deadlocks: the last stage waits for no later stage, so its micro-batches finish; then so do those
+    of the stage before it, and so on.
+    """
 
     def __init__(
         self,
@@ -179,7 +187,7 @@ class _GreedyScheduler:
         return self._rows
 
     def _done(self, rank: int, action: Action) -> list[int]:
-        """Notes what became ready; returns the other ranks that may go on."""
+        """Record what became ready; return the other ranks that may continue."""
         stage, kind, microbatch = action
         if kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT):
             self._in_flight[rank] -= 1

@@ -1,13 +1,12 @@
-"""The text form of a schedule: lossless, compact, strict.
+"""The text form of a schedule (lossless, compact, strict), and its grid for reading.
 
     schedule=1f1b microbatches=8 stage_rank=0,1
     0F0 [0F1 0B0]*7 0B7
     [1F0 1B0]*8
 
 One line per rank. `2F0*3` stands for `2F0 2F1 2F2`; `[2F4 2B0]*3` for `2F4 2B0 2F5 2B1 2F6 2B2`: every
-repetition takes the next microbatch. A rank without actions is a line with `-`.
-
-Prints a schedule as a grid: one column per rank, one line per step.
+repetition takes the next micro-batch. A rank without actions is a line with `-`. `to_text` and `from_text`
+convert; `format_grid` prints one column per rank and one line per step.
 """
 
 from __future__ import annotations
@@ -29,7 +28,9 @@ Triple = tuple[int, int, int]
 MAX_CHARS = 1 << 20
 MAX_ACTIONS = 1 << 22
 MAX_RANKS = 1 << 12
+"""Limits of a schedule text, so that a short text cannot expand to a huge table."""
 _LONGEST_PATTERN = 8
+"""Actions of the longest repeated pattern that `to_text` looks for; the steady state of ZB-V has 6."""
 
 _NUMBER = r"(?:0|[1-9][0-9]{0,6})"
 _ACTION = re.compile(rf"({_NUMBER})([FBIW])({_NUMBER})")
@@ -43,7 +44,7 @@ _HEADER = re.compile(
 def to_text(schedule: Schedule) -> str:
     """The schedule as text that `from_text` turns into an equal one. No newline at the end.
 
-    Raises ConfigError where a name or number is outside what `from_text` takes.
+    Raises ConfigError where a name or number is outside the format.
     """
     stage, kind, microbatch, offsets = (column.tolist() for column in schedule.columns)
     triples = list(zip(stage, kind, microbatch, strict=True))
@@ -51,7 +52,9 @@ def to_text(schedule: Schedule) -> str:
     header = f"schedule={schedule.name} microbatches={schedule.microbatches} stage_rank={ranks}"
     _parsed_header(header)
     if min(chain(stage, microbatch), default=0) < 0 or max(chain(stage, microbatch), default=0) >= 10**7:
-        raise ConfigError("a stage or microbatch has no text form", key="schedule", allowed="0 to 9999999")
+        raise ConfigError(
+            "a stage or micro-batch number is out of range", key="schedule", allowed="0 to 9999999"
+        )
     rows = (_row_text(triples[start:stop]) for start, stop in pairwise(offsets))
     return "\n".join([header, *rows])
 
@@ -69,7 +72,7 @@ def _row_text(row: list[Triple]) -> str:
 
 
 def _best_run(row: list[Triple], place: int) -> tuple[int, int]:
-    """Length and repetitions of the run at `place` that covers most; (1, 1) where nothing repeats."""
+    """Length and repetitions of the run at `place` that covers most actions; (1, 1) where nothing repeats."""
     best = (1, 1)
     for length in range(1, _LONGEST_PATTERN + 1):
         end = place
@@ -85,10 +88,9 @@ def _best_run(row: list[Triple], place: int) -> tuple[int, int]:
 
 
 def from_text(text: str) -> Schedule:
-    """The schedule that `text` describes. Checks the form, not whether the schedule can be run
-    (`violations`).
+    """The schedule that `text` describes. Checks the form only; `violations` checks whether it can be run.
 
-    Raises ConfigError naming the line and what was found there; also for text of more than MAX_CHARS
+    Raises ConfigError, with the line and the text found there; also for text of more than MAX_CHARS
     characters and for more than MAX_ACTIONS actions.
     """
     if len(text) > MAX_CHARS:
@@ -131,7 +133,7 @@ def _parsed_header(line: str) -> tuple[str, int, tuple[int, ...]]:
 
 
 def _parsed_row(line: str, key: str, remaining: int) -> Ints:
-    """Stage, kind code and microbatch of each action of a line; shape (actions, 3), at most `remaining`
+    """Stage, kind code and micro-batch of each action of a line; shape (actions, 3), at most `remaining`
     rows."""
     actions: list[tuple[str, str, str]] = []
     repetitions: list[int] = []
@@ -160,7 +162,7 @@ def _parsed_row(line: str, key: str, remaining: int) -> Ints:
 
 
 def _expanded(actions: Ints, lengths: Ints, repetitions: Ints) -> Ints:
-    """Each pattern over and over, every repetition with the next microbatch; shape (sum of products, 3).
+    """Each pattern repeated, every repetition with the next micro-batch; shape (sum of products, 3).
 
     `actions` has shape (sum(lengths), 3): the patterns one after the other.
     """
@@ -182,11 +184,11 @@ MARK = " <-- here"
 def format_grid(
     schedule: Schedule, *, marks: Iterable[tuple[int, int]] = (), max_steps: int | None = None
 ) -> str:
-    """The table as text, each action in the step where it could start if all took one step; idle cells are
+    """The table as text: each action in the step where it could start if all took one step; idle steps are
     dots.
 
-    `marks` are (rank, place in the rank's row) to be marked. Actions that can never start follow in the
-    order of their row. With `max_steps`, later lines are left out and their number is said.
+    `marks` are (rank, position in the rank's row) to be marked. Actions that can never start come last, in
+    the order of their row. With `max_steps`, later lines are omitted and counted.
     """
     marked = set(marks)
     columns: list[dict[int, str]] = []
@@ -199,7 +201,7 @@ def format_grid(
 
 
 def _table(columns: list[dict[int, str]], max_steps: int | None) -> str:
-    """The columns (step to cell) side by side under a heading."""
+    """The columns (step -> entry) next to each other under a heading."""
     steps = max((max(column) + 1 for column in columns if column), default=0)
     shown = steps if max_steps is None else min(steps, max_steps)
     titles = [f"rank {rank}" for rank in range(len(columns))]
@@ -224,10 +226,9 @@ def _line(margin: str, entries: list[str], widths: list[int]) -> str:
 
 
 def format_findings(schedule: Schedule, found: list[Finding] | None = None, *, context: int = 4) -> str:
-    """What is wrong with the table, one line per fault, and the grid up to a little after the last marked
-    cell.
+    """The faults of the table, one per line, then the grid up to `context` lines after the last marked entry.
 
-    Empty where nothing is wrong. `found` defaults to `findings(schedule)`.
+    Empty where there is no fault. `found` defaults to `findings(schedule)`.
     """
     found = findings(schedule) if found is None else found
     if not found:

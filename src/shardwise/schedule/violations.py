@@ -1,9 +1,9 @@
-"""Says what is wrong with a schedule table. Knows nothing of how tables are made, and takes any stage
-placement.
+"""Faults of a schedule table and of a lowered schedule.
 
-Says what is wrong with the communication of a lowered schedule; shares no code with the lowering.
-
-Walks a table over all ranks with actions of one step each: when each could start, and where it sticks.
+`violations` and `findings` validate a table; they share no code with `generate` and accept any placement of
+stages. `lowering_violations` validates the communication of a lowered schedule; it shares no code with
+`lower`. `dry_run` runs a table with actions of one step each: when each action starts, and where ranks
+deadlock.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from shardwise.schedule.lower import PEER_OFFSET, Communication, CommunicationKi
 
 
 def lowering_violations(lowered: LoweredSchedule) -> list[str]:
-    """Faults of the communication in plain words, none if it is sound.
+    """Faults of the communication, one line each; empty if it is sound.
 
-    Rules: each rank pair meets its sends and receives in the same order (messages carry no address); a send
-    follows its producer, and a consumer its receive, on the same rank; and all rows run to their end where a
-    receive waits for its send and sends do not wait.
+    Rules: each pair of ranks meets its sends and receives in the same order (messages carry no tag); a send
+    follows its producer, and a consumer its receive, on the same rank; and no row deadlocks where receives
+    wait for their sends and sends do not wait.
     """
     return list(_lone_ends(lowered)) or [*_order_faults(lowered), *_deadlock_faults(lowered)]
 
 
 def _lone_ends(lowered: LoweredSchedule) -> Iterator[str]:
-    """Sends and receives that lack a neighbour."""
+    """Sends and receives whose peer stage does not exist."""
     for rank, row in enumerate(lowered.ranks):
         for step in row:
             if isinstance(step, Communication) and step.kind in PEER_OFFSET:
@@ -116,7 +116,7 @@ def _made(stage: int, kinds: Sequence[ActionKind], microbatch: int | None, done:
 class DryRun:
     """`starts[r][i]` is the step in which action i of rank r starts.
 
-    A rank that sticks has fewer starts than actions; `waits_for[r]` is then the stage whose result it waits
+    A rank that deadlocks has fewer starts than actions; `waits_for[r]` is the stage whose result it waits
     for.
     """
 
@@ -125,12 +125,13 @@ class DryRun:
 
     @property
     def steps(self) -> int:
-        """How many steps the actions that could start take."""
+        """Number of steps of all actions that could start."""
         return max((row[-1] + 1 for row in self.starts if row), default=0)
 
 
 class _DryRunState:
-    """Progress of a dry run: per rank the next action, per (stage, microbatch) when its results are there."""
+    """State of a dry run: per rank the started actions, per (stage, micro-batch) the step at which results
+    exist."""
 
     def __init__(self, schedule: Table) -> None:
         self.rows = schedule.ranks
@@ -140,7 +141,8 @@ class _DryRunState:
         self.starts: list[list[int]] = [[] for _ in self.rows]
 
     def awaited(self, action: Action) -> tuple[dict[tuple[int, int], int], tuple[int, int]] | None:
-        """The result of another stage that `action` needs: where it will be noted, and under which key."""
+        """The result of another stage that `action` needs: the dict that will record it, and its key.
+        None: no such result."""
         stage, kind, microbatch = action
         if kind is ActionKind.FORWARD:
             return (self.forward_end, (stage - 1, microbatch)) if stage > 0 else None
@@ -151,7 +153,7 @@ class _DryRunState:
         return self.forward_end, (stage, microbatch)
 
     def advance(self, rank: int) -> bool:
-        """Runs `rank` until it sticks or ends; whether it ran anything."""
+        """Run `rank` until it waits or ends; whether it ran any action."""
         row, starts = self.rows[rank], self.starts[rank]
         first = len(starts)
         now = starts[-1] + 1 if starts else 0
@@ -181,7 +183,7 @@ class _DryRunState:
 
 
 def dry_run(schedule: Table) -> DryRun:
-    """Runs the table as far as it goes. Needs no legality; never raises for a table that sticks."""
+    """Run the table as far as possible. Accepts illegal tables; never raises for a deadlock."""
     state = _DryRunState(schedule)
     ranks = range(len(state.rows))
     while any([state.advance(rank) for rank in ranks]):
@@ -202,7 +204,8 @@ _COMPLETE = frozenset({"FB", "FIW"})
 
 
 class Finding(NamedTuple):
-    """One fault: the rank, the place in its row (None where something is missing), and the fault in words."""
+    """One fault: the rank, the position in its row (None where an action is missing), and the fault in
+    words."""
 
     rank: int
     place: int | None
@@ -214,19 +217,19 @@ class Finding(NamedTuple):
 
 
 def violations(schedule: Table, in_flight_limit: Sequence[int] | None = None) -> list[str]:
-    """The faults of the table in plain words, none if it can be run and does all the work once.
+    """The faults of the table, one line each; empty if it can be run and does all work exactly once.
 
-    Rules: every stage lies on ranks that exist; a rank runs only what lies on it; every (stage,
-    microbatch) has one F and then either one B or one I and later one W; and all rows can be run to their
-    end, each action waiting for the stage before (F) or after (B, I). With `in_flight_limit` (one number
-    per rank) no rank may hold more (stage, microbatch) pairs between F and B or W.
+    Rules: every stage is on ranks that exist. A rank runs only its own stages. Every (stage, micro-batch) has
+    one F and then either one B, or one I and later one W. All rows can be run to their end, where each action
+    waits for the stage before (F) or after (B, I). With `in_flight_limit` (one number per rank), no rank has
+    more (stage, micro-batch) pairs between F and B or W.
     """
     return [str(finding) for finding in findings(schedule, in_flight_limit)]
 
 
 def findings(schedule: Table, in_flight_limit: Sequence[int] | None = None) -> list[Finding]:
-    """As `violations`, with the place of each fault; a later rule is looked at only where the earlier ones
-    hold."""
+    """As `violations`, with the position of each fault. A later rule is checked only where the earlier
+    ones hold."""
     found = list(_shape(schedule))
     if not found:
         found = list(_work(schedule))
@@ -239,7 +242,7 @@ def findings(schedule: Table, in_flight_limit: Sequence[int] | None = None) -> l
 
 def _shape(schedule: Table) -> Iterator[Finding]:
     if schedule.microbatches < 1:
-        yield Finding(0, None, f"there are {schedule.microbatches} microbatches; at least 1 is needed")
+        yield Finding(0, None, f"there are {schedule.microbatches} micro-batches; at least 1 is needed")
     if not schedule.stages:
         yield Finding(0, None, "there is no stage")
     ranks = len(schedule.ranks)
@@ -250,8 +253,7 @@ def _shape(schedule: Table) -> Iterator[Finding]:
 
 
 def _work(schedule: Table) -> Iterator[Finding]:
-    """Faults in what each rank does, seen on its own: wrong stages, and work missing, repeated or out of
-    order."""
+    """Faults in the work of each rank on its own: wrong stages; actions missing, repeated or out of order."""
     microbatches, stages = schedule.microbatches, schedule.stages
     ranks_for = schedule.rank_for(*np.indices((stages, microbatches))).tolist()
     done = [[""] * microbatches for _ in range(stages)]
@@ -261,10 +263,10 @@ def _work(schedule: Table) -> Iterator[Finding]:
                 yield Finding(rank, place, f"stage {stage} does not exist; the last is {stages - 1}")
             elif not 0 <= microbatch < microbatches:
                 yield Finding(
-                    rank, place, f"microbatch {microbatch} does not exist; the last is {microbatches - 1}"
+                    rank, place, f"micro-batch {microbatch} does not exist; the last is {microbatches - 1}"
                 )
             elif ranks_for[stage][microbatch] != rank:
-                yield Finding(rank, place, f"stage {stage} lies on rank {ranks_for[stage][microbatch]}")
+                yield Finding(rank, place, f"stage {stage} is on rank {ranks_for[stage][microbatch]}")
             else:
                 before = done[stage][microbatch]
                 after = _NEXT.get((before, kind))
@@ -275,7 +277,9 @@ def _work(schedule: Table) -> Iterator[Finding]:
     for stage, row_done in enumerate(done):
         for microbatch, letters in enumerate(row_done):
             if letters not in _COMPLETE:
-                text = f"stage {stage}, microbatch {microbatch} ends {_after(letters)}; it needs F B or F I W"
+                text = (
+                    f"stage {stage}, micro-batch {microbatch} ends {_after(letters)}; it needs F B or F I W"
+                )
                 yield Finding(ranks_for[stage][microbatch], None, text)
 
 
@@ -290,7 +294,9 @@ def _deadlocks(schedule: Table) -> Iterator[Finding]:
         if len(starts) < len(row):
             action, stage = row[len(starts)], run.waits_for[rank]
             yield Finding(
-                rank, len(starts), f"{action} waits forever for stage {stage}, microbatch {action.microbatch}"
+                rank,
+                len(starts),
+                f"{action} waits forever for stage {stage}, micro-batch {action.microbatch}",
             )
 
 

@@ -8,13 +8,12 @@ from shardwise.search.answer import (
     ranks_of_nodes,
     stage_activation_bytes,
     step_durations,
-    step_time_s,
 )
-from shardwise.search.bnb.incumbent import Fastest, Goal, Incumbent, Smallest, Tradeoff
+from shardwise.search.bnb.incumbent import Fastest
 from shardwise.search.bnb.ledger import LedgerEntry
-from shardwise.search.bnb.solver import BranchAndBound, Progress, SearchResult
+from shardwise.search.bnb.solver import BranchAndBound
 from shardwise.search.clock import WorkLimit
-from shardwise.search.cluster_parts import MOST_POOLS, is_mixed
+from shardwise.search.cluster_parts import is_mixed
 from shardwise.search.curve_parts import MOST_UNITED, MeshChoice, PartChoice
 from shardwise.search.curves import (
     MODES,
@@ -29,14 +28,12 @@ from shardwise.search.curves import (
     uses_any_part,
 )
 from shardwise.search.explanation import (
-    CHANGES,
     Alternative,
     Axis,
     Binding,
     Explanation,
     PlanComparison,
     explained,
-    question_of,
     what_if,
     why_not,
 )
@@ -45,45 +42,33 @@ from shardwise.search.graph_timeline import TRAFFIC_PARTS, GraphTimeline, graph_
 from shardwise.search.hetero import (
     UNEVEN_GAP,
     RecordCostModel,
-    RecordPrediction,
-    UnevenLimits,
-    UnevenOutcome,
-    UnevenPipeline,
-    UnevenPlan,
     UnevenSearchResult,
     UnevenSpace,
     best_uneven,
     plan_mixed_cluster,
     predict_record,
     predicted_result,
-    proportional_split,
     relayout,
-    search_uneven,
     spread_stages,
 )
-from shardwise.search.pareto import ParetoSearchResult, pareto_search
 from shardwise.search.question import SPACES, Question, best_dtype, default_job, shortest_text
 from shardwise.search.result import band_of
-from shardwise.search.space import Space, SpaceChoice, read_space
+from shardwise.search.space import SpaceChoice, read_space
 from shardwise.search.step_times import (
     PipelineFigures,
     StepFigures,
     pipeline_figures,
     pipelines_s,
     spare_microbatches,
-    step_figures,
     step_figures_of,
     step_figures_over,
-    step_times_s,
     worst_durations,
 )
 from shardwise.search.strategy_curves import StrategyCurve, StrategyCurves, answer_at
 from shardwise.search.targets import parts_within, plan_for, restricted_to
 
 __all__ = [
-    "CHANGES",
     "MODES",
-    "MOST_POOLS",
     "MOST_UNITED",
     "SPACES",
     "TRAFFIC_PARTS",
@@ -96,37 +81,24 @@ __all__ = [
     "CurveSource",
     "Explanation",
     "Fastest",
-    "Goal",
     "GraphCurve",
     "GraphCurves",
     "GraphTimeline",
-    "Incumbent",
     "LedgerEntry",
     "MeshChoice",
-    "ParetoSearchResult",
     "PartChoice",
     "PipelineFigures",
     "PlanComparison",
     "Point",
-    "Progress",
     "Question",
     "RecordCostModel",
-    "RecordPrediction",
     "Reference",
-    "SearchResult",
-    "Smallest",
-    "Space",
     "SpaceChoice",
     "StagedCurve",
     "StagedCurves",
     "StepFigures",
     "StrategyCurve",
     "StrategyCurves",
-    "Tradeoff",
-    "UnevenLimits",
-    "UnevenOutcome",
-    "UnevenPipeline",
-    "UnevenPlan",
     "UnevenSearchResult",
     "UnevenSpace",
     "WorkLimit",
@@ -143,7 +115,6 @@ __all__ = [
     "graph_trace",
     "idle_in",
     "is_mixed",
-    "pareto_search",
     "parts_within",
     "pipeline_figures",
     "pipelines_s",
@@ -154,24 +125,18 @@ __all__ = [
     "points_of",
     "predict_record",
     "predicted_result",
-    "proportional_split",
-    "question_of",
     "ranks_of_nodes",
     "read_space",
     "relayout",
     "restricted_to",
-    "search_uneven",
     "shortest_text",
     "smallest",
     "spare_microbatches",
     "spread_stages",
     "stage_activation_bytes",
     "step_durations",
-    "step_figures",
     "step_figures_of",
     "step_figures_over",
-    "step_time_s",
-    "step_times_s",
     "uses_any_part",
     "what_if",
     "why_not",

@@ -1,4 +1,5 @@
-"""How a model is laid out: strategies, tables of them, rules, stages, text."""
+"""Strategies: how a model is laid out on a cluster. Also tables of them, legality rules, targets, software
+profiles and their text form."""
 
 from shardwise.strategy.profile import (
     CALIBRATION_SCHEMA,
@@ -25,7 +26,6 @@ from shardwise.strategy.rules import (
     SCHEDULE_RULES,
     TARGET_LIMIT,
     Limits,
-    Rule,
     first_broken,
 )
 from shardwise.strategy.strategy import (
@@ -51,9 +51,8 @@ from shardwise.strategy.strategy import (
     rank_grid,
     stage_starts,
     stages_of_rank,
-    value_of,
 )
-from shardwise.strategy.target import ANY, Limit, Refusal, Target, newest_target, target_names, target_of
+from shardwise.strategy.target import ANY, Limit, Target, newest_target, target_names, target_of
 from shardwise.strategy.text import (
     ALIASES,
     brief_text,
@@ -95,8 +94,6 @@ __all__ = [
     "Limits",
     "Optimizer",
     "Profile",
-    "Refusal",
-    "Rule",
     "Strategy",
     "StrategyTable",
     "Target",
@@ -125,5 +122,4 @@ __all__ = [
     "strategy_text",
     "target_names",
     "target_of",
-    "value_of",
 ]

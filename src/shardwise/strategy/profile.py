@@ -1,8 +1,9 @@
-"""What depends on the training software and its year rather than on the device: a small named profile.
+"""Software profiles, calibration files and the training job.
 
-A calibration file: devices and software with measured numbers, in the place of the shipped ones.
-
-What is asked for, beside the model and the cluster.
+A `Profile` holds the numbers and features of one generation of training software (overlaps, host times, ZeRO
+stages); `PROFILES` are the shipped ones. A `Calibration` holds measured devices and software that replace the
+shipped ones. A `Job` is the request besides the model and the cluster: batch, sequence length, dtype,
+optimizer, margins.
 """
 
 from __future__ import annotations
@@ -25,30 +26,36 @@ from shardwise.numbers import Number, most_specific, numbers_of
 class Profile:
     """How one generation of training software runs a step.
 
-    `attention` are attention kernels in the order of preference; a device that has none of them computes
-    attention unfused. `*_overlap` are the shares of each communication that the software can run beside
-    computation, 0 to 1: `tensor` beside the matmuls of its layer, `tensor_backward` more of the backward
-    pass's beside the gradients of the layer's weights, `context` (ring) beside attention, `expert` beside the
-    experts' matmuls, `data` the reduction of gradients beside the last backward, `state` the same where ranks
-    share optimizer states, and the gathering beside the first forward (as `data` where nothing else is said),
-    `shard` the gathers and reductions of sharded parameters beside the neighbouring layer, `pipeline` sends
-    between stages beside the next action. `pointwise_passes` is how often memory-bound
-    operators move their tensors, relative to kernels fused as far as they can be.
+    `attention` lists attention kernels in order of preference; a device without any of them computes
+    attention unfused.
 
-    Host: `dispatch_s` per kernel, `expert_dispatch_s` more per pass through routed experts (permutations,
-    waiting for counts), `host_action_s` per pipeline action, `host_step_s` per optimizer step. The measured
-    time of 80 % of the runs of an unseen source lies within `warm_band` times the predicted one where such
-    devices were fitted, `cold_band` where not.
+    `*_overlap` are shares, 0 to 1, of each communication that the software can overlap with computation:
 
-    `reduce_in_fp32` says in which precision gradients are accumulated and reduced (else in the weights'
-    own). `zero_stages` are the shardings that it has, `recomputes` its choices of recomputation; a
-    recomputation that `recompute_stops_early` ends with the last tensor that the backward pass needs, before
-    the layer's last product; where it `applies_dropout`, a model that has dropout takes its passes and keeps
-    its masks; `sequence_parallel` is its custom; where it `buffers_all_microbatches`, stages keep
-    what they send and receive of a whole step. Where it `keeps_gathered_inputs`, tensor ranks keep whole what
-    they gathered for a product, else their parts, which are gathered again (Korthikanti et al. 2022); where
-    it `reduces_by_block`, it has no whole gradients but those of a block at a time, unless microbatches add
-    them up, and its own shards of fp32 weights beside the whole ones (PyTorch's fully_shard).
+    - `tensor`: with the matmuls of its layer; `tensor_backward`: further in the backward pass, with the
+      weight gradients of the layer.
+    - `context` (ring): with attention. `expert`: with the experts' matmuls.
+    - `data`: gradient reduction with the last backward pass. `state`: the same where ranks share optimizer
+      states, and the parameter all-gather with the first forward pass (default: as `data`).
+    - `shard`: all-gathers and reduce-scatters of sharded parameters with the neighbouring layer.
+    - `pipeline`: sends between stages with the next action.
+
+    `pointwise_passes` is how often memory-bound operators move their tensors, relative to perfectly fused
+    kernels.
+
+    Host seconds: `dispatch_s` per kernel; `expert_dispatch_s` further per pass through routed experts
+    (permutations, waits for counts); `host_action_s` per pipeline action; `host_step_s` per optimizer step.
+    `warm_band` and `cold_band` are factors on the predicted step time that contain 80 % of the measured runs
+    of an unseen source: warm where its devices were fitted, cold where not.
+
+    `reduce_in_fp32`: gradients are accumulated and reduced in fp32 (else in the dtype of the weights).
+    `zero_stages` are the supported ZeRO stages, `recomputes` the supported values of recomputation. With
+    `recompute_stops_early` recomputation ends with the last tensor that the backward pass needs, before the
+    layer's last matmul. With `applies_dropout` a model that has dropout runs its passes and saves its masks.
+    `sequence_parallel` is the default of that field. With `buffers_all_microbatches` stages keep their send
+    and receive buffers of a whole step. With `keeps_gathered_inputs` tensor ranks save the gathered input of
+    a matmul; else they save their shard and all-gather it again (Korthikanti et al. 2022). With
+    `reduces_by_block` gradients exist for one block at a time, unless micro-batches accumulate them, and each
+    rank has its shard of fp32 weights in addition to the full weights (PyTorch's fully_shard).
     """
 
     name: str
@@ -81,31 +88,31 @@ class Profile:
     provenance: Mapping[str, str] = field(hash=False)
 
     def without_overlap(self) -> Profile:
-        """The same software with every overlap of communication switched off."""
+        """The same software without any overlap of communication."""
         none: dict[str, Any] = {f"{kind}_overlap": 0.0 for kind in OVERLAPS}
         return replace(self, **none)
 
 
 OVERLAPS = ("tensor", "tensor_backward", "context", "expert", "data", "state", "shard", "pipeline")
-"""What software can run beside computation."""
+"""Communications that software can overlap with computation; `*_overlap` of Profile."""
 
 
 @cache
 def _data() -> dict[str, Any]:
-    """The package's own file, so read without the checks that users' files need."""
+    """The package's own file, so it is read without the checks for users' files."""
     text = Path(__file__).with_name("data").joinpath("profiles.json").read_text("utf-8")
     data: dict[str, Any] = json.loads(text)
     return data
 
 
 def profile_numbers() -> tuple[Number, ...]:
-    """Every number behind the software profiles, once."""
+    """Every number of the software profiles, once."""
     return numbers_of(_data()["numbers"])
 
 
 def profile_of(name: str, numbers: Iterable[Number]) -> Profile:
-    """The software called `name`, with these numbers; what it does not say itself is that of the software it
-    is `like`."""
+    """The software called `name`, with these numbers. Fields that it does not set come from the software
+    that it is `like`."""
     lineage = _lineage(name)
     words: dict[str, Any] = {}
     for ancestor in lineage:
@@ -124,12 +131,12 @@ def profile_of(name: str, numbers: Iterable[Number]) -> Profile:
 
 
 def numbers_of_profile(name: str, numbers: Iterable[Number]) -> tuple[Number, ...]:
-    """Those of `numbers` that hold for the software called `name`."""
+    """The numbers that apply to the software called `name`."""
     return tuple(most_specific(numbers, _lineage(name)).values())
 
 
 def _lineage(name: str) -> list[str]:
-    """The software that `name` is like, and that is like, the most general first; then itself."""
+    """The chain of software that `name` is `like`, most general first; `name` itself comes last."""
     lineage = [name]
     while like := _data()["software"][lineage[0]].get("like"):
         lineage.insert(0, like)
@@ -137,12 +144,14 @@ def _lineage(name: str) -> list[str]:
 
 
 _OPTIONAL_FIELDS = ("state_overlap", "applies_dropout")
-"""Fields that a Profile did not have at first."""
+"""Fields that older files lack."""
 
 
 def profile_from_record(fields: Fields) -> Profile:
-    """The inverse of `dataclasses.asdict` for a Profile; every field must be there but those that files from
-    before lack."""
+    """The inverse of `dataclasses.asdict` for a Profile. Every field is required except `_OPTIONAL_FIELDS`.
+
+    Raises ConfigError for a missing or unknown field and for values out of range.
+    """
     values = {
         each.name: _value(fields, each.name, str(each.type))
         for each in dataclass_fields(Profile)
@@ -154,7 +163,7 @@ def profile_from_record(fields: Fields) -> Profile:
     profile = Profile(**values)
     if profile.tensor_overlap + profile.tensor_backward_overlap > 1.0:
         raise fields.error(
-            "tensor_backward_overlap", "hides more than there is", allowed="at most 1 with tensor_overlap"
+            "tensor_backward_overlap", "is too large", allowed="at most 1 in sum with tensor_overlap"
         )
     return profile
 
@@ -184,17 +193,17 @@ def _value(fields: Fields, name: str, kind: str) -> Any:
 
 
 PROFILES: Mapping[str, Profile] = {name: profile_of(name, profile_numbers()) for name in _data()["software"]}
-"""The software that shardwise knows, by name."""
+"""The shipped software profiles by name."""
 
 MEGATRON_2024 = PROFILES["megatron-2024"]
-"""What a plan is made for where nothing else is asked."""
+"""The default profile of a plan."""
 
 
 CALIBRATION_SCHEMA = "shardwise.calibration"
 CALIBRATION_VERSION = 1
 
 OWN_PROFILE = "shardwise"
-"""What software that `calibrate` measured, our own runtime, is called."""
+"""Name of our own runtime as software, which `calibrate` measures."""
 
 _COSTS = ("pointwise_passes", "dispatch_s", "expert_dispatch_s", "host_action_s", "host_step_s")
 _SWITCHES = ("recompute_stops_early", "applies_dropout")
@@ -203,29 +212,30 @@ _NUMBERS = (*_COSTS, *(f"{kind}_overlap" for kind in OVERLAPS))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Measured `devices` by the name of the known device that each replaces, and the software that runs on
-    them, None where it was not measured; `machine` says where and when."""
+    """Measured `devices` by the name of the known device that each replaces, and the measured software, or
+    None. `machine` says where and when they were measured."""
 
     machine: str
     devices: Mapping[str, Device]
     profile: Profile | None
 
     def profile_of(self, dtype: str, *, has_experts: bool) -> Profile | None:
-        """The software as it trains such a model: our own sums only the gradients of dense models in fp32
-        beside a backward pass."""
+        """The profile for training such a model: our own runtime overlaps gradient reduction with the
+        backward pass only for dense models in fp32."""
         return self.profile if dtype == "fp32" and not has_experts else self.profile_without_data_overlap
 
     @property
     def profile_without_data_overlap(self) -> Profile | None:
-        """The software where our own waits for its sums of gradients, as under plans of operator graphs."""
+        """The profile without overlapped gradient reduction for our own runtime, as under plans of
+        operator graphs."""
         if self.profile is None or self.profile.name != OWN_PROFILE:
             return self.profile
         return replace(self.profile, data_overlap=0.0)
 
 
 def read_calibration(path: str) -> Calibration:
-    """The calibration in the file at `path`; docs/reference/formats.md has its keys. ConfigError where it is
-    not one."""
+    """The calibration in the file at `path`; docs/reference/formats.md has its keys. Raises ConfigError
+    where it is not one."""
     fields = Fields(read_mapping(path), file=path)
     if (schema := fields.any("schema", default=None)) != CALIBRATION_SCHEMA:
         raise fields.error(
@@ -243,21 +253,21 @@ def read_calibration(path: str) -> Calibration:
         known = _known(part, name)
         devices[known.name] = device_of(part, name=known.name, base=known, given=source)
     profile = _profile(fields.mapping("software"), source) if fields.has("software") else None
-    if fields.has("measured"):  # what the numbers were found from: for people
+    if fields.has("measured"):  # source measurements: for people, not used
         fields.any("measured")
     fields.finish()
     return Calibration(machine=machine, devices=devices, profile=profile)
 
 
 def _known(part: Fields, name: str) -> Device:
-    """The known device that a class says it is; its own name says so too."""
+    """The known device that a class refers to; the name of the class must equal the device's name."""
     text = part.text("device")
     try:
         known = find_device(text)
     except ConfigError as error:
         raise part.error("device", error.message, found=error.found, allowed=error.allowed) from None
     if known.name != name:
-        raise part.error("device", "is not what the class is called", found=short_repr(text), allowed=name)
+        raise part.error("device", "differs from the name of its class", found=short_repr(text), allowed=name)
     return known
 
 
@@ -288,7 +298,7 @@ def _profile(part: Fields, source: str) -> Profile:
     )
     if profile.tensor_overlap + profile.tensor_backward_overlap > 1.0:
         raise part.error(
-            "tensor_backward_overlap", "hides more than there is", allowed="at most 1 with tensor_overlap"
+            "tensor_backward_overlap", "is too large", allowed="at most 1 in sum with tensor_overlap"
         )
     part.finish()
     return profile
@@ -299,11 +309,11 @@ Optimizer = Literal["adamw", "adafactor", "sgd", "muon"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One training job: batch, numbers and margins.
+    """One training job: batch, precision, optimizer and margins.
 
     `dtype` is a plain dtype (`fp32`, `fp16`, `bf16`) or a recipe (`fp8`, `fp8-current`, `fp8-block`, `mxfp8`,
-    `nvfp4`). `memory_margin` is the fraction of the capacity that stays free. `expert_imbalance` is the load
-    of the busiest expert rank over the mean. `profile` is the software that runs it.
+    `nvfp4`). `memory_margin` is the fraction of the device memory that stays free. `expert_imbalance` is the
+    load of the busiest expert rank over the mean. `profile` is the software that runs it.
     """
 
     seq_len: int

@@ -1,8 +1,8 @@
-"""Which strategies are legal: rules with reason codes, in one fixed order.
+"""Legality rules with reason codes, in one fixed order.
 
-A rule is a mask over columns: true where it is broken. Rules are grouped by the fields they read, in the
-order in which the search fixes these fields; a candidate that breaks several has the first as its reason.
-`memory` and `host_memory` come last and belong to `cost`.
+A rule is a mask over columns: true where the rule is broken. Rules are grouped by the fields that they read,
+in the order in which the search fixes these fields. The first broken rule of a candidate is its reason. The
+reasons `memory` and `host_memory` come last; the `cost` package decides them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the rules need to know of model and job."""
+    """Sizes of the model and the job that the rules read."""
 
     layers: int
     heads: int
@@ -39,18 +39,18 @@ _LIMITS = {
     "heads": "attention heads",
     "kv_heads": "key-value heads",
     "experts": "experts",
-    "ffn_splits": "of MLP width",
-    "expert_ffn": "of expert width",
-    "seq_len": "tokens a sequence",
-    "global_batch_size": "sequences a batch",
+    "ffn_splits": "columns of MLP width",
+    "expert_ffn": "columns of expert width",
+    "seq_len": "tokens per sequence",
+    "global_batch_size": "sequences per batch",
 }
-"""What there is so many of, in words."""
+"""Names of the limits in messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`is_broken(table, limits)` marks the rows that break it; `text` says what is demanded, of the `fields`
-    of a strategy by the `limits` of these names."""
+    """`is_broken(table, limits)` marks the rows that break the rule. `text` states the requirement, on the
+    strategy `fields` and the `limits` of these names."""
 
     code: str
     text: str
@@ -59,21 +59,21 @@ class Rule:
     is_broken: Callable[[Any, Limits], Any]
 
     def violation_text(self, strategy: Strategy, limits: Limits) -> str:
-        """What is demanded and what was found instead: `tp divides the attention heads; found tp 5, 12
+        """The requirement and the values that break it: `tp divides the attention heads; found tp 5, 12
         attention heads`."""
         found = ", ".join(f"{name} {getattr(strategy, name)}" for name in self.fields)
         return f"{self.text}; found {found}, {self.limits_text(limits)}"
 
     def limits_text(self, limits: Limits) -> str:
-        """What the limits are, in words: `12 attention heads`."""
+        """The limits in words: `12 attention heads`."""
         return ", ".join(f"{getattr(limits, name):,} {_LIMITS[name]}" for name in self.limits)
 
 
 def _is_illegal(table: Any, limits: Limits, *names: str) -> Any:
-    """Rows of these schedules that the schedule itself cannot have."""
+    """Rows of these schedules whose pp, vpp and micro-batches the schedule does not allow."""
     selected = np.logical_or.reduce([table.schedule == SCHEDULES.index(name) for name in names])
     if not selected.any():
-        return selected  # most tables, and the rest of a rule takes long for a small one
+        return selected  # true for most tables; the rest is slow for small ones
     microbatches = limits.global_batch_size // (table.dp * table.micro_batch_size)
     return selected & ~legal_mask(table.schedule, table.pp, microbatches, table.vpp)
 
@@ -149,14 +149,14 @@ SCHEDULE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "interleaved_microbatches",
-        "interleaved_1f1b needs microbatches divisible by pp",
+        "interleaved_1f1b needs micro-batches divisible by pp",
         ("pp", "dp", "micro_batch_size"),
         ("global_batch_size",),
         lambda s, m: _is_illegal(s, m, "interleaved_1f1b"),
     ),
     Rule(
         "v_microbatches",
-        "zb_v and dualpipe_v need at least 2 pp microbatches",
+        "zb_v and dualpipe_v need at least 2 pp micro-batches",
         ("pp", "dp", "micro_batch_size"),
         ("global_batch_size",),
         lambda s, m: _is_illegal(s, m, "zb_v", "dualpipe_v"),
@@ -176,11 +176,11 @@ REASONS: tuple[str, ...] = (
     MEMORY,
     HOST_MEMORY,
 )
-"""All reason codes, in the order in which they are given. `target`: the target cannot say it."""
+"""All reason codes, in the order of precedence. `target`: the target does not support the strategy."""
 
 
 def first_broken(table: Any, limits: Limits, rules: tuple[Rule, ...]) -> NDArray[np.int64]:
-    """Per row, the index in `rules` of the first rule that it breaks, or -1."""
+    """Per row, the index in `rules` of the first broken rule, or -1."""
     reason = np.full(len(table.tp), -1, dtype=np.int64)
     for index in reversed(range(len(rules))):
         reason = np.where(rules[index].is_broken(table, limits), np.int64(index), reason)

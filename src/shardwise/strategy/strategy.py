@@ -1,14 +1,11 @@
-"""How a model is laid out on a cluster: the fields of one candidate.
+"""`Strategy`, one candidate of the search space, and `StrategyTable`, many strategies as integer columns.
 
-Many strategies at once: the fields of `Strategy`, each a column of integers.
+In a table, fields with named values (schedule, recompute, ...) hold the index into `FIELD_VALUES`;
+`axis_order` holds the index into `ORDERS`; booleans are 0 or 1. A table has the same attribute names as a
+strategy.
 
-Fields with names (schedule, recompute, ...) hold the index into their tuple in `strategy.strategy`;
-`axis_order` the index into `ORDERS`; booleans 0 or 1. Functions that price one strategy price a table: same
-attribute names.
-
-How decoder layers are laid out over the stages of a pipeline, and where stages lie.
-
-Where the ranks of a strategy lie: by pipeline, pipeline rank and node.
+The module also places layers and ranks: `even_ends`, `layer_counts`, `stage_starts` (decoder layers on
+stages), `axis_strides`, `rank_grid`, `node_slots` (ranks by pipeline, pipeline rank and node).
 """
 
 from __future__ import annotations
@@ -38,12 +35,12 @@ Offload = Literal["none", "optimizer", "activations", "both"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """One candidate of the space; every field is a choice, nothing is derived from the model.
+    """One candidate of the search space; every field is a choice, none is derived from the model.
 
     `axis_order` lists the mesh axes from the fastest varying rank to the slowest, joined by `-`.
-    `recompute_layers` is the number of layers per stage that are recomputed in full (0 unless `recompute` is
+    `recompute_layers` is the number of layers per stage under full recomputation (0 unless `recompute` is
     full). `first_stage_layers` and `last_stage_layers` are decoder layers on the first and the last of the
-    `pp * vpp` stages; the others share the rest evenly, later stages taking the remainder.
+    `pp * vpp` stages; the other stages share the remaining layers evenly, later stages taking the remainder.
     """
 
     tp: int
@@ -83,7 +80,7 @@ FIELD_VALUES: Mapping[str, tuple[str, ...]] = {
     "offload": OFFLOADS,
     "axis_order": ORDERS,
 }
-"""The values of the fields that have names."""
+"""Values of the fields with named values."""
 
 _CODES = {field: {name: code for code, name in enumerate(names)} for field, names in FIELD_VALUES.items()}
 
@@ -148,8 +145,8 @@ class StrategyTable:
         return StrategyTable(**{name: getattr(self, name)[rows] for name in FIELDS})
 
     def text_order(self) -> NDArray[np.intp]:
-        """The rows in canonical text order: by the fields in the order of FIELDS, the smaller number or the
-        name that its list has earlier first."""
+        """Row indices in canonical text order: by the fields in the order of FIELDS; smaller numbers, and
+        names that come earlier in FIELD_VALUES, first."""
         return np.lexsort([getattr(self, name) for name in reversed(FIELDS)])
 
     def replaced(self, **columns: Any) -> StrategyTable:
@@ -161,7 +158,7 @@ class StrategyTable:
 
 
 def code_of(field: str, value: object) -> int:
-    """The integer that stands for `value` in column `field`. ValueError for a name the field does not
+    """The integer code of `value` in column `field`. Raises ValueError for a name that the field does not
     have."""
     if field in FIELD_VALUES:
         return FIELD_VALUES[field].index(cast(str, value))
@@ -169,7 +166,7 @@ def code_of(field: str, value: object) -> int:
 
 
 def value_of(field: str, code: int) -> int | str | bool:
-    """What the integer of column `field` stands for."""
+    """The value of an integer code of column `field`."""
     if field in FIELD_VALUES:
         return FIELD_VALUES[field][code]
     return bool(code) if field == "sequence_parallel" else code
@@ -178,8 +175,8 @@ def value_of(field: str, code: int) -> int | str | bool:
 def canonical_orders(sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Indices of `ORDERS`, one for each order of the axes larger than 1, the default first.
 
-    Orders that differ only in where an axis of size 1 stands are one; the first of them in `ORDERS`
-    represents it.
+    Orders that differ only in the position of an axis of size 1 are equal; the first of them in `ORDERS`
+    represents them.
     """
     seen: dict[tuple[str, ...], int] = {}
     for index, order in enumerate(ORDERS):
@@ -191,7 +188,7 @@ def axis_strides(table: Any) -> dict[str, Any]:
     """Distance in ranks between neighbours along each axis, as columns: the product of the axes that vary
     faster.
 
-    Works on a table (columns) or on anything with its attributes (`axis_order` as an index).
+    Accepts a table (columns) or anything with its attributes (`axis_order` as an index).
     """
     position = POSITIONS[table.axis_order]
     strides: dict[str, Any] = {}
@@ -210,15 +207,15 @@ def _positions(orders: Iterable[str]) -> Column:
 
 
 POSITIONS: Column = _positions(ORDERS)
-"""POSITIONS[order, axis]: the place of each of AXES in the order, 0 the fastest."""
+"""POSITIONS[order, axis]: the position of each of AXES in the order, 0 the fastest."""
 
 
 IS_V = np.array([name in ("zb_v", "dualpipe_v") for name in SCHEDULES])
 
 
 def even_ends(layers: Any, stages: Any) -> tuple[Any, Any]:
-    """First and last stage of the even split (docs/reference/space.md): as even as can be, the ends first to
-    take less."""
+    """Layers of the first and last stage of the even split (docs/reference/space.md): as even as possible;
+    the ends are the first to take fewer layers."""
     base = layers // stages
     rest = layers - base * stages
     first = np.where(stages == 1, layers, base)
@@ -236,7 +233,7 @@ def largest_stage(layers: Any, stages: Any, first: Any, last: Any) -> Any:
 def stage_starts(layers: Any, stages: Any, first: Any, last: Any, stage: Any) -> Any:
     """Index of the first decoder layer of `stage`, from 0 to `stages` (where it is `layers`).
 
-    The stages between the ends share what is left evenly; the later ones take the remainder.
+    The stages between the ends share the remaining layers evenly; the later ones take the remainder.
     """
     middle = np.maximum(stages - 2, 1)
     rest = layers - first - last
@@ -255,7 +252,7 @@ def layer_counts(layers: int, stages: int, first: int, last: int) -> tuple[int, 
 
 
 def stages_of_rank(schedule: int, pp: int, vpp: int, rank: int) -> tuple[int, ...]:
-    """The stages that pipeline rank `rank` holds, in order of its chunks."""
+    """The stages of pipeline rank `rank`, in order of its chunks."""
     return tuple(stage_of(SCHEDULES[schedule], pp, rank, chunk) for chunk in range(vpp))
 
 
@@ -263,7 +260,7 @@ Ints = NDArray[np.int64]
 
 
 def rank_grid(strategy: Strategy) -> Ints:
-    """Global ranks of shape (dp, pp, cp, tp)."""
+    """Global ranks, shape (dp, pp, cp, tp)."""
     strides: dict[str, Any] = axis_strides(StrategyTable.of([strategy]))
 
     def along(axis: str) -> Ints:
@@ -276,9 +273,9 @@ def rank_grid(strategy: Strategy) -> Ints:
 
 @lru_cache(maxsize=4096)
 def node_slots(strategy: Strategy, devices_per_node: int) -> Ints:
-    """Slots of every pipeline and pipeline rank: shape (dp, pp, slots that one such cell lies on)."""
+    """Nodes of every pipeline and pipeline rank: shape (dp, pp, nodes per pipeline rank). Read-only."""
     slots = rank_grid(strategy).reshape(strategy.dp, strategy.pp, -1) // devices_per_node
-    # Neighbours on one slot are one: a cell of 8 devices on a node is one slot, not eight.
+    # Ranks on one node count once: 8 ranks on a node of 8 devices are one entry, not eight.
     distinct = np.sort(slots, axis=2)
     each = 1 + int((np.diff(distinct, axis=2) > 0).sum(axis=2).max(initial=0))
     step = max(distinct.shape[2] // each, 1)

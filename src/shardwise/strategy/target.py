@@ -1,5 +1,9 @@
-"""What a target, the software that is to carry out a plan, cannot do: data, read by the search and by the
-target itself where it is our own runtime."""
+"""Targets: the software that runs a plan, and the limits of what it supports.
+
+A `Target` is read from a capability file (`strategy/data/targets`, docs/reference/formats.md). Its `axes` are
+allowed values of single fields; its `limits` exclude combinations of `Condition`s. The search uses both to
+prune. Our own runtime uses them to reject a plan. Entry points: `target_of`, `target_names`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ Axes = Mapping[str, tuple[Value, ...]]
 """For some fields, the values that they may have."""
 
 ANY = "any"
-"""The target that can do everything."""
+"""The target without limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +42,14 @@ class Product:
         return prod((getattr(table, name) for name in self.fields), start=np.int64(self.times))
 
     def with_sizes(self, sizes: Mapping[str, int]) -> Product:
-        """The same with the sizes of a model instead of their names."""
+        """The same with the names of model sizes replaced by their values."""
         times = prod((sizes[name] for name in self.fields if name in sizes), start=self.times)
         return Product(fields=tuple(name for name in self.fields if name not in sizes), times=times)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """What holds of a product of fields, `left`: all that is set.
+    """A condition on `left`, a product of fields: everything that is set holds.
 
     It has one of `values` (of one field); it is `above` a number, or less than the product `below`; it is
     `other_than` a product, does not divide one (`not_dividing`), or is no multiple of one
@@ -62,12 +66,12 @@ class Condition:
 
     @property
     def fields(self) -> frozenset[str]:
-        """The fields that decide it."""
+        """The fields that decide the condition."""
         rights = (self.below, self.other_than, self.not_dividing, self.not_multiple_of)
         return frozenset(chain(self.left.fields, *(right.fields for right in rights if right is not None)))
 
     def with_sizes(self, sizes: Mapping[str, int]) -> Condition:
-        """The same with the sizes of a model instead of their names."""
+        """The same with the names of model sizes replaced by their values."""
         products = {
             name: value.with_sizes(sizes)
             for name in ("left", "below", "other_than", "not_dividing", "not_multiple_of")
@@ -76,7 +80,7 @@ class Condition:
         return replace(self, **products)
 
     def holds(self, table: Any) -> Any:
-        """Rows of a table that it holds for."""
+        """Rows of a table where the condition holds."""
         found = self.left.of(table)
         satisfied = np.ones(np.shape(found), dtype=bool)
         if self.values:
@@ -95,15 +99,15 @@ class Condition:
         return satisfied
 
     def inside(self, degrees: tuple[int, ...]) -> Axes:
-        """Where it may hold, among these `degrees`."""
+        """Values among these `degrees` for which the condition may hold."""
         (name,) = self.left.fields
         if self.values:
             return {name: self.values}
         return {name: tuple(degree for degree in degrees if self.above is None or degree > self.above)}
 
     def outside(self, degrees: tuple[int, ...]) -> Iterator[Axes]:
-        """Disjoint parts of the space that together are all that the condition does not hold for. (No chain
-        of sharding degrees falls, so what is not less than `below` equals it.)"""
+        """Disjoint subspaces that together are all strategies for which the condition does not hold.
+        (Sharding degrees are ordered, so a degree that is not less than `below` equals it.)"""
         if len(self.left.fields) > 1:  # a product that is not above 1
             yield dict.fromkeys(self.left.fields, (1,))
             return
@@ -124,19 +128,21 @@ class Condition:
 DEGREES = frozenset(("tp", "cp", "dp", "pp", "etp", "ep"))
 
 GRID = DEGREES | {"cp_kind", "sequence_parallel"}
-"""The fields of a grid, but for the order of its axes."""
+"""The fields of a grid, except the order of its axes."""
 
 SHARDS = frozenset(("param_shard", "grad_shard", "optim_shard"))
 
 DATA = ("dp", "cp")
-"""The fields of the product that sharding degrees divide."""
+"""Fields whose product the sharding degrees divide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """Strategies that all of the conditions hold for are beyond the target, by the value of `field`; it does
-    what is `allowed`. It is of dense models or of models with experts where `models` is not all, and of some
-    `optimizers` where any are named."""
+    """A combination that the target does not support: strategies for which all conditions in `where` hold.
+
+    Messages name `field` and the `allowed` values. It applies to dense models or to models with experts where
+    `models` is not "all", and to some `optimizers` where any are named.
+    """
 
     field: str
     where: tuple[Condition, ...]
@@ -146,13 +152,16 @@ class Limit:
 
     @property
     def fields(self) -> frozenset[str]:
-        """The fields that decide whether a strategy is beyond it."""
+        """The fields that decide whether a strategy is excluded."""
         return frozenset().union(*(condition.fields for condition in self.where))
 
     @property
     def level(self) -> str | None:
-        """The level of the search that rejects what is beyond it: `grid`, `order` (of the axes) or `shards`;
-        None where no single level knows all of its fields: then `allowed_subspaces` are searched."""
+        """The level of the search that rejects excluded strategies: `grid`, `order` (of the axes) or
+        `shards`.
+
+        None where no single level knows all of its fields; then the search runs over `allowed_subspaces`.
+        """
         if self.fields <= GRID:
             return "grid"
         if self.fields <= DEGREES | {"axis_order"}:
@@ -167,19 +176,19 @@ class Limit:
         return "shards" if is_known and is_compared else None
 
     def excluded(self, table: Any) -> Any:
-        """Rows of a table that are beyond it."""
+        """Rows of a table that the limit excludes."""
         return np.logical_and.reduce([condition.holds(table) for condition in self.where])
 
     def excludes(self, strategy: Strategy) -> bool:
         return bool(self.excluded(StrategyTable.of([strategy]))[0])
 
     def with_sizes(self, sizes: Mapping[str, int]) -> Limit:
-        """The same with the sizes of a model instead of their names."""
+        """The same with the names of model sizes replaced by their values."""
         return replace(self, where=tuple(condition.with_sizes(sizes) for condition in self.where))
 
     def allowed_subspaces(self, degrees: tuple[int, ...]) -> Iterator[Axes]:
-        """Disjoint parts of the space that together are all that is not beyond the limit. A condition on a
-        product of fields, which no part holds to, can only be the last."""
+        """Disjoint subspaces that together are all strategies that the limit allows. Only the last
+        condition may be on a product of fields, because no subspace represents one."""
         satisfied: Axes = {}
         *first, last = self.where
         for condition in first:
@@ -192,7 +201,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """What is in the way: a value of a field, and what the target does instead."""
+    """A value that the target does not support, and the values that it does."""
 
     key: str
     found: str
@@ -204,17 +213,21 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What one version of a target can do.
+    """The features and limits of one version of a target.
 
-    `axes` are fields of which it does some values only, `windowed_axes` those of models whose attention looks
-    through windows of the sequence, caps its scores or has sinks, `unfused_axes` those on devices without a
-    fused attention kernel, `limits` what it does not do together. Of the fields of `default_axes` plans for
-    clusters of `devices` have these values, where no others are asked for. `devices`, `dtypes`, `optimizers`
-    and model `families` are all that it knows, `lacks` parts of models (`Model.special_parts`) that it does
-    not; on devices of the vendors of `accelerators` it runs too, but is not what a plan for them is made for
-    unless it is asked for. `command` carries out a plan. Uneven plans it carries out in `uneven_dtypes`, in
-    none where that is empty; `runs_mixed_pool_stages`: also those with stages on two pools. `software` are
-    fields of a Profile that are so here, whatever software the numbers of a plan are from."""
+    - `axes`: fields of which it supports some values only. `windowed_axes`: the same for models with
+      sliding-window attention, soft cap or sinks. `unfused_axes`: the same on devices without a fused
+      attention kernel.
+    - `limits`: combinations that it does not support.
+    - `default_axes`: values that plans for clusters of `devices` have unless others are requested.
+    - `devices`, `dtypes`, `optimizers`, `families` (of models): everything that it supports. `lacks`: parts
+      of models (`Model.special_parts`) that it does not support.
+    - `accelerators`: vendors on whose devices it also runs, but for which it is not the default target.
+    - `command`: the command that runs a plan.
+    - `uneven_dtypes`: dtypes of uneven plans that it runs (empty: none); `runs_mixed_pool_stages`: also with
+      stages on two pools.
+    - `software`: fields of a Profile that the target fixes, whatever software the plan's numbers come from.
+    """
 
     name: str
     version: int
@@ -235,8 +248,8 @@ class Target:
     lacks: tuple[str, ...] = ()
 
     def for_job(self, model: Model, job: Job) -> Target:
-        """What it can do with a model and a job: with `windowed_axes` where attention does not have plain
-        scores, and with the limits that are about such models and optimizers."""
+        """The target for one model and job: with `windowed_axes` where attention is not plain causal
+        attention, and with the limits for such models and optimizers."""
         kinds = ("all", "dense" if model.experts is None else "experts")
         limits = tuple(
             limit.with_sizes(sizes_of(model, job))
@@ -251,33 +264,33 @@ class Target:
         return replace(self, axes=axes, limits=limits)
 
     def axes_for(self, classes: Iterable[str], requested: Container[str] = ()) -> Axes:
-        """Values of fields among which a plan for a cluster of these classes of devices is looked for, where
-        the fields `requested` for are up to the question."""
+        """Allowed values of fields for a plan on these classes of devices; `requested` fields do not take
+        their defaults."""
         own = self.default_axes if self.knows_devices(classes) else {}
         return {**{name: values for name, values in own.items() if name not in requested}, **self.axes}
 
     def knows_devices(self, classes: Iterable[str]) -> bool:
-        """Whether it runs on clusters of these classes of devices."""
+        """Whether the target knows all of these classes of devices."""
         return set(classes) <= set(self.devices)
 
     def runs_on(self, vendors: Mapping[str, str]) -> bool:
-        """Whether it runs on clusters of these classes of devices, by their vendors: of those it knows by
-        name alone, or of those vendors alone."""
+        """Whether it runs on clusters of these classes of devices, by their vendors: all known by name, or
+        all of the vendors in `accelerators`."""
         return self.knows_devices(vendors) or set(vendors.values()) <= set(self.accelerators)
 
     @property
     def known_devices(self) -> str:
-        """What `runs_on`, in words."""
+        """The devices that it runs on, in words."""
         vendors = f"devices of {' and '.join(self.accelerators)}" if self.accelerators else ""
         return ", or ".join(filter(None, (", ".join(self.devices), vendors)))
 
     def run_by(self, profile: Profile) -> Profile:
-        """`profile` with what the target does in its own way."""
+        """`profile` with the fields that the target fixes."""
         facts: dict[str, Any] = dict(self.software)
         return replace(profile, **facts)
 
     def refusals(self, strategy: Strategy) -> Iterator[Refusal]:
-        """All that is in the way of `strategy`, field by field."""
+        """Every value of `strategy` that the target does not support, field by field."""
         for name, values in self.axes.items():
             found = getattr(strategy, name)
             if found not in values:
@@ -288,7 +301,7 @@ class Target:
                 yield Refusal(key=limit.field, found=str(found), allowed=limit.allowed)
 
     def broken_limit(self, strategy: Strategy) -> Limit | None:
-        """The first limit that `strategy` is beyond."""
+        """The first limit that excludes `strategy`."""
         return next((limit for limit in self.limits if limit.excludes(strategy)), None)
 
 
@@ -298,8 +311,8 @@ def target_names() -> tuple[str, ...]:
 
 
 def newest_target(name: str) -> str:
-    """The target of this name, the newest version where it names none; the name itself where there is
-    none."""
+    """The target of this name; the newest version where the name has none; the name itself where there is
+    no such target."""
     versions = [known for known in target_names() if known.rpartition("-")[0] == name]
     return max(versions, key=_version, default=name)
 
@@ -311,12 +324,12 @@ def _version(name: str) -> tuple[int, ...]:
 @cache
 def target_of(name: str) -> Target:
     """The target of this name, one of `target_names`."""
-    # The package's own file, so read without the checks that users' files need.
+    # The package's own file, so it is read without the checks for users' files.
     return target_from_record(json.loads(_folder().joinpath(f"{name}.json").read_text("utf-8")))
 
 
 def target_from_record(record: Mapping[str, Any]) -> Target:
-    """The target that a capability file says (docs/reference/formats.md)."""
+    """The target in a capability file (docs/reference/formats.md)."""
     known = ("devices", "dtypes", "optimizers", "families")
     return Target(
         name=record["target"],

@@ -1,4 +1,8 @@
-"""Strategies as text: `tp=8,pp=4,zero_stage=1,micro_batch_size=1`, any order, no repeats."""
+"""Strategies as text: `tp=8,pp=4,zero_stage=1,micro_batch_size=1`, in any order, without repeats.
+
+`parse_fields` reads fields, `complete` fills in defaults and checks, `strategy_text` and `brief_text` write
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +16,18 @@ from shardwise.errors import ConfigError
 from shardwise.strategy.strategy import AXES, FIELD_VALUES, FIELDS, ORDERS, Strategy, even_ends, largest_stage
 
 ALIASES = ("zero_stage", "dp_replicate", "dp_shard")
-"""Input words that stand for sharding degrees."""
+"""Input names for combinations of sharding degrees."""
 
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _LARGEST = 10_000_000
+"""Largest number that a field may have; larger ones are typing errors."""
 
 
 def parse_fields(text: str, *, key: str = "strategy") -> dict[str, int | str | bool]:
-    """The fields that `text` names, with their values; aliases are kept as they are.
+    """The fields that `text` names, with their values; aliases stay as they are.
 
-    Raises ConfigError for an unknown or repeated field, a value that is not one of the field's, or text that
-    is not `name=value` pairs joined by commas.
+    Raises ConfigError for an unknown or repeated field, a value that the field does not have, or text that is
+    not `name=value` pairs joined by commas.
     """
     fields: dict[str, int | str | bool] = {}
     for pair in filter(None, (part.strip() for part in text.split(","))):
@@ -45,7 +50,7 @@ def _parsed_value(name: str, value: str, key: str) -> int | str | bool:
     where = f"{key}.{name}"
     if name == "sequence_parallel":
         if value.lower() not in _FLAGS:
-            raise ConfigError("not a yes or no", key=where, found=repr(value), allowed="true, false")
+            raise ConfigError("not true or false", key=where, found=repr(value), allowed="true, false")
         return _FLAGS[value.lower()]
     if name == "axis_order":
         return _full_order(value, where)
@@ -69,7 +74,7 @@ def _parsed_value(name: str, value: str, key: str) -> int | str | bool:
 
 
 def is_value(name: str, value: object) -> bool:
-    """Whether the field or alias `name` may have `value` in some space: of its type, and in its range."""
+    """Whether `value` has the type and the range of the field or alias `name`."""
     if name == "sequence_parallel":
         return isinstance(value, bool)
     if name in FIELD_VALUES:
@@ -81,7 +86,7 @@ def is_value(name: str, value: object) -> bool:
 
 
 def _full_order(value: str, where: str) -> str:
-    """The order with the axes that are not named put where the default order has them: at the end."""
+    """The full order of axes: axes that are not named go to the end, in the default order."""
     named = value.split("-")
     order = "-".join((*named, *(axis for axis in AXES if axis not in named)))
     if order not in ORDERS:
@@ -94,8 +99,8 @@ def _full_order(value: str, where: str) -> str:
 def shards_of(fields: Mapping[str, Any], ranks: int) -> dict[str, int]:
     """The sharding degrees that the aliases among `fields` stand for, over `ranks` = dp * cp ranks.
 
-    zero_stage 1 shards optimizer states, 2 gradients too, 3 parameters too, over dp_shard ranks (default:
-    all).
+    zero_stage 1 shards optimizer states, 2 also gradients, 3 also parameters, over dp_shard ranks (default:
+    all). Raises ConfigError where they do not divide `ranks`.
     """
     if not any(alias in fields for alias in ALIASES):
         return {}
@@ -133,11 +138,11 @@ def shards_of(fields: Mapping[str, Any], ranks: int) -> dict[str, int]:
 def complete(
     fields: Mapping[str, Any], *, devices: int, layers: int, experts: int | None, global_batch_size: int
 ) -> Strategy:
-    """The strategy that `fields` describe, everything not named at its plainest.
+    """The strategy that `fields` describe; fields that are not named take their defaults.
 
-    dp defaults to what the other degrees leave, ends to the even split, schedule to 1f1b (interleaved_1f1b
-    where vpp > 1). Raises ConfigError where degrees do not make up the devices, or the values do not belong
-    together.
+    dp defaults to the remaining devices, the ends to the even split, the schedule to 1f1b (interleaved_1f1b
+    where vpp > 1). Raises ConfigError where the degrees do not multiply to `devices`, or values contradict
+    each other.
     """
     tp, pp, cp = (int(fields.get(name, 1)) for name in ("tp", "pp", "cp"))
     rest, left = divmod(devices, tp * pp * cp)
@@ -159,10 +164,10 @@ def complete(
     for name, degree in aliased.items():
         if fields.get(name, degree) != degree:
             raise ConfigError(
-                f"{name} and zero_stage, dp_shard or dp_replicate say different things",
+                f"{name} and zero_stage, dp_shard or dp_replicate contradict each other",
                 key=f"strategy.{name}",
                 found=str(fields[name]),
-                allowed=f"{degree}, or one of the two left out",
+                allowed=f"{degree}, or omit one of the two",
             )
     shards = {"param_shard": 1, "grad_shard": 1, "optim_shard": 1} | aliased
     etp = int(fields.get("etp", _default_etp(tp, cp, dp, int(fields.get("ep", 1))) if experts else 1))
@@ -192,7 +197,7 @@ def complete(
 
 
 def _default_etp(tp: int, cp: int, dp: int, ep: int) -> int:
-    """tp, where the expert grid has room for it beside ep; else no tensor parallelism of experts."""
+    """tp where tp * ep divides tp * cp * dp; else 1, no tensor parallelism of experts."""
     return tp if (tp * cp * dp) % (tp * ep) == 0 else 1
 
 
@@ -222,7 +227,7 @@ def _ends(fields: Mapping[str, Any], layers: int, stages: int) -> tuple[int, int
 def _check_values(
     strategy: Strategy, layers: int, experts: int | None, largest: int, global_batch_size: int
 ) -> None:
-    """ConfigError where fields contradict each other so that no such candidate exists in any space."""
+    """Raise ConfigError where fields contradict each other so that no space has such a candidate."""
     for is_fault, message, found in (
         *_sharding_faults(strategy),
         *_stage_faults(strategy, layers, largest),
@@ -238,7 +243,7 @@ def strategy_text(strategy: Strategy) -> str:
 
 
 Fault = tuple[bool, str, str]
-"""Whether it is one, what is demanded, and what was found."""
+"""Whether it is a fault, the requirement, and the values found."""
 
 
 def _sharding_faults(s: Strategy) -> list[Fault]:
@@ -261,7 +266,7 @@ def _stage_faults(s: Strategy, layers: int, largest: int) -> list[Fault]:
         (s.schedule == "interleaved_1f1b" and s.vpp == 1, "interleaved_1f1b has vpp of at least 2", "1"),
         (
             not whole or min(first, last) < 0,
-            "the stages hold all layers once",
+            "the stages have all layers exactly once",
             f"{first} first, {last} last of {layers}",
         ),
         (s.recompute != "full" and s.recompute_layers > 0, "recompute_layers needs full", s.recompute),
@@ -289,7 +294,7 @@ def _axis_faults(s: Strategy, experts: int | None, global_batch_size: int) -> li
 def brief_text(
     strategy: Strategy, *, devices: int, layers: int, experts: int | None, global_batch_size: int
 ) -> str:
-    """The strategy with as few fields as name it: the others are what `complete` would fill in."""
+    """The strategy with as few fields as possible; `complete` restores the others."""
 
     def completed(fields: Mapping[str, Any]) -> Strategy | None:
         try:

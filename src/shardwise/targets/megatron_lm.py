@@ -1,10 +1,8 @@
-"""A uniform plan as flags of Megatron-LM 0.19 (`megatron/training/arguments.py`).
+"""Export of a uniform plan to Megatron-LM 0.19: its flags (`megatron/training/arguments.py`) and files.
 
-A field without a flag is refused by its name. So is a value that Megatron-LM accepts and cannot train.
-
-The text of Megatron-LM's `--pipeline-model-parallel-layout`.
-
-The files of an export to Megatron-LM: its flags one a line, and the same as a bash array.
+A field without a flag raises ConfigError with its name. So does a value that Megatron-LM accepts but cannot
+train. `layout_text` writes `--pipeline-model-parallel-layout`. `megatron_lm_files` writes the flags one per
+line, and as a bash array.
 """
 
 from __future__ import annotations
@@ -21,14 +19,14 @@ from shardwise.targets.megatron_lm_model import MegatronModel, megatron_model, m
 from shardwise.units import format_bytes, format_seconds
 
 _LONGEST_PLAIN = 3
-"""Layers of a stage that are spelled out; more are `t*N`."""
+"""Up to this many layers of a stage are written out; more are `t*N`."""
 
 
 def layout_text(counts: Sequence[int]) -> str:
-    """The layout of stages with these numbers of decoder layers: the embedding `E` comes before the layers of
-    the first stage, the loss `L` after those of the last. Stages are in the order of the layers.
+    """The layout text for stages with these numbers of decoder layers, in model order.
 
-    Runs of alike stages are written once: 1, 1, 1 and 0 layers are `Et|(t|)*2L`.
+    The embedding `E` comes before the layers of the first stage, the loss `L` after those of the last. Runs
+    of equal stages are written once: 1, 1, 1 and 0 layers are `Et|(t|)*2L`.
     """
     stages = [_layers(count) for count in counts]
     stages[0] = "E" + stages[0]
@@ -49,20 +47,20 @@ Flag = tuple[str, ...]
 """A flag and its values."""
 
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd"}
-"""Our optimizers, and Megatron-LM's names. Its `adam` decouples weight decay, as AdamW does."""
+"""Our optimizers and Megatron-LM's names. Its `adam` decouples weight decay, as AdamW does."""
 
 DTYPES = {"fp32": (), "bf16": ("--bf16",), "fp16": ("--fp16",)}
-"""Our dtypes, and the flag of each."""
+"""Our dtypes and the flag of each."""
 
 CP_COMM_TYPES = {"ring": "p2p", "all_to_all": "a2a"}
 
 OWN_ORDER, MAPPED_ORDER = "tp-cp-dp-pp", "tp-cp-pp-dp"
-"""The order of ranks that Megatron-LM has by default, and with `--use-tp-pp-dp-mapping`."""
+"""Megatron-LM's default order of ranks, and that with `--use-tp-pp-dp-mapping`."""
 
 
 def megatron_lm_flags(plan: Plan) -> tuple[Flag, ...]:
-    """The flags of `plan`: model, batch, precision, optimizer and parallelism. ConfigError, by the key of the
-    plan file, for a field that has no flag."""
+    """The flags of `plan`: model, batch, precision, optimizer and parallelism. Raises ConfigError, with
+    the key of the plan file, for a field that has no flag."""
     strategy = plan.best.strategy
     model = megatron_model(plan.model, seq_len=plan.job.seq_len)
     check_strategy(plan, model)
@@ -77,8 +75,8 @@ def megatron_lm_flags(plan: Plan) -> tuple[Flag, ...]:
 
 
 def check_strategy(plan: Plan, model: MegatronModel) -> None:
-    """ConfigError for the first field of the strategy or the job that cannot be exported: the capability file
-    of the target excludes it, or it does not go with other fields in Megatron-LM."""
+    """Raise ConfigError for the first field of the strategy or the job that cannot be exported: the
+    capability file excludes it, or Megatron-LM does not accept it with the other fields."""
     strategy, job = plan.best.strategy, plan.job
     for key, found, known in (("dtype", job.dtype, DTYPES), ("optimizer", job.optimizer, OPTIMIZERS)):
         if found not in known:
@@ -102,30 +100,30 @@ Refused = tuple[str, str]
 
 
 def _stage_refusals(plan: Plan) -> Iterator[Refused]:
-    """Chunks, micro-batches, recomputation and attention."""
+    """Refusals about chunks, micro-batches, recomputation and attention."""
     strategy = plan.best.strategy
     is_interleaved = strategy.schedule == "interleaved_1f1b"
     if is_interleaved and (strategy.pp < 2 or strategy.vpp < 2):
-        yield "schedule", "1f1b without several chunks on each of several ranks"
+        yield "schedule", "1f1b unless pp and vpp are both above 1"
     if not is_interleaved and strategy.vpp > 1:
         yield "vpp", "1 with 1f1b"
     if (strategy.recompute == "full") != (strategy.recompute_layers > 0):
-        yield "recompute_layers", "above 0 with full recomputation alone"
+        yield "recompute_layers", "above 0 only with full recomputation"
     if strategy.cp > 1 and not has_fused_attention(plan.cluster, plan.job.profile):
-        yield "cp", "1 where attention is computed unfused"
+        yield "cp", "1 without fused attention"
     rows = strategy.dp * strategy.micro_batch_size
     if plan.job.global_batch_size % rows:
-        yield "micro_batch_size", "a share of the batch of a replica"
+        yield "micro_batch_size", "a divisor of the batch of a replica"
     elif strategy.vpp > 1 and plan.job.global_batch_size // rows % strategy.pp:
-        yield "vpp", "1, as the micro-batches are no multiple of pp"
+        yield "vpp", "1, because the micro-batches are not a multiple of pp"
 
 
 def _rank_refusals(strategy: Strategy, model: MegatronModel) -> Iterator[Refused]:
-    """Groups of ranks, which Megatron-LM's parser does not check."""
+    """Refusals about groups of ranks, which Megatron-LM's parser does not check."""
     experts = strategy.etp * strategy.ep
     if model.experts is None:
         if experts > 1:
-            yield "ep", "1 without experts, and etp 1"
+            yield "ep", "1 without experts (and etp 1)"
     elif strategy.tp * strategy.cp * strategy.dp % experts or model.experts.num_experts % strategy.ep:
         yield "ep", "a divisor of the experts; etp * ep a divisor of tp * cp * dp"
     if strategy.sequence_parallel and strategy.tp == 1:
@@ -135,12 +133,12 @@ def _rank_refusals(strategy: Strategy, model: MegatronModel) -> Iterator[Refused
 
 
 def effective_order(strategy: Strategy, order: str) -> tuple[str, ...]:
-    """The axes of `order` that have several ranks: the others change no rank."""
+    """The axes of `order` with more than one rank; the others change no rank."""
     return tuple(axis for axis in order.split("-") if getattr(strategy, axis) > 1)
 
 
 def is_mapped(strategy: Strategy) -> bool:
-    """Whether the order of ranks is that of `--use-tp-pp-dp-mapping` alone."""
+    """Whether only `--use-tp-pp-dp-mapping` gives the order of ranks."""
     own = effective_order(strategy, strategy.axis_order)
     return own != effective_order(strategy, OWN_ORDER) and own == effective_order(strategy, MAPPED_ORDER)
 
@@ -176,7 +174,7 @@ def _degree_flags(strategy: Strategy, *, has_experts: bool) -> Iterator[Flag]:
 
 
 def stage_layers(strategy: Strategy, layers: int) -> tuple[int, ...]:
-    """Decoder layers of the stages, in the order of the layers."""
+    """Decoder layers of the stages, in model order."""
     ends = strategy.first_stage_layers, strategy.last_stage_layers
     return layer_counts(layers, strategy.pp * strategy.vpp, *ends)
 
@@ -190,7 +188,7 @@ def _pipeline_flags(strategy: Strategy, layers: int) -> Iterator[Flag]:
 
 
 def _state_flags(strategy: Strategy, job: Job) -> Iterator[Flag]:
-    """How optimizer states are sharded, and which communication runs during computation."""
+    """Flags for sharding of optimizer states and for communication overlap."""
     is_offloaded = strategy.offload == "optimizer"
     is_distributed = strategy.optim_shard > 1 or is_offloaded
     if is_distributed:
@@ -209,8 +207,8 @@ def _state_flags(strategy: Strategy, job: Job) -> Iterator[Flag]:
 
 
 def overlaps(strategy: Strategy, job: Job) -> tuple[bool, bool]:
-    """Whether the step time assumes that gradients are reduced, and parameters gathered, during
-    computation."""
+    """Whether the predicted step time assumes overlapped gradient reduction, and overlapped parameter
+    all-gather."""
     if strategy.optim_shard > 1:
         return job.profile.state_overlap > 0, job.profile.state_overlap > 0
     return job.profile.data_overlap > 0, False
@@ -224,7 +222,7 @@ def _recompute_flags(strategy: Strategy) -> Iterator[Flag]:
 
 
 WRITTEN_BY = "Written by shardwise export"
-"""A comment of every file that `export` writes: files without it are not replaced."""
+"""A comment in every file that `export` writes; it never replaces files without it."""
 
 ARRAY = "megatron_lm_args"
 
@@ -232,7 +230,7 @@ _PORT = 29500
 
 
 def megatron_lm_files(plan: Plan, target: str, flags: Sequence[Flag]) -> dict[str, str]:
-    """The texts of the files, by their names."""
+    """The texts of the files, by name."""
     head = [f"# {line}".rstrip() for line in _head(plan, target)]
     unknown = [f"# {' '.join(map(shlex.quote, flag))}" for flag in _unknown(plan)]
     own = [" ".join(map(shlex.quote, flag)) for flag in flags]
@@ -242,7 +240,7 @@ def megatron_lm_files(plan: Plan, target: str, flags: Sequence[Flag]) -> dict[st
         "#!/usr/bin/env bash",
         *head,
         "",
-        "# Devices before Blackwell need it where tensors or sequences are split.",
+        "# Required before Blackwell with tensor or context parallelism.",
         "export CUDA_DEVICE_MAX_CONNECTIONS=1",
         "",
         f"{ARRAY}=(",
@@ -260,8 +258,8 @@ def megatron_lm_files(plan: Plan, target: str, flags: Sequence[Flag]) -> dict[st
 
 
 _UNKNOWN_NOTE = [
-    "# The plan does not know these settings. The values are placeholders: set your own, and remove the #.",
-    "# With another tokenizer keep --padded-vocab-size: it is the vocabulary of the plan.",
+    "# The plan does not have these settings. The values are placeholders: set your own, and remove the #.",
+    "# With another tokenizer, leave --padded-vocab-size as it is: the plan assumes this vocabulary.",
 ]
 
 
@@ -273,12 +271,12 @@ def _head(plan: Plan, target: str) -> Iterator[str]:
     band = f"{format_seconds(low)} to {format_seconds(high)}"
     yield f"Predicted step time: {best.step_time_s:.6g} s (band {band}; profile {plan.job.profile.name})."
     peak = best.peak_memory
-    yield f"Predicted peak memory: {format_bytes(peak.device)} of {format_bytes(peak.capacity)} a device."
-    yield "Predictions only: nothing of this file was run on hardware."
+    yield f"Predicted peak memory: {format_bytes(peak.device)} of {format_bytes(peak.capacity)} per device."
+    yield "Predictions only: this file was not run on hardware."
 
 
 def _unknown(plan: Plan) -> Iterator[Flag]:
-    """Settings of a run that no plan has."""
+    """Settings of a run that a plan does not have."""
     yield "--train-iters", "100000"
     yield "--lr", "3e-4"
     yield "--min-lr", "3e-5"
@@ -293,7 +291,7 @@ def _unknown(plan: Plan) -> Iterator[Flag]:
 
 
 def _start(cluster: Cluster) -> Iterator[str]:
-    """How torchrun starts the plan, on every node in the order of the plan."""
+    """The torchrun command that starts the plan, for every node in the order of the plan."""
     counts = [node.devices for node in cluster.nodes]
     program = f'pretrain_gpt.py "${{{ARRAY}[@]}}"'
     if len(counts) == 1:

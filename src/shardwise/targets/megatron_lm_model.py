@@ -1,4 +1,5 @@
-"""The model by the names of Megatron-LM: one record for our models and for its arguments."""
+"""A model under the names of Megatron-LM's arguments: `MegatronModel`, built from a plan's model or from
+read-back arguments. `model_flags` writes its flags."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ LLAMA3_SCALING = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_pos
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronExperts:
-    """Routed experts. `pattern` has 1 for layers of experts and 0 for dense ones."""
+    """Routed experts. `pattern` has 1 for layers with experts and 0 for dense layers."""
 
     num_experts: int
     moe_router_topk: int
@@ -44,11 +45,11 @@ class MegatronExperts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronModel:
-    """A GPT model by the names of Megatron-LM's arguments.
+    """A GPT model under the names of Megatron-LM's arguments.
 
-    `exact_gelu` is true where the activation is the exact GELU, and not its approximation by tanh (which is
-    the fused kernel's). `window` is the number of keys of a query in the layers whose `window_pattern` is 1;
-    it is None where it is not below the sequence length. `rope_scaling_factor` is None without scaling.
+    `exact_gelu` is true for the exact GELU, false for its tanh approximation (that of the fused kernel).
+    `window` is the number of keys of a query in the layers whose `window_pattern` is 1; it is None where it
+    is not below the sequence length. `rope_scaling_factor` is None without scaling.
     """
 
     num_layers: int
@@ -80,13 +81,14 @@ class MegatronModel:
 
 
 def check_model(model: Model, seq_len: int) -> None:
-    """ConfigError, by the key of the plan file, where the model cannot be exported to Megatron-LM for
-    sequences of this length."""
+    """Raise ConfigError, with the key of the plan file, where the model cannot be exported to Megatron-LM
+    for sequences of this length."""
     megatron_model(model, seq_len=seq_len)
 
 
 def megatron_model(model: Model, *, seq_len: int) -> MegatronModel:
-    """The model by Megatron-LM's names, for sequences of `seq_len`. ConfigError where it has none."""
+    """The model under Megatron-LM's names, for sequences of `seq_len`. Raises ConfigError where it cannot
+    be exported."""
     if model.family not in FAMILIES:
         raise refusal("model.config.model_type", model.family, ", ".join(FAMILIES))
     for part in model.special_parts:
@@ -136,7 +138,7 @@ def megatron_model(model: Model, *, seq_len: int) -> MegatronModel:
 
 
 def refusal(key: str, found: object, allowed: str) -> ConfigError:
-    """The error of a value that cannot be exported, by its key in the plan file."""
+    """The error for a value that cannot be exported, with its key in the plan file."""
     return ConfigError(
         "cannot be exported to Megatron-LM 0.19", key=key, found=short_repr(found), allowed=allowed
     )
@@ -149,10 +151,10 @@ def _one(found: set[Found], what: str) -> Found | None:
 
 
 def _attention(decoder: Decoder) -> GroupedQueryAttentionShape:
-    """The sizes of the attention that all layers have, windows apart."""
+    """The sizes of the attention that all layers share, windows excepted."""
     shape = decoder.layers[0].attention
     if not isinstance(shape, GroupedQueryAttentionShape) or shape.sinks or shape.softcap:
-        raise refusal("model.config", "latent, capped or sink attention", "grouped-query attention")
+        raise refusal("model.config", "latent attention, a soft cap or sinks", "grouped-query attention")
     return shape
 
 
@@ -164,17 +166,17 @@ def _biases(
     rest = {attention.out_bias, *(mlp.bias for mlp in mlps)}
     if len(rest) > 1 or (rest == {True} and not attention.qkv_bias):
         raise refusal(
-            "model.config", "biases on some linear layers alone",
-            "biases on all of them, on none, or on queries, keys and values alone",
+            "model.config", "biases on only some linear layers",
+            "biases on all of them, on none, or only on queries, keys and values",
         )  # fmt: skip
     has_bias = rest == {True}
     if has_bias and routed is not None:
-        raise refusal("model.config.bias", True, "false with experts, since the router would have one")
+        raise refusal("model.config.bias", True, "false with experts, because the router would have one")
     return has_bias, attention.qkv_bias
 
 
 def _window(layers: tuple[LayerShape, ...], seq_len: int) -> tuple[int | None, tuple[int, ...] | None]:
-    """The window that is below the sequence length, and the layers that have it."""
+    """The window where it is below the sequence length, and which layers have it."""
     windows = [
         shape.attention.window for shape in layers if isinstance(shape.attention, GroupedQueryAttentionShape)
     ]
@@ -188,7 +190,7 @@ def _window(layers: tuple[LayerShape, ...], seq_len: int) -> tuple[int | None, t
 def _activation(
     family: str, config: Mapping[str, Any], dense: Mlp | None, routed: RoutedMlp | None
 ) -> tuple[bool, bool]:
-    """Whether MLPs are gated by SiLU, and whether they have the exact GELU."""
+    """Whether MLPs are gated by SiLU, and whether they use the exact GELU."""
     if family == "megatron":
         mlp = dense or (routed.expert if routed else None)
         is_gated = mlp is not None and mlp.gated
@@ -247,12 +249,13 @@ def _epsilon(family: str, config: Mapping[str, Any]) -> float:
 
 
 def _experts(family: str, config: Mapping[str, Any], decoder: Decoder, routed: RoutedMlp) -> MegatronExperts:
-    """Softmax before the choice of experts leaves their weights as they are; after it their sum is one."""
+    """The routed experts under Megatron-LM's names. With softmax before the top-k the expert weights stay
+    as they are; with softmax after it they sum to one."""
     is_normalized = family == "mixtral" or (family == "qwen3_moe" and config.get("norm_topk_prob", False))
     if family == "megatron":
         is_normalized = routed.top_k > 1
     if is_normalized and routed.top_k == 1:
-        raise refusal("model.config.num_experts_per_tok", 1, "2 or more, as their weights have the sum 1")
+        raise refusal("model.config.num_experts_per_tok", 1, "2 or more, because their weights sum to 1")
     if routed.groups > 1 or routed.router_bias:
         raise refusal("model.config", "groups of experts, or a bias of the router", "neither")
     return MegatronExperts(

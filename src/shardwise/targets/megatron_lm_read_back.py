@@ -1,9 +1,8 @@
-"""Starts the child process in which Megatron-LM reads flags (`megatron_lm_reader`).
+"""Read-back: Megatron-LM parses exported flags in a child process (`megatron_lm_reader`), and its values are
+compared with those of the plan.
 
-Compares the values that Megatron-LM understood with those of the plan.
-
-The values are rebuilt from Megatron-LM's own arguments and configuration, never from the flags that were
-written.
+The values come from Megatron-LM's own arguments and configuration, never from the exported flags. Entry
+points: `read_by_megatron_lm`, `read_back`.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from shardwise.targets.megatron_lm_model import MegatronExperts, MegatronModel, 
 READER = "shardwise.targets.megatron_lm_reader"
 
 FIRST_REPLY_S, EACH_REPLY_S = 600, 30
-"""How long the child process may take until it is given up, with its imports and per request; generous, since
-imports take half a minute on a busy machine."""
+"""Timeout of the child process, seconds: for its imports, and per request. The values are generous,
+because imports take half a minute on a busy machine."""
 
 INSTALL = "pip install megatron-core==0.19.* numpy packaging einops, on Python 3.12 with PyTorch for a GPU"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderRequest:
-    """Flags that Megatron-LM is to read as those of a run on `world_size` devices."""
+    """Flags that Megatron-LM reads as those of a run on `world_size` devices."""
 
     flags: tuple[str, ...]
     world_size: int
@@ -50,10 +49,10 @@ class ReaderRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What Megatron-LM understood: its arguments after validation, the fields of its TransformerConfig, the
-    names of layers by pipeline rank and chunk where a layout was given, the numbers of decoder layers by
-    pipeline rank and chunk, and the vocabulary with its padding. Where it refused the flags `error` is a line
-    and all else is empty."""
+    """Megatron-LM's result: its arguments after validation; the fields of its TransformerConfig; the names
+    of layers by pipeline rank and chunk, where a layout was given; decoder layers by pipeline rank and
+    chunk; and the padded vocabulary. Where it rejected the flags, `error` is one line and all else is
+    empty."""
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -66,8 +65,12 @@ class Reading:
 def read_by_megatron_lm(
     requests: Sequence[ReaderRequest], *, environment: Mapping[str, str] | None = None
 ) -> list[Reading]:
-    """What Megatron-LM understands by each request, read in one child process with this `environment` (None:
-    that of this process). Raises ConfigError where Megatron-LM cannot be imported."""
+    """Megatron-LM's reading of each request, in one child process with this `environment` (None: that of this
+    process).
+
+    Raises ConfigError where Megatron-LM cannot be imported or exceeds the timeout, InternalError where
+    replies are missing.
+    """
     lines = [json.dumps({"flags": request.flags, "world_size": request.world_size}) for request in requests]
     if not lines:
         return []
@@ -77,7 +80,7 @@ def read_by_megatron_lm(
     if missing is not None:
         raise _missing(f"Megatron-LM cannot be imported ({missing})")
     if done.returncode or len(replies) != len(lines):
-        last = (done.stderr.strip().splitlines() or ["it wrote nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise InternalError(
             f"the reader of Megatron-LM's flags answered {len(replies)} of {len(lines)} requests: {last}"
         )
@@ -94,7 +97,7 @@ def _run(
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise ConfigError(
-            f"Megatron-LM read no answer from the flags in {timeout_s:g} s", key="--validate"
+            f"Megatron-LM did not read the flags within {timeout_s:g} s", key="--validate"
         ) from None
 
 
@@ -120,7 +123,7 @@ _DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBackDifference:
-    """A value of the plan that Megatron-LM understood as another."""
+    """A value that Megatron-LM read differently from the plan."""
 
     field: str
     plan: str
@@ -129,14 +132,14 @@ class ReadBackDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBack:
-    """How many values were compared, and those that differ."""
+    """The number of compared values, and the ones that differ."""
 
     values: int
     differences: tuple[ReadBackDifference, ...]
 
 
 def read_back(plan: Plan, reading: Reading) -> ReadBack:
-    """Compare every exported value of `plan` with the value that Megatron-LM understood."""
+    """Compare every exported value of `plan` with the value that Megatron-LM read."""
     if reading.error is not None:
         refused = ReadBackDifference(field="flags", plan="accepted", read=reading.error)
         return ReadBack(values=1, differences=(refused,))
@@ -152,7 +155,7 @@ def read_back(plan: Plan, reading: Reading) -> ReadBack:
 
 
 def differences(plan: Plan, reading: Reading) -> tuple[ReadBackDifference, ...]:
-    """The values of `plan` that Megatron-LM understood as others."""
+    """The values of `plan` that Megatron-LM read differently."""
     return read_back(plan, reading).differences
 
 
@@ -178,7 +181,7 @@ def _of_plan(plan: Plan) -> dict[str, object]:
 
 def _of_reading(plan: Plan, reading: Reading) -> dict[str, object]:
     read = reading.arguments
-    # Ranks hold chunks; stages follow the layers, chunk by chunk over the ranks.
+    # Ranks have chunks; stages are in model order, chunk by chunk over the ranks.
     stages = tuple(rank[chunk] for chunk in range(len(reading.layers[0])) for rank in reading.layers)
     strategy = _strategy(plan.best.strategy, reading)
     optimizers = {name: ours for ours, name in OPTIMIZERS.items()}
@@ -201,7 +204,7 @@ def _of_reading(plan: Plan, reading: Reading) -> dict[str, object]:
 
 
 def _values(prefix: str, model: MegatronModel) -> dict[str, object]:
-    """The fields of a model, those of its experts too."""
+    """The fields of a model, including those of its experts."""
     own = {f"{prefix}.{field.name}": getattr(model, field.name) for field in fields(MegatronModel)}
     experts = own.pop(f"{prefix}.experts")
     for size in fields(MegatronExperts):
@@ -210,7 +213,8 @@ def _values(prefix: str, model: MegatronModel) -> dict[str, object]:
 
 
 def _strategy(planned: Strategy, reading: Reading) -> dict[str, object]:
-    """The fields of a Strategy. Orders of ranks that place all ranks alike are one, that of the plan."""
+    """The fields of a Strategy. An order of ranks that gives every rank the same place as the plan's is
+    shown as the plan's."""
     read = reading.arguments
     vpp = read["virtual_pipeline_model_parallel_size"] or 1
     copies = read["data_parallel_size"] * read["context_parallel_size"]
@@ -244,7 +248,7 @@ def _strategy(planned: Strategy, reading: Reading) -> dict[str, object]:
 
 
 def _shards(read: Mapping[str, Any], copies: int) -> dict[str, object]:
-    """Over how many ranks parameters, gradients and optimizer states are sharded."""
+    """Sharding degrees of parameters, gradients and optimizer states."""
     if read["use_torch_fsdp2"] or read["use_megatron_fsdp"]:
         return dict.fromkeys(("param_shard", "grad_shard", "optim_shard"), copies)
     instances = read["num_distributed_optimizer_instances"]
@@ -255,7 +259,7 @@ def _shards(read: Mapping[str, Any], copies: int) -> dict[str, object]:
 
 
 def _recomputed(read: Mapping[str, Any]) -> object:
-    """Layers of a chunk that are recomputed in full."""
+    """Layers of a chunk with full recomputation."""
     if read["recompute_granularity"] != "full":
         return 0
     layers = read["recompute_num_layers"]
@@ -308,7 +312,7 @@ def _model(reading: Reading, seq_len: int) -> MegatronModel:
 def _window(
     config: Mapping[str, Any], layers: int, seq_len: int
 ) -> tuple[int | None, tuple[int, ...] | None]:
-    """Keys of a query, where they are below the sequence length, and the layers where that is so."""
+    """Keys of a query where they are below the sequence length, and which layers are windowed."""
     if config["window_size"] is None:
         return None, None
     before, after = config["window_size"]

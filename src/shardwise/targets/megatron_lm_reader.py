@@ -1,11 +1,16 @@
-"""A child process in which Megatron-LM reads its own flags: `python -m shardwise.targets.megatron_lm_reader`.
+"""Child process in which Megatron-LM reads its own flags: `python -m shardwise.targets.megatron_lm_reader`.
 
-Each line of the standard input is a request, `{"flags": [...], "world_size": 64}`. Each line of the standard
-output answers one: `arguments` (the namespace after `validate_args`), `config` (the fields of the
-TransformerConfig), `layout` (the layers of `--pipeline-model-parallel-layout`, by pipeline rank and chunk, or
-null), `layers` (numbers of decoder layers that Megatron-LM builds, by pipeline rank and chunk) and
-`padded_vocab_size`; or `error`, one line. Where Megatron-LM cannot be imported the answer has `is_missing`
-too. Enumerations and functions are their names, data types their text; other objects are left out.
+Each line of standard input is a request, `{"flags": [...], "world_size": 64}`. Each line of standard output
+answers one request with these keys:
+
+- `arguments`: the namespace after `validate_args`.
+- `config`: the fields of the TransformerConfig.
+- `layout`: the layers of `--pipeline-model-parallel-layout`, by pipeline rank and chunk, or null.
+- `layers`: numbers of decoder layers that Megatron-LM builds, by pipeline rank and chunk.
+- `padded_vocab_size`.
+
+A rejected request has only `error`, one line; where Megatron-LM cannot be imported, also `is_missing`.
+Enumerations and functions are their names, data types their text; other objects are omitted.
 """
 
 from __future__ import annotations
@@ -32,7 +37,7 @@ _FAILURES = (
     TypeError,
     ValueError,
 )
-"""Exceptions by which Megatron-LM refuses flags, or cannot be imported."""
+"""Exceptions by which Megatron-LM rejects flags or fails to import."""
 
 _DEVICES_PER_NODE = 8
 """Processes that torchrun would start on a node; no flag depends on it."""
@@ -55,7 +60,7 @@ def main() -> None:
 
 
 def _own_output() -> TextIO:
-    """The standard output for answers alone: whatever Megatron-LM writes to it goes to the standard error."""
+    """Standard output for answers only; everything that Megatron-LM writes to it goes to standard error."""
     sys.stdout.flush()
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -69,14 +74,14 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
             return _read()
     except SystemExit:
         # argparse prints the usage, and then one line with its reason.
-        lines = output.getvalue().strip().splitlines() or ["Megatron-LM ended while it read the flags"]
+        lines = output.getvalue().strip().splitlines() or ["Megatron-LM exited while it read the flags"]
         return {"error": lines[-1]}
     except _FAILURES as error:
         return {"error": _line_of(error)}
 
 
 def _read() -> dict[str, Any]:
-    """What Megatron-LM understands by the command line of this process."""
+    """Megatron-LM's reading of the command line of this process."""
     from megatron.training.argument_utils import (
         core_transformer_config_from_args,
         pretrain_cfg_container_from_args,
@@ -126,7 +131,7 @@ def _layers(config: Any) -> list[list[int]]:
 
 @contextmanager
 def _command_line(request: Mapping[str, Any]) -> Iterator[None]:
-    """The flags as those of this process, with the variables that torchrun would set for its first rank."""
+    """Set the flags as those of this process, and the variables that torchrun sets for its first rank."""
     world_size = int(request["world_size"])
     os.environ.update(
         RANK="0",
@@ -144,7 +149,7 @@ def _command_line(request: Mapping[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def _silence(output: io.StringIO | None = None) -> Iterator[None]:
-    """Keep what Python code prints (Megatron-LM prints all arguments) from the terminal."""
+    """Capture the output of Python code (Megatron-LM prints all arguments)."""
     captured = output or io.StringIO()
     with redirect_stdout(captured), redirect_stderr(captured):
         yield
@@ -158,7 +163,7 @@ def _plain_items(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> tuple[bool, Any]:
-    """Whether JSON can say the value, and as what."""
+    """Whether JSON can represent the value, and its representation."""
     if isinstance(value, Enum):
         return True, value.name
     if value is None or isinstance(value, bool | int | float | str):
@@ -173,7 +178,7 @@ def _plain(value: Any) -> tuple[bool, Any]:
 
 
 def _line_of(error: BaseException) -> str:
-    """The type and the message of an exception in one line."""
+    """The type and the message of an exception on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
 
 

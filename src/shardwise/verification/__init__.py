@@ -1,4 +1,5 @@
-"""The independent checker: counts and judges by code of its own, from records alone."""
+"""The independent checker of plan files (`check_file`): it recomputes every figure of a plan with its own
+code and proves that no candidate is better. It shares records and data with the planner, but no formula."""
 
 from shardwise.verification.checks import (
     REASON_EFFORT,

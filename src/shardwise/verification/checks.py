@@ -1,4 +1,5 @@
-"""One thing that was checked, and when two numbers are the same."""
+"""`Check`, the result of one verified statement, and the rules for when two numbers agree (`same`,
+TOLERANCE)."""
 
 from __future__ import annotations
 
@@ -9,36 +10,37 @@ from math import isfinite
 from shardwise.cluster import Cluster
 
 TOLERANCE = 1e-9
-"""Relative difference up to which two evaluators may disagree."""
+"""Relative difference up to which the planner and the checker may disagree."""
 
 ROUNDING = 1e-12
-"""What sums in another order may leave of a small part, relative to the whole: some thousand roundings."""
+"""Rounding of a small part, relative to the total: sums in another order differ by up to some thousand
+roundings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UncheckedKey:
-    """A key of a plan file, with all below it, that no check is about, and why."""
+    """A key of a plan file, with everything below it, that no check covers, and the reason."""
 
     key: str
     why: str
 
 
-REASON_QUESTION = "the question, taken as it stands"
-REASON_EFFORT = "how long the search took"
-REASON_SUM = "of these counts only the sum is judged"
-REASON_TRACE = "what the plan does over the trace of events is not replayed"
+REASON_QUESTION = "the question itself"
+REASON_EFFORT = "search effort"
+REASON_SUM = "only the sum of these counts is checked"
+REASON_TRACE = "the trace of events is not replayed"
 
 
 def unchecked(why: str, *keys: str) -> tuple[UncheckedKey, ...]:
-    """Keys that are not judged for one reason."""
+    """Keys that are unchecked for one reason."""
     return tuple(UncheckedKey(key=key, why=why) for key in keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """`found` is what the plan says, `expected` what the checker found; both ready to print.
+    """One verified statement: `found` in the plan, `expected` by the checker; both ready to print.
 
-    `is_open`: neither holds nor fails, for it could not be decided.
+    `is_open`: undecided; the check neither holds nor fails.
     """
 
     name: str
@@ -49,9 +51,10 @@ class Check:
 
 
 def same(found: float, expected: float, scale: float = 0.0) -> bool:
-    """Whether two numbers agree to TOLERANCE of the larger, or to ROUNDING of `scale`, their whole.
+    """Whether two numbers agree to TOLERANCE of the larger, or to ROUNDING of `scale`, the total that they
+    are part of.
 
-    What is not finite agrees with nothing.
+    Infinity and NaN agree with nothing.
     """
     if not (isfinite(found) and isfinite(expected)):
         return False
@@ -65,7 +68,7 @@ def number_check(name: str, found: float, expected: float, scale: float = 0.0) -
 
 
 def fits(nbytes: float, limit: float) -> bool:
-    """Whether bytes are within a limit, as far as two evaluators agree on it."""
+    """Whether bytes are within a limit, up to TOLERANCE."""
     return nbytes <= limit * (1.0 + TOLERANCE)
 
 
@@ -80,25 +83,27 @@ def value_check(name: str, found: object, expected: object) -> Check:
 
 
 def priced_as_check(cluster: Cluster, stated: Sequence[str], *, is_for_trace: bool) -> Iterator[Check]:
-    """The lines that say what was priced in the place of what was given, where there are any: those of the
-    cluster first; of a plan for a trace also those of its events, which no plan file has."""
+    """The lines that state where an estimate is not for the input as given. Lines about the cluster come
+    first; a plan for a trace also has lines about its events, which no plan file holds."""
     own = cluster.priced_as
     if own or stated:
-        allowed = "; ".join(own) or "nothing of the cluster"
+        allowed = "; ".join(own) or "no line about the cluster"
         yield Check(
             name="priced as",
             ok=tuple(stated[: len(own)]) == own and (is_for_trace or len(stated) == len(own)),
             found="; ".join(stated),
-            expected=f"{allowed}, then what is not judged, of the events" if is_for_trace else allowed,
+            expected=f"{allowed}; then lines about the events, which are not checked"
+            if is_for_trace
+            else allowed,
         )
 
 
 def open_if_priced_as(check: Check, priced_as: Sequence[str]) -> Check:
-    """A proof is open where something else was priced than what was given."""
+    """The check of a proof, left open where something else was estimated than was given."""
     if not priced_as or not (check.ok or check.is_open):
         return check
-    found = f"as priced: {check.found}"
-    return replace(check, ok=False, is_open=True, found=found, expected="a proof on what was given")
+    found = f"as estimated: {check.found}"
+    return replace(check, ok=False, is_open=True, found=found, expected="a proof for the input as given")
 
 
 def parts_check(name: str, found: Mapping[str, float], expected: Mapping[str, float], total: float) -> Check:
@@ -114,15 +119,13 @@ def parts_check(name: str, found: Mapping[str, float], expected: Mapping[str, fl
             found=", ".join(f"{part} {has}" for part, has, _ in wrong[:3]),
             expected=", ".join(f"{part} {should}" for part, _, should in wrong[:3]),
         )
-    return Check(
-        name=name, ok=True, found=f"{len(found)} parts of {total!r}", expected="the same, one by one"
-    )
+    return Check(name=name, ok=True, found=f"{len(found)} parts of {total!r}", expected="the same parts")
 
 
 def _differing(
     found: Mapping[str, float], expected: Mapping[str, float], total: float
 ) -> Iterator[tuple[str, str, str]]:
-    """Name, what is there and what should be, of each part that differs."""
+    """Name, found value and expected value of each part that differs."""
     for part in {**expected, **found}:
         has, should = found.get(part), expected.get(part)
         if has is None or should is None or not same(has, should, total):

@@ -1,7 +1,7 @@
-"""Seconds of collectives on tiers (docs/concepts/cost-model.md, section 5). `nbytes` is always the whole
-tensor.
+"""Groups of ranks on the network tiers (docs/concepts/cost-model.md, section 4), and seconds of collectives
+over them (section 5): all-gather, reduce-scatter, all-reduce, all-to-all, send.
 
-Which ranks talk to each other, and over which tiers (docs/concepts/cost-model.md, section 4).
+`nbytes` is always the full tensor.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from shardwise.cluster import Backend, Cluster, Efficiency
 from shardwise.verification.strategy_rows import Column, StrategyRows, strides
 
 Sizes = tuple[Column, ...]
-"""For each tier, innermost first, how many groups of the tier below meet in one of it."""
+"""For each tier, innermost first: the number of groups of the tier below that a group of ranks spans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
     """The groups of every row.
 
-    Neighbouring stages: of each tier but the last, a group begins every `hop_every` / `hop_steps` stages (in
-    lowest terms); 1 and 1 where no two neighbours are in one group. Over each tier `hop_senders` devices of a
-    group of the one below hand over at once; 0 where none do, or so many that each has its share of all.
+    Neighbouring stages: on each tier but the last, a tier group begins every `hop_every` / `hop_steps` stages
+    (in lowest terms); 1 and 1 where no two neighbouring stages share one. `hop_senders` is the number of
+    devices of a group of the tier below that send at once over each tier; 0 where none send, or where each
+    reaches only its share of the bandwidth.
     """
 
     tensor: Sizes
@@ -46,7 +47,8 @@ def groups_of(rows: StrategyRows, cluster: Cluster) -> Groups:
     replicas = rows.tp * rows.cp * rows.dp // (rows.etp * rows.ep)
 
     def within_stage(offset: Column, size: Column) -> Sizes:
-        """Ranks of one stage, `offset` apart if the stage's ranks are counted one after another."""
+        """A group within one stage, whose members are `offset` apart in the numbering of the stage's
+        ranks."""
         few = np.gcd(size, np.maximum(pp_stride // offset, 1))
         near_stride = np.where(offset < pp_stride, offset, offset * rows.pp)
         outer_stride = np.maximum(offset * few, pp_stride) * rows.pp
@@ -68,7 +70,7 @@ def groups_of(rows: StrategyRows, cluster: Cluster) -> Groups:
 
 
 def _borders(spans: list[int], stride: Column, pp: Column) -> dict[str, Sizes]:
-    """`hop_every` and `hop_steps` of pipelines whose stages lie `stride` ranks apart."""
+    """`hop_every` and `hop_steps` of pipelines whose stages are `stride` ranks apart."""
     every, steps = [], []
     for span in spans[:-1]:
         # Pipelines begin at multiples of pp * stride, groups at multiples of span.
@@ -80,7 +82,7 @@ def _borders(spans: list[int], stride: Column, pp: Column) -> dict[str, Sizes]:
 
 
 def _hop_senders(cluster: Cluster, stride: Column, pp: Column) -> Sizes:
-    """`hop_senders`: a stage's ranks are neighbours, so many of them as there are, or as a group has."""
+    """`hop_senders`: the ranks of a stage are neighbours; all of them send, or as many as a group has."""
     found, below = [], 1
     for tier in cluster.tiers:
         senders = np.minimum(stride, below)
@@ -92,13 +94,13 @@ def _hop_senders(cluster: Cluster, stride: Column, pp: Column) -> Sizes:
 
 
 def hop_senders(groups: Groups, tier: Column) -> Column:
-    """How many devices next to each other hand over at once where `tier` lies between two stages."""
+    """Number of neighbouring devices that send at once where `tier` is between two stages."""
     return np.choose(tier, groups.hop_senders)
 
 
 def hop_tier(groups: Groups, first: int, second: int) -> Column:
-    """The tier between the pipeline ranks `first` and `second` > `first`, where the pair lies worst: the
-    first one's ranks and those of the second together reach over a group's border."""
+    """The tier between the pipeline ranks `first` and `second` > `first`, in the worst pipeline: the tier
+    whose group border is among the ranks of the two stages."""
     found: Column = 0
     for every, steps in zip(groups.hop_every, groups.hop_steps, strict=True):
         begin, end = first * steps, (second + 1) * steps
@@ -108,7 +110,8 @@ def hop_tier(groups: Groups, first: int, second: int) -> Column:
 
 
 def sizes(spans: list[int], stride: Column, size: Column) -> Sizes:
-    """The sizes of a group of `size` ranks that lie `stride` apart; `spans` of the tiers, innermost first."""
+    """The sizes of a group of `size` ranks that are `stride` apart; `spans` are those of the tiers,
+    innermost first."""
     found = []
     before = np.ones_like(size)
     for span in spans[:-1]:
@@ -135,19 +138,19 @@ def inner(group: Sizes, count: Column) -> Sizes:
 
 
 def outer(group: Sizes, part: Sizes) -> Sizes:
-    """The sizes of the groups that join equal members of the parts."""
+    """The sizes of the groups that connect equal members of the parts."""
     return tuple(np.maximum(whole // part_size, 1) for whole, part_size in zip(group, part, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class TierCost:
-    """One tier: seconds per hop, bytes per second, seconds before the first byte moves.
+    """Costs of one tier: seconds per hop, bytes per second, seconds before the first byte (call overhead).
 
-    Rings through more than one but not all of the `inside` devices below the tier reach the share `partial`,
-    unless one card is the only way out for all of these. Groups of at least so many members of the tier have
-    the share of `links` that stands beside the number. A device that sends alone reaches `lone_factor` times
-    that, two that send to each other `pairwise` times. At a collective, not at a message, ranks wait `wait_s`
-    for each other."""
+    Rings through several but not all of the `inside` devices below the tier reach the share `partial`, unless
+    these devices share one card. `links` are pairs: groups of at least that many members reach that share of
+    the bandwidth. A device that sends alone reaches `lone_factor` times the bandwidth, two devices that send
+    to each other `pairwise` times. In a collective, but not in a send, ranks wait `wait_s` for each other.
+    """
 
     latency_s: float
     bytes_per_s: float
@@ -162,11 +165,11 @@ class TierCost:
 
     @property
     def has_several_links(self) -> bool:
-        """Whether the devices below the tier have more in all than one of them alone."""
+        """Whether the devices below the tier together have more bandwidth than one alone."""
         return self.inside > self.lone_factor * (1 + 1e-9)
 
     def bandwidth(self, members: Column) -> Column:
-        """Bytes per second that so many members reach over the links between them."""
+        """Bytes per second that this many members reach over the links between them."""
         if not self.links:
             return self.bytes_per_s
         share: Column = np.ones(np.shape(members))
@@ -179,7 +182,7 @@ Fabric = tuple[TierCost, ...]
 
 
 def fabric_of(cluster: Cluster, efficiency: Efficiency) -> Fabric:
-    """The tiers, innermost first, at the pace of the efficiency's curves."""
+    """The tiers, innermost first, with the bandwidths of the efficiency curves."""
     found = []
     inside = 1
     for tier in cluster.tiers:
@@ -204,8 +207,8 @@ def fabric_of(cluster: Cluster, efficiency: Efficiency) -> Fabric:
 
 @dataclass(frozen=True, slots=True)
 class _Crossed:
-    """Of the tiers that a group crosses: the largest latency, start and transfer time; and one trip around a
-    ring, of two members too, which send to each other."""
+    """Over the tiers that a group crosses: the largest latency, start and transfer time; and one trip
+    around a ring, also for two members that send to each other (`pairwise_s`)."""
 
     members: Column
     latency_s: Column
@@ -242,20 +245,20 @@ def _crossed(fabric: Fabric, nbytes: Column, group: Sizes) -> _Crossed:
 
 
 def all_gather_s(fabric: Fabric, nbytes: Column, group: Sizes) -> Column:
-    """Once around a ring: an all-gather of a rank's output of `nbytes`."""
+    """All-gather with an output of `nbytes` per rank: once around a ring."""
     crossed = _crossed(fabric, nbytes, group)
     return crossed.pairwise_s + crossed.start_s
 
 
 def reduce_scatter_s(fabric: Fabric, backend: Backend, nbytes: Column, group: Sizes) -> Column:
-    """Reduce-scatter of a rank's input of `nbytes`; some backends have none and sum it everywhere."""
+    """Reduce-scatter of an input of `nbytes` per rank; backends without it use an all-reduce."""
     if backend.substitute("reduce_scatter") == "all_reduce":
         return all_reduce_s(fabric, nbytes, group)
     return all_gather_s(fabric, nbytes, group)
 
 
 def all_reduce_s(fabric: Fabric, nbytes: Column, group: Sizes) -> Column:
-    """All-reduce: reduce-scatter and all-gather, or two trees, or in the switches."""
+    """All-reduce: reduce-scatter and all-gather, two trees, or in-switch reduction, whichever is fastest."""
     crossed = _crossed(fabric, nbytes, group)
     trees = 2 * np.log2(crossed.members) * crossed.latency_s + 2 * crossed.transfer_s
     switched = np.where(crossed.in_switch, 2 * crossed.latency_s + crossed.transfer_s, np.inf)
@@ -263,7 +266,7 @@ def all_reduce_s(fabric: Fabric, nbytes: Column, group: Sizes) -> Column:
 
 
 def all_to_all_s(fabric: Fabric, nbytes: Column, group: Sizes, copies: Column) -> Column:
-    """Every rank sends `nbytes` in all, of which beyond the innermost tier the share `copies`."""
+    """All-to-all: every rank sends `nbytes`, the share `copies` of it beyond the innermost tier."""
     crossed = _crossed(fabric, nbytes, group)
     below: Column = 1
     slowest: Column = 0.0
@@ -276,7 +279,7 @@ def all_to_all_s(fabric: Fabric, nbytes: Column, group: Sizes, copies: Column) -
 
 
 def send_s(fabric: Fabric, nbytes: Column, tier: Column, senders: Column | int = 0) -> Column:
-    """One message to a rank behind `tier`, beside those of a `senders` of neighbours (0: all devices
+    """Send of one message over `tier`, while `senders` neighbouring devices send at once (0: all devices
     send)."""
     latency = np.array([cost.latency_s for cost in fabric])[tier]
     start = np.array([cost.start_s for cost in fabric])[tier]

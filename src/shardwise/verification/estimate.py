@@ -1,6 +1,9 @@
-"""From strategies to step times and bytes: the sections of docs/concepts/cost-model.md, one after another.
+"""From strategies to step time and memory, by the checker's own code (docs/concepts/cost-model.md, sections 1
+to 15).
 
-Everything that a plan says of its best strategy, found again (docs/concepts/cost-model.md, section 15).
+`evaluate` estimates many strategies as columns: step time and bytes. `estimate_strategy` estimates one with
+its breakdown. `mfu`, `model_flop_per_token` and `tokens_per_s_per_device` are the derived figures of section
+15.
 """
 
 from __future__ import annotations
@@ -75,17 +78,17 @@ Floats = NDArray[np.float64]
 GRID_FIELDS = (
     "tp", "cp", "pp", "dp", "cp_kind", "etp", "ep", "sequence_parallel", "micro_batch_size", "axis_order",
 )  # fmt: skip
-"""What the amounts of blocks depend on: rows that agree in these are priced once."""
+"""Fields on which the amounts of blocks depend: rows that agree in these are estimated once."""
 
 VALUES_PER_BATCH = 1 << 22
-"""Stages times rows times blocks priced together, so that the columns stay within some hundred MiB."""
+"""Values (stages x rows x blocks) estimated together, so that the columns stay within some hundred MiB."""
 
 STAGE_NAMES = (*AMOUNTS, *(f"{phase}_traffic_s" for phase in PHASES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyCosts:
-    """All that the rows of one family cost, but for the walk through their table."""
+    """Costs of the rows of one family, except the makespan of their table."""
 
     family: Family
     layers: tuple[Column, ...]
@@ -104,8 +107,8 @@ class FamilyCosts:
 def family_costs(
     figures: Figures, family: Family, blocks: list[dict[str, Column]] | None = None
 ) -> FamilyCosts:
-    """The price of every row of a family; `blocks` are the amounts of `sharded_blocks_of` on its rows, where
-    they are known."""
+    """The costs of every row of a family. `blocks` are the results of `sharded_blocks_of` on its rows,
+    where known."""
     model, rows = figures.model, family.rows
     fabric = fabric_of(figures.cluster, figures.efficiency)
     groups = groups_of(rows, figures.cluster)
@@ -118,7 +121,7 @@ def family_costs(
     copy = blocks[-2]["dense"] if model.tied_embeddings else 0.0
     dense = with_tied_copy(family, stages, "dense", copy)
     expert = [stage["expert"] for stage in stages]
-    is_joint = model.tied_embeddings and family.stages == 1  # both ends, one table, one block
+    is_joint = model.tied_embeddings and family.stages == 1  # both ends share one table, counted in one block
     of_stages = [
         dense,
         expert,
@@ -130,7 +133,7 @@ def family_costs(
     gatherings_s = gathering_s(figures, fabric, shardings, reduced)
     sent_s = hops_s(family, rank_hops_s(figures, fabric, groups, rows, family.pp))
     share = figures.profile.pipeline_overlap
-    # The last stage sends nothing on, the first nothing back.
+    # The last stage sends no activations, the first no gradients.
     nothing = np.zeros(len(rows))
     waits_s = [nothing, *((1 - share) * hop_s for hop_s in sent_s), nothing]
     times = [
@@ -169,7 +172,7 @@ def blocks_of(figures: Figures, fabric: Fabric, rows: StrategyRows) -> list[dict
 
 
 def sharded_blocks_of(figures: Figures, rows: StrategyRows) -> list[dict[str, Column]]:
-    """The same with what sharding adds to each, which no schedule changes."""
+    """The same with the communication of sharding, which is the same for all schedules."""
     fabric = fabric_of(figures.cluster, figures.efficiency)
     shardings = _shardings_of(figures, rows, groups_of(rows, figures.cluster))
     return [
@@ -186,9 +189,9 @@ def _shardings_of(figures: Figures, rows: StrategyRows, groups: Groups) -> Shard
 def rank_hops_s(
     figures: Figures, fabric: Fabric, groups: Groups, rows: StrategyRows, pp: int
 ) -> list[Column]:
-    """Seconds of one message from each of `pp` pipeline ranks to the next, from the last one to the first: a
-    share from each tensor rank, joined again behind the hop where the sequence is not split. 0 without a
-    pipeline."""
+    """Seconds of one message from each of `pp` pipeline ranks to the next; the last entry is from the
+    first to the last rank. Each tensor rank sends its part; without sequence parallelism the receivers
+    all-gather it. 0 without a pipeline."""
     nbytes = LocalSizes(figures=figures, rows=rows, experts=None).hidden_bytes("tokens")
     if pp == 1:
         return [0.0 * nbytes]
@@ -201,7 +204,8 @@ def rank_hops_s(
 
 
 def hops_s(family: Family, of_ranks: Sequence[Column]) -> tuple[Column, ...]:
-    """Seconds of a message from each stage to the next; a V turns round on one rank for nothing."""
+    """Seconds of a message from each stage to the next. Where a V turns, both stages are on one rank and
+    the message is free."""
     pp, stages = family.pp, range(family.stages - 1)
     if not family.is_v:
         return tuple(of_ranks[stage % pp] for stage in stages)
@@ -210,7 +214,7 @@ def hops_s(family: Family, of_ranks: Sequence[Column]) -> tuple[Column, ...]:
 
 
 class Evaluation(NamedTuple):
-    """Of every row: seconds per step, bytes of the tightest rank on its device, bytes on the host."""
+    """Of every row: seconds per step, bytes of the tightest rank on its device, bytes on its host."""
 
     step_time_s: Floats
     device_bytes: Floats
@@ -218,7 +222,7 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(figures: Figures, rows: StrategyRows) -> Evaluation:
-    """The figures that decide between strategies, for legal rows of any schedules."""
+    """The figures that rank strategies, for legal rows of any schedules."""
     found = Evaluation(*(np.empty(len(rows)) for _ in Evaluation._fields))
     blocks = len(figures.model.kinds) + 2
     most = max(VALUES_PER_BATCH // (blocks * len(STAGE_NAMES)), 1)
@@ -229,7 +233,7 @@ def evaluate(figures: Figures, rows: StrategyRows) -> Evaluation:
 
 
 def _evaluate(figures: Figures, rows: StrategyRows, found: Evaluation) -> None:
-    """Puts the figures of all rows into `found`. Blocks are priced for all schedules together."""
+    """Write the figures of all rows into `found`. Blocks are estimated for all schedules together."""
     blocks = sharded_blocks_of(figures, rows)
     for places, family in families(rows, figures.job.global_batch_size):
         length = max(VALUES_PER_BATCH // (family.stages * (len(blocks) + 16)), 1)
@@ -259,7 +263,8 @@ class StrategyEstimate:
 
 
 def estimate_strategy(figures: Figures, strategy: Strategy, table: Table | None = None) -> StrategyEstimate:
-    """The strategy on `table` (default: its schedule's own). StuckError where the table cannot run."""
+    """The estimate of the strategy on `table` (default: its schedule's own). Raises DeadlockError where
+    the table deadlocks."""
     ((_, family),) = families(rows_of([strategy]), figures.job.global_batch_size)
     costs = family_costs(figures, family)
     table = table_of(family) if table is None else table
@@ -280,7 +285,7 @@ def estimate_strategy(figures: Figures, strategy: Strategy, table: Table | None 
 
 
 def _breakdown(figures: Figures, costs: FamilyCosts, table: Table, step_time_s: float) -> dict[str, float]:
-    """Where the step time goes: the parts of the busiest rank, the end of the step, what is left."""
+    """Step time by part: the actions of the busiest rank, the end of the step, and the remainder (bubble)."""
     times = times_of_row(costs.times, 0)
     parts, busy_s = _busy_parts(figures, costs, times, table)
     ends = {
@@ -304,7 +309,7 @@ def _breakdown(figures: Figures, costs: FamilyCosts, table: Table, step_time_s: 
 def _busy_parts(
     figures: Figures, costs: FamilyCosts, times: Sequence[StageSeconds], table: Table
 ) -> tuple[dict[str, float], float]:
-    """The parts of all actions of the rank that works longest, and their sum."""
+    """The parts of all actions of the busiest rank, and their sum."""
     family = costs.family
     kinds = "FIW" if family.splits_backward else "FB"
 
@@ -315,7 +320,7 @@ def _busy_parts(
     own, m = family.stages_of(busiest), family.microbatches
     busy_s = m * of_microbatch_s(busiest)
     if family.schedule == "dualpipe_v":
-        # Where both halves of a backward are one action, the host starts one action less.
+        # Where both halves of a backward are one action, the host starts one action fewer.
         whole = sum(kind == "B" for _, kind, _ in table[busiest])
         busy_s -= whole * figures.profile.host_action_s
 
@@ -338,21 +343,21 @@ def _busy_parts(
 
 
 def tokens_per_s_per_device(figures: Figures, step_time_s: float) -> float:
-    """Tokens of a step over its seconds, for each device."""
+    """Tokens per second of step time and device."""
     job = figures.job
     return job.global_batch_size * job.seq_len / step_time_s / figures.cluster.devices
 
 
 def mfu(figures: Figures, step_time_s: float, *, full_attention: bool = False) -> float:
-    """Model flop per second over the dense peak of the matmul dtype."""
+    """Model FLOP utilisation: model FLOP/s over the dense peak of the matmul dtype."""
     flop = model_flop_per_token(figures, full_attention=full_attention)
     peak = figures.device.peak_flop_per_s[figures.recipe.matmul]
     return flop * tokens_per_s_per_device(figures, step_time_s) / peak
 
 
 def model_flop_per_token(figures: Figures, *, full_attention: bool = False) -> float:
-    """Flop of a token forward and backward, without recomputation: 6 per active element that is multiplied
-    with, and 3 times the forward attention."""
+    """FLOP of a token, forward and backward, without recomputation: 6 per active element of a matmul
+    weight, plus 3 times the forward attention."""
     model = figures.model
     elements = tied_head_elements(model.head)
     attention = 0.0
@@ -369,7 +374,8 @@ def model_flop_per_token(figures: Figures, *, full_attention: bool = False) -> f
 
 
 def _trained(figures: Figures) -> Iterator[tuple[Operator, Experts | None]]:
-    """Every operator that multiplies: of all layers and the head, and of the embedding what is no table."""
+    """Every operator that multiplies: of all layers and the head, and of the embedding all but lookup
+    tables."""
     model = figures.model
     for kind in model.pattern:
         for operator in model.kinds[kind].operators:

@@ -1,7 +1,9 @@
-"""The top of a cover: every grid of a space, those that cost the same as one, with what its blocks cost.
+"""Root level of the proof: the grids of a space, with those of equal cost merged, and the costs of their
+blocks.
 
-A grid is all but schedule, split, recomputation, sharding and offload. Two axis orders whose groups reach the
-same tiers in the same way cost the same whatever else is chosen.
+A grid fixes the degrees, axis order, cp_kind, sequence parallelism and micro-batch size. Schedule, stage
+split, recomputation, sharding and offload are open. Two axis orders whose groups cross the same tiers in the
+same way cost the same under every further choice; `multiplicity` counts them.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ GRID_RULES: Mapping[str, Rule] = {**ATTENTION_RULES, **EXPERT_RULES, **BATCH_RUL
 """The rules that need no schedule."""
 
 DEGREES_PER_BATCH = 1 << 12
-"""Degrees and axis orders whose other choices are listed together: there are up to a hundred of each."""
+"""Combinations of degrees and axis order expanded together; each has up to a hundred grids."""
 
 STACKED = (*AMOUNTS, "largest_bytes", "logits_bytes")
 
@@ -41,9 +43,13 @@ PLAIN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridCosts:
-    """Legal grids of one pp: their rows, how many candidates' grids each stands for (`multiplicity`), and
-    what they cost. `amounts` by name are [kinds, embedding, head; grid]; `hops_s` [pipeline rank; grid], to
-    the next one and from the last to the first; `tied_s` by whether the ends are apart."""
+    """Legal grids of one pp: their rows, the number of equal grids that each represents (`multiplicity`), and
+    their costs.
+
+    `amounts` by name are [kinds, embedding, head; grid]. `hops_s` are [pipeline rank; grid]: to the next
+    rank, and between the first and the last one. `tied_s` is by whether the first and the last stage are on
+    different ranks.
+    """
 
     pp: int
     rows: StrategyRows
@@ -57,16 +63,16 @@ class GridCosts:
 
     @property
     def ranks(self) -> Column:
-        """Over how many ranks dense weights can be sharded."""
+        """Number of ranks over which dense weights can be sharded."""
         return self.rows.dp * self.rows.cp
 
     def shardings(self, grid: Column, param: Column, grad: Column, optim: Column) -> Shardings:
-        """How so many ranks share weights; experts are told apart by the caller."""
+        """The shardings for these degrees; experts count only where a block has them."""
         return shardings_of((param, grad, optim), groups_at(self.groups, grid), has_experts=True)
 
 
 def plain_rows(**columns: Column) -> StrategyRows:
-    """Rows with these fields, all others at their plainest."""
+    """Rows with these fields; all others have their defaults."""
     length = len(columns["tp"])
     found = {name: columns[name] if name in columns else np.full(length, PLAIN[name]) for name in FIELDS}
     return StrategyRows(**found)
@@ -84,8 +90,8 @@ def groups_at(groups: Groups, index: Column) -> Groups:
 def grids_of(
     figures: Figures, space: SpaceDefinition, pp: int
 ) -> Iterator[tuple[StrategyRows, Column, Column]]:
-    """One row for all grids of this pp that cost the same, how many they are, and whether they are beyond the
-    target; some at a time."""
+    """In batches: one row for all grids of this pp with equal cost, the number of these grids, and whether
+    the target excludes them."""
     rows = _axes_of(space, pp)
     is_excluded = np.zeros(len(rows), dtype=bool)
     if space.target_limits.orders:
@@ -145,7 +151,7 @@ def _expert_pairs(space: SpaceDefinition, tp: int, cp: int, dp: int) -> Iterator
 
 
 def _with_choices(space: SpaceDefinition, rows: StrategyRows) -> tuple[StrategyRows, Column]:
-    """Each row with rows 2, 5 and 6 of the space, and which row each is of."""
+    """Each row with all choices of rows 2, 5 and 6 of the space, and the index of the row that each is of."""
     _, of = distinct([rows.dp, rows.tp > 1, rows.cp > 1])
     places, columns = [], []
     for number in range(int(of.max(initial=-1)) + 1):
@@ -173,7 +179,7 @@ def _with_choices(space: SpaceDefinition, rows: StrategyRows) -> tuple[StrategyR
 
 
 def breaks_grid_rule(figures: Figures, rows: StrategyRows) -> Column:
-    """Whether some rule that needs no schedule is broken, for every row."""
+    """Whether each row breaks some rule that needs no schedule."""
     grid = SimpleNamespace(**{name: getattr(rows, name) for name in FIELDS})
     found = np.zeros(len(rows), dtype=bool)
     for rule in GRID_RULES.values():
@@ -182,7 +188,7 @@ def breaks_grid_rule(figures: Figures, rows: StrategyRows) -> Column:
 
 
 def grid_costs_of(figures: Figures, pp: int, rows: StrategyRows, multiplicity: Column) -> GridCosts:
-    """What legal grids of one pp cost."""
+    """The costs of legal grids of one pp."""
     fabric = fabric_of(figures.cluster, figures.efficiency)
     groups = groups_of(rows, figures.cluster)
     blocks = [block_amounts(figures, fabric, groups, rows, shape) for shape in block_shapes(figures.model)]
@@ -206,9 +212,11 @@ def grid_costs_of(figures: Figures, pp: int, rows: StrategyRows, multiplicity: C
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPairs:
-    """Every choice of param_shard and grad_shard of every grid: `start[grid]` is its first, `number[grid]`
-    how many it has; `chains` how many optim_shard go with it, `optims` which, by ranks, param_shard and
-    grad_shard. `traffic` by phase is [block; pair].
+    """Every choice of param_shard and grad_shard of every grid.
+
+    The pairs of a grid are `number[grid]` entries from `start[grid]` on. `chains` is the number of
+    optim_shard degrees allowed with each pair; `optims` lists them by ranks, param_shard and grad_shard.
+    `traffic` by phase is [block; pair].
     """
 
     start: Column
@@ -223,7 +231,7 @@ class ShardPairs:
 def shard_pairs_of(
     figures: Figures, space: SpaceDefinition, grid_costs: GridCosts, needed: Column
 ) -> ShardPairs:
-    """The pairs of those of the ground's grids that are `needed` (a mask); of the others none."""
+    """The pairs of the grids that are `needed` (a mask); the other grids have none."""
     fabric: Fabric = fabric_of(figures.cluster, figures.efficiency)
     of_ranks = {int(ranks): chains_of(space, int(ranks)) for ranks in np.unique(grid_costs.ranks)}
     optims = {

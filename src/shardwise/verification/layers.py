@@ -1,7 +1,9 @@
-"""Widths, rows, and the seconds of one operator (docs/concepts/cost-model.md, sections 6 and 7).
-
-One block (a layer, the embedding, the head): seconds and bytes of a rank (docs/concepts/cost-model.md,
+"""Operators and blocks on one rank: local widths and rows (docs/concepts/cost-model.md, section 6), seconds
+of one operator (section 7), and seconds and bytes of one block: a layer, the embedding or the head (section
 8).
+
+`LocalSizes` has the sizes, `operator_seconds` the times of an operator, `block_amounts` the AMOUNTS of a
+block.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ SAVED_BYTES = {"fp32": 4, "mask": 1}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSizes:
-    """One block on every row: how many rows of data and how much of each width a rank has."""
+    """One block on every row: the rows of data and the width that a rank has."""
 
     figures: Figures
     rows: StrategyRows
@@ -49,11 +51,11 @@ class LocalSizes:
 
     @property
     def tokens(self) -> Column:
-        """Tokens of a rank per microbatch."""
+        """Tokens of a rank per micro-batch."""
         return self.rows.micro_batch_size * self.figures.job.seq_len / self.rows.cp
 
     def count(self, name: str) -> Column:
-        """Rows of data of a rank per microbatch: `tokens`, `head`, `sequence` or `routed`."""
+        """Rows of data of a rank per micro-batch: `tokens`, `head`, `sequence` or `routed`."""
         if name == "sequence":
             return self.tokens / np.where(self.rows.sequence_parallel, self.rows.tp, 1)
         if name == "routed" and self.experts is not None:
@@ -84,7 +86,7 @@ class LocalSizes:
         return elements * weight.experts / self.rows.ep if weight.experts else elements
 
     def saved_bytes(self, saved: Saved, operator: Operator) -> Column:
-        """Bytes on a rank, per microbatch, of a tensor that an operator saves."""
+        """Bytes on a rank, per micro-batch, of a saved activation of an operator."""
         rows = saved.rows
         if self.figures.profile.keeps_gathered_inputs and isinstance(operator, Matmul):
             rows = operator.rows
@@ -97,7 +99,7 @@ class LocalSizes:
 
 @dataclass(frozen=True, slots=True)
 class KernelSeconds:
-    """One operator: forward, gradient of its input, gradient of its weights."""
+    """One operator: forward, input gradient, weight gradient."""
 
     forward: Column
     input: Column
@@ -141,14 +143,14 @@ def operator_seconds(operator: Operator, sizes: LocalSizes) -> KernelSeconds:
 
 
 def _memory_bound_s(sizes: LocalSizes, nbytes: Column) -> Column:
-    """A kernel that is bound by the memory."""
+    """Seconds of a memory-bound kernel."""
     half = sizes.figures.efficiency.memory.half_bytes
     transfer = (nbytes + half) / sizes.figures.memory_bytes_per_s
     return sizes.figures.efficiency.launch_s + np.where(nbytes > 0, transfer, 0.0)
 
 
 def _matmul_efficiency(sizes: LocalSizes, m: Column, n: Column, k: Column) -> Column:
-    """The share of the peak that [m, k] x [k, n] reaches."""
+    """The share of the peak that the matmul [m, k] x [k, n] reaches."""
     curve = sizes.figures.efficiency.matmul
 
     def fill(tile_m: float, tile_n: float) -> Column:
@@ -161,7 +163,7 @@ def _matmul_efficiency(sizes: LocalSizes, m: Column, n: Column, k: Column) -> Co
 
 
 def _matmul_s(sizes: LocalSizes, m: Column, n: Column, k: Column) -> Column:
-    """[m, k] x [k, n]."""
+    """Seconds of the matmul [m, k] x [k, n]."""
     figures = sizes.figures
     arithmetic = 2 * m * n * k / (figures.matmul_flop_per_s * _matmul_efficiency(sizes, m, n, k))
     nbytes = (m * k + k * n + m * n) * figures.recipe.activation_bytes
@@ -169,7 +171,7 @@ def _matmul_s(sizes: LocalSizes, m: Column, n: Column, k: Column) -> Column:
 
 
 def _cast_s(sizes: LocalSizes, elements: Column) -> Column:
-    """Elements brought into the dtype of matmuls, where it is another."""
+    """Seconds to cast elements to the matmul dtype, where it is another."""
     each = sizes.figures.recipe.cast_bytes
     return _memory_bound_s(sizes, each * elements) if each else 0.0 * elements
 
@@ -194,7 +196,7 @@ def _grouped_matmul_seconds(operator: GroupedMatmul, sizes: LocalSizes) -> Kerne
 
 
 def keys_of_query(seq_len: int, window: int | None, *, causal: bool) -> float:
-    """How many keys a query meets on average."""
+    """Average number of keys that a query attends to."""
     width = seq_len if window is None else min(window, seq_len)
     if width < seq_len:
         return width - width * width / (2 * seq_len)
@@ -219,7 +221,7 @@ def _attention_seconds(operator: Attention, sizes: LocalSizes) -> KernelSeconds:
 
 
 def _unfused_seconds(operator: Attention, sizes: LocalSizes) -> KernelSeconds:
-    """Two batched products forward and four backward over all keys, and the softmax between them."""
+    """Two batched matmuls forward and four backward over all keys, and the softmax between them."""
     figures, each = sizes.figures, sizes.figures.recipe.activation_bytes
     keys = float(figures.job.seq_len)
     rows = sizes.count(operator.rows) * sizes.width(operator.heads)
@@ -236,12 +238,12 @@ def _unfused_seconds(operator: Attention, sizes: LocalSizes) -> KernelSeconds:
 
 
 def score_bytes(operator: Attention, sizes: LocalSizes) -> Column:
-    """Kept of unfused attention: 5 bytes of every score."""
+    """Saved activations of unfused attention: 5 bytes per score."""
     return 5 * sizes.count(operator.rows) * sizes.width(operator.heads) * sizes.figures.job.seq_len
 
 
 Amounts = Mapping[str, Column]
-"""What a block has, by name, all per rank and microbatch: see AMOUNTS."""
+"""The amounts of a block by name, all per rank and micro-batch: see AMOUNTS."""
 
 PHASES = ("forward", "input", "weight")
 
@@ -252,16 +254,22 @@ AMOUNTS = (
     "dense", "expert", "dense_blocks", "expert_blocks", "saved_bytes", "saved_selective_bytes", "input_bytes",
     "output_bytes",
 )  # fmt: skip
-"""Seconds of the phases, alone and with communication; parts of all phases; what selective and full
-recomputation would repeat; of the forward, the gradient of the input and a repeated forward what passes in
-collectives by the cards by which replicas sum gradients; elements of dense and expert weights, and 1 where it
-has such; bytes kept by each choice of recompute, and of what a layer's products put out.
-Beside them a block has `largest_bytes`, `logits_bytes` and `replicated`, which are not summed over stages."""
+"""Amounts of a block that add up over a stage.
+
+- Seconds of the phases, alone and with communication, and their parts.
+- Seconds that selective and full recomputation repeat.
+- `*_contended_s`: seconds of collectives that use the same cards as the gradient reduction between replicas,
+  in the forward pass, the input gradient and a repeated forward pass.
+- Elements of dense and expert weights; 1 where the block has such weights.
+- Bytes of saved activations for each choice of recompute, and of the outputs of a layer's matmuls.
+
+A block also has `largest_bytes`, `logits_bytes` and `replicated`, which are not summed over a stage.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockShape:
-    """What a block is made of; by phase, how often tensor ranks join their results."""
+    """The operators of a block; by phase, the number of collectives over the tensor ranks."""
 
     operators: tuple[Operator, ...]
     experts: Experts | None
@@ -338,8 +346,8 @@ def block_amounts(
 
 
 def _contends_with_replicas(sizes: LocalSizes, groups: Groups, group: Sizes) -> Column:
-    """Whether members of a group lie apart where the slowest hop between replicas is: on different nodes, or
-    only inside them."""
+    """Whether a group's collectives contend with the gradient reduction between replicas: both cross
+    nodes, or both stay inside them."""
     tiers = sizes.figures.cluster.tiers
     apart: Column = np.zeros_like(sizes.rows.tp, dtype=bool)
     is_out = apart
@@ -375,7 +383,7 @@ def _computation(sizes: LocalSizes, shape: BlockShape) -> dict[tuple[str, str], 
 
 
 def _left_out(sizes: LocalSizes, shape: BlockShape) -> int:
-    """From which operator on a recomputation that stops early has nothing left to do: the last product."""
+    """Index of the last matmul: a recomputation that stops early needs no operator from there on."""
     products = [
         number
         for number, operator in enumerate(shape.operators)
@@ -387,7 +395,7 @@ def _left_out(sizes: LocalSizes, shape: BlockShape) -> int:
 
 
 def _host_s(sizes: LocalSizes, operators: Sequence[Operator], phase: str) -> float:
-    """Seconds that the host needs to start all kernels of a phase."""
+    """Seconds in which the host starts all kernels of a phase."""
     profile = sizes.figures.profile
     if phase == "weight":
         return profile.dispatch_s * sum(
@@ -435,7 +443,8 @@ def _sync_s(sizes: LocalSizes, fabric: Fabric, groups: Groups) -> Column:
 
 
 def _context_s(sizes: LocalSizes, fabric: Fabric, groups: Groups, shape: BlockShape) -> tuple[Column, Column]:
-    """Of one forward phase: keys and values around a ring; or exchanges of heads for tokens."""
+    """Seconds of context parallelism in one forward phase: keys and values around a ring; or all-to-all of
+    heads and tokens."""
     each = sizes.figures.recipe.activation_bytes
     ring_s = a2a_s = 0.0 * sizes.tokens
     for operator in shape.operators:

@@ -1,21 +1,19 @@
-"""The least bytes of the tightest rank of every candidate of a cell (docs/concepts/cost-model.md, section
-14).
+"""Lower bounds of the nodes of the proof: memory of the tightest rank (docs/concepts/cost-model.md, section
+14) and step time (section 13). They hold for every candidate below a node.
 
-What a rank holds grows with its layers and falls with the layers recomputed and with the degrees of sharding;
-so the fewest layers, the most recomputed, and for what is open the largest degrees, hold the least.
+Memory: the bytes of a rank grow with its layers and fall with recomputed layers and sharding degrees. So the
+bound takes the fewest layers, the most recomputed ones, and the largest degree for every open one.
 
-The least step time of every candidate of a cell: the longest of some paths through its table.
+Step time: the longest of some paths through the table, with the shortest possible stages. Every path is a
+chain of actions that wait for each other. Per rank r, with w its work on one micro-batch:
 
-Every path is a chain of actions each of which waits for the one before, its stages as short as they can be in
-the cell; so no step of the cell is shorter. Per rank r, with w its work on one microbatch:
-
-- the way of the first microbatch to it, m w, and from its last action to the end of the step;
-- the same, but entered at its first backward: all stages forward, back to the rank, and of its work all but
-  the forwards it has done before (turns.py);
-- the same, but left at its last forward, which still has its way to the last stage and back before it;
+- from the start of the step to the rank, m w, and from its last action to the end of the step;
+- entered at its first backward: all stages forward, back to the rank, and its work without the warm-up
+  forwards;
+- left at its last forward, from which the last micro-batch still goes to the last stage and back;
 - entered at the first backward and left at the last forward.
 
-And the mean over ranks of the first of these, for which only the sum of all layers counts.
+And the mean of the first of these over all ranks, which needs only the sum of all layers.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ def has_optimizer_offload(nodes: ProofNodes) -> Column:
 
 
 def shardings_of_nodes(pipeline: PipelineContext, nodes: ProofNodes, *, is_paired: bool) -> Shardings:
-    """How weights are sharded; what is open over all ranks."""
+    """Sharding degrees of weights; every open degree is the number of ranks."""
     most = pipeline.grid_costs.ranks[nodes.grid]
     param = pipeline.pairs.param[nodes.pair] if is_paired else most
     grad = pipeline.pairs.grad[nodes.pair] if is_paired else most
@@ -71,7 +69,8 @@ def shardings_of_nodes(pipeline: PipelineContext, nodes: ProofNodes, *, is_paire
 def least_saved_bytes(
     pipeline: PipelineContext, layers: LayerBounds, nodes: ProofNodes, most: Column
 ) -> Column:
-    """What each stage keeps of one microbatch at least, where at most `most` layers are recomputed."""
+    """Lower bound of the activations that each stage saves of one micro-batch, where at most `most` layers
+    are recomputed."""
     all_saved = pipeline.amount("saved_bytes", nodes)
     found = layers.summed(all_saved)
     if (nodes.recompute == SELECTIVE).any():
@@ -88,11 +87,11 @@ def least_saved_bytes(
 def least_recomputed_bytes(
     pipeline: PipelineContext, layers: LayerBounds, nodes: ProofNodes, most: Column
 ) -> Column:
-    """What each stage makes again of one microbatch, where at most `most` layers are recomputed: with so much
-    beside what is stored at least, no stage has less.
+    """Recomputed bytes of each stage per micro-batch, where at most `most` layers are recomputed. Added to
+    the least saved bytes, they give a lower bound of both.
 
-    With k kept, s stored, p in flight, w <= p waiting: p s + w (k - s) = (p - w) s + w k, which is least
-    where both s and k are; and falls with the layers recomputed, as s does.
+    With k bytes computed, s saved, p in flight and w <= p pending: p s + w (k - s) = (p - w) s + w k. This is
+    least where both s and k are least, and it falls with the recomputed layers as s does.
     """
     whole = layers.of_layers(pipeline.amount("saved_bytes", nodes))
     found = np.zeros_like(whole)
@@ -108,27 +107,28 @@ def least_recomputed_bytes(
 
 
 NEEDED = ("largest_bytes", "saved_bytes", "dense", "logits_bytes")
-"""Amounts of each block on which the least memory depends."""
+"""Amounts of each block that the lower bound of memory needs."""
 
 
 def memory_lower_bound(
     pipeline: PipelineContext, nodes: ProofNodes, most: Column, *, is_paired: bool
 ) -> tuple[Column, Column]:
-    """Bytes on the device and on the host of the tightest rank, at least; `most` layers are recomputed."""
+    """Lower bounds of the bytes on the device and on the host of the tightest rank; at most `most` layers
+    are recomputed."""
     figures, grid_costs = pipeline.figures, pipeline.grid_costs
     recipe = figures.recipe
     layers = layer_bounds_of(pipeline, nodes.box)
     shardings = shardings_of_nodes(pipeline, nodes, is_paired=is_paired)
     dense, expert = least_rank_elements(pipeline, layers, nodes)
     d, e = shardings.dense, shardings.expert
-    # Of what depends on several degrees at once, nothing counts where one of them is open.
+    # Parts that depend on several degrees at once count only where all of them are fixed.
     is_known = np.full(len(nodes), is_paired) & (nodes.optim > 0)
     least_own = recipe.master_bytes + figures.state_bytes
     states = sum(
         elements / f.optim * np.where(is_known, own_bytes(figures, f), least_own)
         for elements, f in ((dense, d), (expert, e))
     )
-    # Where it is open what is moved, all of it is: none of it is on the device, nor for certain on the host.
+    # Where offload is open, nothing counts on the device, and nothing for certain on the host.
     is_open = nodes.offload < 0
     optimizer_offloaded = has_optimizer_offload(nodes)
     weights = (dense / d.param + expert / e.param) * recipe.weight_bytes
@@ -153,8 +153,7 @@ def memory_lower_bound(
     if pipeline.splits_backward:
         many = pipeline.ramp("pending_weights", nodes)[rank]
         waits = many * least_recomputed_bytes(pipeline, layers, nodes, most)
-        # Where the rest is moved away, more is held with more layers recomputed: what is said of all that
-        # recompute at most so many holds of one alone.
+        # With offloaded activations, more recomputed layers may need more bytes: their number must be fixed.
         is_one = nodes.box.is_point & ((nodes.recompute != FULL) | (nodes.box.layers_low == most))
         activations = activations + np.maximum(
             recomputed, np.where(is_open | (activations_offloaded & ~is_one), 0.0, waits)
@@ -194,7 +193,7 @@ def memory_lower_bound(
 
 
 def _device_bytes(pipeline: PipelineContext, nodes: ProofNodes, allocated: Column) -> Column:
-    """Bytes on the device where so many are allocated: with fragmentation, context and communicators."""
+    """Bytes on the device for these allocated bytes: with fragmentation, context and communicators."""
     efficiency, rows = pipeline.figures.efficiency, pipeline.grid_costs.rows
     axes = ("tp", "cp", "pp", "dp", "ep")
     communicators = 1 + sum((getattr(rows, axis)[nodes.grid] > 1).astype(np.int64) for axis in axes)
@@ -206,7 +205,8 @@ def _device_bytes(pipeline: PipelineContext, nodes: ProofNodes, allocated: Colum
 def _two_layers_bytes(
     pipeline: PipelineContext, layers: LayerBounds, nodes: ProofNodes, most: Column
 ) -> Column:
-    """The least that two layers of a kind that holds most hold, whose activations are moved."""
+    """Lower bound of the bytes of two layers of the largest kind on the device, while activations are
+    offloaded."""
     all_saved = pipeline.amount("saved_bytes", nodes)[:EMBEDDING].max(axis=0)
     found = 2 * all_saved
     if (nodes.recompute == SELECTIVE).any():
@@ -220,7 +220,7 @@ def _two_layers_bytes(
 def least_rank_elements(
     pipeline: PipelineContext, layers: LayerBounds, nodes: ProofNodes
 ) -> tuple[Column, Column]:
-    """Dense and expert elements of each rank, at least: [pp, cell] each."""
+    """Lower bounds of the dense and expert elements of each rank: [pp, node] each."""
     dense = pipeline.amount("dense", nodes)
     of_ranks = pipeline.of_ranks(layers.summed(dense))
     if pipeline.figures.model.tied_embeddings and pipeline.ends_apart:
@@ -231,7 +231,7 @@ def least_rank_elements(
 def _shared_bytes(
     pipeline: PipelineContext, shardings: Shardings, nodes: ProofNodes, *, is_paired: bool
 ) -> Column:
-    """Gathered weights and buffers."""
+    """Bytes of gathered weights and buffers."""
     rows, recipe = pipeline.grid_costs.rows, pipeline.figures.recipe
     grid = nodes.grid
     tokens = rows.micro_batch_size[grid] * pipeline.figures.job.seq_len / rows.cp[grid]
@@ -249,8 +249,8 @@ def _shared_bytes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Actions:
-    """The least seconds of the actions of each stage, [stage, cell]; of the hops between them, [stages - 1,
-    cell]; and of what all stages do for one microbatch, (cells,)."""
+    """Lower bounds of seconds: of the actions of each stage, [stage, node]; of the hops between them,
+    [stages - 1, node]; and of all stages for one micro-batch, (nodes,)."""
 
     forward_s: Column
     input_s: Column
@@ -261,7 +261,7 @@ class _Actions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ends:
-    """What comes before the first forward and after the last backward of stage 0, and after everything."""
+    """Seconds before the first forward and after the last backward of stage 0, and after all actions."""
 
     gather_s: Column
     reduce_s: Column
@@ -271,8 +271,8 @@ class _Ends:
 def time_lower_bound(
     pipeline: PipelineContext, nodes: ProofNodes, *, is_paired: bool, is_sharded: bool
 ) -> Column:
-    """Seconds per step, at least: (cells,). `is_paired` where all cells have a pair, `is_sharded` where they
-    have an optim_shard too."""
+    """Lower bound of the seconds per step: (nodes,). `is_paired` where all nodes have a shard pair,
+    `is_sharded` where they also have an optim_shard."""
     layers = layer_bounds_of(pipeline, nodes.box)
     shardings = shardings_of_nodes(pipeline, nodes, is_paired=is_paired)
     actions = _actions(pipeline, layers, nodes, is_paired=is_paired)
@@ -281,9 +281,9 @@ def time_lower_bound(
 
 
 def work_lower_bound(pipeline: PipelineContext) -> Column:
-    """Seconds per step of each grid, at least, under any schedule, split or sharding: (grids,).
+    """Lower bound of the seconds per step of each grid under any schedule, stage split or sharding: (grids,).
 
-    All layers forward and backward for every microbatch, shared by the ranks as evenly as can be.
+    All layers forward and backward for every micro-batch, shared evenly by the ranks.
     """
     grid_costs = pipeline.grid_costs
     of_blocks = sum(grid_costs.amounts[f"{phase}_s"] for phase in ("forward", "input", "weight"))
@@ -298,7 +298,7 @@ def _actions(
     host_s, share = pipeline.figures.profile.host_action_s, pipeline.figures.profile.pipeline_overlap
     sent_s = _sent_s(pipeline, nodes)
     waiting_s = (1 - share) * sent_s
-    # The last stage sends nothing on, the first nothing back.
+    # The last stage sends no activations, the first no gradients.
     nothing = np.zeros((1, len(nodes)))
     on_s, back_s = np.concatenate([waiting_s, nothing]), np.concatenate([nothing, waiting_s])
     of_blocks = {
@@ -309,7 +309,7 @@ def _actions(
     out_s, in_s, offload_transfer_s = _offload_s(pipeline, layers, nodes)
     forward_s = _summed_s(layers, of_blocks["forward"], "forward", nodes) + host_s + on_s + out_s
     input_s = _summed_s(layers, of_blocks["input"], "input", nodes) + host_s + back_s + recompute_s + in_s
-    # In DualPipe some backwards are whole and cost the host one action.
+    # In DualPipe-V some backwards are one action, which the host starts once.
     starts = 3 if pipeline.splits_backward and pipeline.schedule != "dualpipe_v" else 2
     weight_s = layers.summed(of_blocks["weight"]) + (starts - 2) * host_s
     model_s = sum(layers.total(seconds) for seconds in of_blocks.values())
@@ -321,9 +321,9 @@ def _actions(
 
 
 def _sent_s(pipeline: PipelineContext, nodes: ProofNodes) -> Column:
-    """Seconds of a message from each stage to the next, [stages - 1, cells]."""
+    """Seconds of a message from each stage to the next, [stages - 1, nodes]."""
     stage = np.arange(pipeline.stages - 1)
-    # A V comes back over the hops that it went, and turns round on one rank for nothing.
+    # A V returns over the same hops; where it turns, both stages are on one rank and the message is free.
     hop = np.minimum(stage, 2 * pipeline.pp - 2 - stage) if pipeline.is_v else stage % pipeline.pp
     found = pipeline.grid_costs.hops_s[np.ix_(hop, nodes.grid)]
     if pipeline.is_v:
@@ -332,9 +332,9 @@ def _sent_s(pipeline: PipelineContext, nodes: ProofNodes) -> Column:
 
 
 def _summed_s(layers: LayerBounds, of_blocks: Column, phase: str, nodes: ProofNodes) -> Column:
-    """The least seconds of a phase of each stage. Where activations move beside it, the computation and the
-    rest are each the least that they can be: less computation hides less, so it must not be more
-    elsewhere."""
+    """Lower bound of the seconds of a phase of each stage. With offloaded activations, computation and the
+    remainder are bounded separately: less computation hides less of the copies, so a bound of their sum
+    alone is not valid."""
     if len(layers.mixes) == 1 or not has_activation_offload(nodes).any():
         return layers.summed(of_blocks)
     alone = layers.pipeline.amount(f"{phase}_computation_s", nodes)
@@ -342,7 +342,7 @@ def _summed_s(layers: LayerBounds, of_blocks: Column, phase: str, nodes: ProofNo
 
 
 def _recompute_s(pipeline: PipelineContext, layers: LayerBounds, nodes: ProofNodes) -> tuple[Column, Column]:
-    """Seconds of recomputation per microbatch, at least: of each stage and of all."""
+    """Lower bounds of recomputation per micro-batch, in seconds: of each stage and of all."""
     recompute_s = np.zeros(layers.least.shape)
     all_recompute_s = np.zeros(len(nodes))
     if (nodes.recompute == SELECTIVE).any():
@@ -356,7 +356,7 @@ def _recompute_s(pipeline: PipelineContext, layers: LayerBounds, nodes: ProofNod
         cheapest = seconds[:EMBEDDING].min(axis=0)
         each = np.repeat(cheapest[None], pipeline.stages, axis=0)
         if len(seconds) > 3:
-            # Only of layers that are known does the mean count: one cheap layer more may lower it.
+            # The mean counts only where the layers are fixed: one more cheap layer may lower it.
             mean = layers.of_layers(seconds) / np.maximum(layers.least, 1)
             each = np.where(nodes.box.is_point & (layers.least > 0), mean, each)
         is_full = nodes.recompute == FULL
@@ -368,8 +368,8 @@ def _recompute_s(pipeline: PipelineContext, layers: LayerBounds, nodes: ProofNod
 def _offload_s(
     pipeline: PipelineContext, layers: LayerBounds, nodes: ProofNodes
 ) -> tuple[Column, Column, Column]:
-    """Exposed seconds of activations on their way to the host and back, at least: out and in of each stage,
-    both of all stages."""
+    """Lower bounds of the exposed seconds of activation offload: out and in of each stage, and both of all
+    stages together."""
     nothing = np.zeros(layers.least.shape)
     is_offloaded = has_activation_offload(nodes)
     if not is_offloaded.any():
@@ -378,7 +378,7 @@ def _offload_s(
     saved_s = least_saved_bytes(pipeline, layers, nodes, nodes.box.layers_high) / link
     forward = pipeline.amount("forward_computation_s", nodes)
     backward = pipeline.amount("input_computation_s", nodes)
-    # A stage's computation and what is exposed beside it grow, together, with both.
+    # Computation plus its exposed copies increases in both.
     out_s = np.where(is_offloaded, figures.exposed_s(saved_s, layers.summed(forward), 1.0), 0.0)
     in_s = np.where(is_offloaded, figures.exposed_s(saved_s, layers.summed(backward), 1.0), 0.0)
     of_all_s = _all_saved_bytes(pipeline, layers, nodes) / link
@@ -389,7 +389,8 @@ def _offload_s(
 def _exposed_at_least_s(
     pipeline: PipelineContext, offload_transfer_s: Column, computation_s: Column
 ) -> Column:
-    """Of sums over stages no more than the sum of what each exposes: exposure is convex and homogeneous."""
+    """For sums over stages: at most the sum of the exposed times of the stages, because exposure is convex
+    and homogeneous."""
     slowdown = pipeline.figures.efficiency.overlap_slowdown
     if slowdown > 2:
         return offload_transfer_s
@@ -399,7 +400,7 @@ def _exposed_at_least_s(
 
 
 def _all_saved_bytes(pipeline: PipelineContext, layers: LayerBounds, nodes: ProofNodes) -> Column:
-    """What all stages together keep of one microbatch at least."""
+    """Lower bound of the saved activations of one micro-batch on all stages together."""
     all_saved = pipeline.amount("saved_bytes", nodes)
     found = layers.total(all_saved)
     selective = layers.total(pipeline.amount("saved_selective_bytes", nodes))
@@ -413,7 +414,7 @@ def _all_saved_bytes(pipeline: PipelineContext, layers: LayerBounds, nodes: Proo
 
 
 def _longest_path_s(pipeline: PipelineContext, actions: _Actions, ends: _Ends, nodes: ProofNodes) -> Column:
-    """The longest of the paths, from the start of the step to the end of stage 0's reduction."""
+    """The longest of the paths, from the start of the step to the end of stage 0's gradient reduction."""
     pp, whole = pipeline.pp, not pipeline.splits_backward
     m = pipeline.grid_costs.microbatches[nodes.grid]
     forward_s, weight_s = actions.forward_s, actions.weight_s
@@ -421,8 +422,8 @@ def _longest_path_s(pipeline: PipelineContext, actions: _Actions, ends: _Ends, n
     both_s = actions.input_s + weight_s
     zero = np.zeros((1, len(nodes)))
     hop_ups = np.concatenate([zero, actions.hops_s])
-    # Of each stage: the way to its forward; from its backward to the end of stage 0's; from its forward to
-    # the end of the last stage's; and from there back to where its own backward may start.
+    # Per stage: from the start to its forward; from its backward to the end of stage 0's backward; from its
+    # forward to the end of the last stage's forward; and from there back to the start of its own backward.
     up_s = np.cumsum(np.concatenate([zero, forward_s[:-1]]) + hop_ups, axis=0)
     down_s = np.cumsum(np.concatenate([zero, back_s[:-1]]) + hop_ups, axis=0)
     there_s = up_s[-1] + forward_s[-1] - up_s - forward_s
@@ -501,9 +502,9 @@ def _ends(
     buckets = np.maximum(layers.most_first, 1)
     names = ("dense", "expert", "dense_blocks", "expert_blocks")
     of_first = {name: layers.summed(pipeline.amount(name, nodes))[0] for name in names}
-    if figures.model.tied_embeddings and pipeline.pp == 1:  # both ends, one table, one block
+    if figures.model.tied_embeddings and pipeline.pp == 1:  # both ends share one table, counted in one block
         of_first["dense_blocks"] = of_first["dense_blocks"] - 1
-    # Fewer elements in fewer parts never take longer.
+    # Fewer elements in fewer collectives never take longer.
     first_stage = Reduced.of(figures, **{name: of_first[name] for name in names})
     reduction = reduction_s(figures, pipeline.fabric, shardings, first_stage)
     gathering = gathering_s(figures, pipeline.fabric, shardings, first_stage)
@@ -517,7 +518,7 @@ def _ends(
 
 
 def _added_s(seconds: Column, overlap: Column, action_s: Column, buckets: Column) -> Column:
-    """What a gathering or reduction adds to an action that is no longer than this."""
+    """Lower bound of the seconds that an all-gather or reduction adds to an action of at most this length."""
     hidden_s = np.minimum(overlap * seconds, action_s)
     return seconds - hidden_s + hidden_s / buckets
 
@@ -525,8 +526,9 @@ def _added_s(seconds: Column, overlap: Column, action_s: Column, buckets: Column
 def _first_stage_upper_bound_s(
     pipeline: PipelineContext, layers: LayerBounds, nodes: ProofNodes, *, is_paired: bool
 ) -> tuple[Column, Column]:
-    """The most of stage 0's forward and of its last action beside which parameters are gathered and gradients
-    reduced: without what passes in collectives by the same cards."""
+    """Upper bounds of the two actions of stage 0 that hide communication: its forward (parameter
+    all-gather) and its last action (gradient reduction). Collectives that contend for the same cards are
+    left out."""
     figures = pipeline.figures
     host_s = figures.profile.host_action_s
     box, most = nodes.box, layers.most_first

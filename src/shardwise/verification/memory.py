@@ -1,4 +1,8 @@
-"""Bytes of a rank, part by part (docs/concepts/cost-model.md, section 14)."""
+"""Memory of a rank, part by part (docs/concepts/cost-model.md, section 14).
+
+`memory_of` gives the bytes of every stage. Functions for single parts also serve the lower bounds of the
+proof.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +24,15 @@ ALLOCATED = (
     "parameters", "gradients", "optimizer", "gathered", "activations", "temporaries", "buffers",
 )  # fmt: skip
 TRANSIENT_PARTS = ("parameters", "gradients", "activations", "temporaries")
-"""What comes and goes in a backward pass that reduces gradients as they come."""
+"""Parts that are freed and allocated during a single backward pass."""
 
 PARTS = (*ALLOCATED, "fragmentation", "communicators", "context")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes of every stage, by parts and on its device as a whole, the pipeline rank of each, and the most
-    bytes of a host."""
+    """Bytes of every stage, by parts and in total on its device; the pipeline rank of each stage; and the
+    largest bytes on a host."""
 
     ranks: tuple[int, ...]
     parts: tuple[Mapping[str, Column], ...]
@@ -37,12 +41,12 @@ class Memory:
 
     @property
     def device_bytes(self) -> Column:
-        """Of each row the bytes of the stage that needs most of its device."""
+        """Per row, the bytes of the stage that needs most of its device."""
         return reduce(np.maximum, self.of_stages)
 
     def tightest(self, row: int) -> tuple[int, dict[str, float]]:
-        """The pipeline rank of the stage that needs most of its device in a row, of equals the lowest, and
-        what its bytes are for."""
+        """The pipeline rank of the stage that needs most of its device in a row (of equal ones the lowest
+        rank), and the parts of its bytes."""
         in_order = sorted(range(len(self.ranks)), key=self.ranks.__getitem__)
         stage = in_order[int(first_largest([self.of_stages[one][row] for one in in_order]))]
         shape = self.of_stages[stage].shape
@@ -79,7 +83,7 @@ def memory_of(
         is_early = (shardings.dense.grad > 1) | (single_backward & (shardings.dense.optim > 1))
         states["gradients"] = states["gradients"] + np.where(is_early, np.maximum(reduced - largest, 0), 0)
         if stage_head is not None and (family.schedule == "gpipe" or family.splits_backward):
-            # The losses of all microbatches in flight are kept.
+            # The losses of all micro-batches in flight are saved.
             largest = largest + (in_flight(family, rank) - 1) * head["logits_bytes"]
         parts = {**states, **shared, "activations": activations + recomputed, "temporaries": largest}
         if family.pp == 1 and np.any(single_backward):
@@ -116,15 +120,19 @@ def single_backward_parts(
     degree: Column,
     others: Column,
 ) -> dict[str, Column]:
-    """Weights, gradients, activations and temporaries of the one stage whose only backward pass reduces each
-    block when it is done with it, at the moment that needs most of all four: at the head, where all `saved`
-    activations are there and no gradient is; at the last layer, beside what it makes `recomputed`; at the
-    first, where but its own and the embedding's all `gradients` are there, and the activations of a layer; or
-    at the embedding, which has its own narrow, and laid out to be reduced, beside them all.
+    """Parameters, gradients, activations and temporaries of a single backward pass: one stage, one
+    micro-batch, where each block's gradients are reduced when its backward ends.
 
-    Gradients are over `degree` ranks; where they share them (`is_shared`), what is sent of a block's takes
-    the place of its weights. Of `others`, the elements but the embedding's, the weights are gone with their
-    gradients. The last of `blocks` is the embedding.
+    The instant with the largest sum of all four counts:
+
+    - at the head: all `saved` activations and no gradients;
+    - at the last layer: in addition its `recomputed` activations;
+    - at the first layer: all `gradients` but its own and the embedding's, and the activations of one layer;
+    - at the embedding: all gradients, and its own in the narrow dtype and as the buffer to be reduced.
+
+    Gradients are sharded over `degree` ranks. Where they are sharded (`is_shared`), the send buffer of a
+    block takes the place of its weights. `others` are all elements but the embedding's; their weights are
+    freed with their gradients. The last of `blocks` is the embedding.
     """
     recipe = figures.recipe
     *blocks, embedding = blocks
@@ -155,8 +163,8 @@ def single_backward_parts(
 
 
 def head_bytes(figures: Figures, head: Amounts) -> Column:
-    """What the head needs: its logits in fp32, and where it computes in less its own beside them; then the
-    gradient of its own, and those of its weights."""
+    """Bytes that the head needs: logits in fp32, with a copy in the compute dtype where that is narrower;
+    then the gradient of this copy and the weight gradients."""
     logits, own = head["logits_bytes"], head["dense"] * figures.recipe.weight_bytes
     narrow = figures.recipe.activation_bytes
     if narrow >= 4:
@@ -165,19 +173,19 @@ def head_bytes(figures: Figures, head: Amounts) -> Column:
 
 
 def reduces_in_single_backward(figures: Figures, microbatches: Column, pp: int) -> Column:
-    """Whether the only backward pass of a step reduces each block when it is done with it."""
+    """Whether the single backward pass of a step reduces each block's gradients when its backward ends."""
     return figures.profile.reduces_by_block & (np.asarray(microbatches) == 1) & (pp == 1)
 
 
 def frees_gradients(figures: Figures, degree: Column) -> Column:
-    """Whether gradients are not whole all the time: as those are that ranks hold alike and compute with as
-    they are."""
+    """Whether gradients are freed during the single backward pass. They are not where they are unsharded
+    and in the dtype of the weights."""
     return (np.asarray(degree) > 1) | (figures.recipe.master_bytes > 0)
 
 
 def temporary_bytes(figures: Figures, kinds: Sequence[Amounts], head: Amounts | None) -> Column:
-    """What the largest operation of a stage needs: a tensor and its gradient, or the logits, and gradients of
-    weights before they are added up: a layer's, or each block's own."""
+    """Bytes of the largest operation of a stage: a tensor and its gradient, or the logits, and weight
+    gradients before they are accumulated: those of a layer, or of each block."""
     weight_bytes = figures.recipe.weight_bytes
     layer = _largest(kinds, "dense") * weight_bytes
     found = 2 * _largest(kinds, "largest_bytes") + layer
@@ -191,8 +199,8 @@ def temporary_bytes(figures: Figures, kinds: Sequence[Amounts], head: Amounts | 
 def reduced_bytes(
     figures: Figures, kinds: Sequence[Amounts], head: Amounts | None, single_backward: Column
 ) -> Column:
-    """What a block's gradients need when they are sent: whole, in the place of weights that are not needed
-    again (at once) or beside them, and copied."""
+    """Bytes of a block's gradients when they are sent: unsharded, in the place of freed weights (single
+    backward pass) or in addition to them, and a copy."""
     if not figures.profile.reduces_by_block:
         return np.zeros(1)
     weights = _largest([*kinds, *([] if head is None else [head])], "dense")
@@ -210,7 +218,7 @@ def _largest(blocks: Sequence[Amounts], name: str) -> Column:
 def _states(
     figures: Figures, family: Family, shardings: Shardings, dense: Column, expert: Column
 ) -> tuple[dict[str, Column], Column]:
-    """What a rank keeps of weights, gradients and optimizer; and optimizer bytes on its host."""
+    """Bytes of weights, gradients and optimizer states of a rank; and its optimizer bytes on the host."""
     recipe, d, e = figures.recipe, shardings.dense, shardings.expert
     states = dense / d.optim * own_bytes(figures, d) + expert / e.optim * own_bytes(figures, e)
     single_backward = reduces_in_single_backward(figures, family.microbatches, family.pp)
@@ -226,13 +234,14 @@ def _states(
 
 
 def host_bytes(figures: Figures) -> int:
-    """Of an element whose states are on the host: these, a master copy, and the weight that goes back."""
+    """Host bytes per element with optimizer offload: states, master weight, and the weight to be copied
+    back."""
     return figures.state_bytes + figures.recipe.master_bytes + figures.recipe.weight_bytes
 
 
 def own_bytes(figures: Figures, sharding: Sharding) -> Column:
-    """Of an element that a rank's optimizer owns: states, a master copy, or its own copy of weights that are
-    less divided elsewhere."""
+    """Bytes per element that a rank's optimizer owns: states, and a master weight or an own copy of
+    weights that are sharded less elsewhere."""
     recipe = figures.recipe
     own = recipe.master_bytes + figures.state_bytes
     if figures.profile.reduces_by_block and recipe.master_bytes == 0 and figures.state_bytes > 0:
@@ -243,14 +252,17 @@ def own_bytes(figures: Figures, sharding: Sharding) -> Column:
 def _activations(
     family: Family, kinds: Sequence[Amounts], stage: Mapping[str, Column], layers: Column, rank: int
 ) -> tuple[Column, Column, Column]:
-    """Bytes of activations: what is stored on the device; what is made again there, of one layer, or of the
-    whole stage where it waits for the weights, and the gradients that wait with it; and on the host."""
+    """Bytes of activations: saved on the device; recomputed on the device; and on the host.
+
+    The recomputed ones are those of one layer, or of the whole stage while weight gradients are pending,
+    together with the pending gradients.
+    """
     pairs = in_flight(family, rank)
     saved = saved_bytes(family.rows, layers, stage)
     is_offloaded = offloads_activations(family.rows)
     all_saved = _largest(kinds, "saved_bytes")
     inputs, recompute = _largest(kinds, "input_bytes"), family.rows.recompute
-    # While one layer computes, what another keeps comes or goes.
+    # While one layer computes, the activations of another are copied.
     other = np.where(family.rows.recompute_layers < layers, all_saved, inputs)
     pair = np.where(recompute == "selective", 2 * _largest(kinds, "saved_selective_bytes"), 2 * all_saved)
     pair = np.where(recompute == "full", inputs + other, pair)
@@ -264,8 +276,8 @@ def _activations(
 
 
 def boundary_buffers(figures: Figures, microbatches: Column, tp: Column) -> Column:
-    """How many messages of a tensor rank a stage of a pipeline has room for: two each way, or all of a step,
-    whole."""
+    """Messages of a tensor rank for which a pipeline stage has buffers: two per direction, or all of a
+    step, unsharded."""
     if figures.profile.buffers_all_microbatches:
         return np.maximum(4, 2 * microbatches * tp)
     return 4
@@ -274,7 +286,7 @@ def boundary_buffers(figures: Figures, microbatches: Column, tp: Column) -> Colu
 def _shared(
     figures: Figures, family: Family, shardings: Shardings, kinds: Sequence[Amounts]
 ) -> dict[str, Column]:
-    """Parts that are the same on every stage."""
+    """Parts that are equal on every stage."""
     rows, efficiency, recipe = family.rows, figures.efficiency, figures.recipe
     tokens = rows.micro_batch_size * figures.job.seq_len / rows.cp
     hidden = tokens / rows.tp * figures.model.hidden * recipe.activation_bytes

@@ -1,11 +1,10 @@
-"""Cells of a cover: sets of candidates that differ in what is still open, and the amounts that all share.
+"""Nodes of the proof's branch and bound, and the branching rules that divide them.
 
-Boxes of splits: how many candidates lie between some first and last stages and recomputed layers.
-
-Rows 8 and 9 of docs/reference/space.md as a table over (first, last), so that a box of it is counted by
-prefix sums.
-
-How cells of a cover are cut into smaller ones: each level fixes one choice more, every way there is.
+A node is a set of candidates that agree in the choices made so far (`ProofNodes`, as columns). A `Box` has
+its open ranges: layers of the first and last stage, and recomputed layers. `Splits` counts the candidates in
+a box by prefix sums over rows 8 and 9 of docs/reference/space.md. `PipelineContext` has the costs that all
+nodes of one pp and schedule share; `LayerBounds` has the fewest layers of each stage of a node. The
+`branch_*` functions and `bisected` fix one more choice in every possible way.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ FULL = RECOMPUTES.index("full")
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Ranges, ends included: of first and last stage and of recomputed layers; each of shape (boxes,).
+    """Inclusive ranges of the first stage, the last stage and the recomputed layers; each of shape (boxes,).
 
-    Below three stages the last follows from the first, and its range is 0 to 0.
+    Below three stages the last stage follows from the first, and its range is 0 to 0.
     """
 
     first_low: Column
@@ -46,17 +45,18 @@ class Box:
 
     @property
     def is_point(self) -> Column:
-        """Whether first and last stage are single values."""
+        """Whether the first and the last stage are single values."""
         return (self.first_low == self.first_high) & (self.last_low == self.last_high)
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """The splits of `layers` layers on `stages` stages that a space has, with their choices of recompute.
+    """The splits of `layers` layers over `stages` stages in a space, with their choices of recompute.
 
-    `hulls` [recompute] is the smallest box that holds every split with that choice, None where there is none;
-    `prefix_sums` [recompute][layers, first, last] counts those below both ends that recompute at least so
-    many layers."""
+    `hulls` [recompute] is the smallest box around all splits with that choice, None where there is none.
+    `prefix_sums` [recompute][layers, first, last] counts the splits below both ends that recompute at least
+    that many layers.
+    """
 
     layers: int
     stages: int
@@ -64,7 +64,7 @@ class Splits:
     prefix_sums: tuple[Column, ...]
 
     def count(self, recompute: Column, box: Box) -> Column:
-        """Candidates of each box: splits times numbers of recomputed layers that they allow."""
+        """Candidates in each box: splits times the numbers of recomputed layers that they allow."""
         found = np.zeros(len(box.first_low), dtype=np.int64)
         for code, prefix_sums in enumerate(self.prefix_sums):
             at = np.flatnonzero(recompute == code)
@@ -86,7 +86,7 @@ def _between(prefix_sums: Column, layers: Column, box: Box) -> Column:
 
 
 def splits_of(space: SpaceDefinition, stages: int) -> Splits:
-    """The splits of the space for so many stages."""
+    """The splits of the space for this number of stages."""
     ends = _ends(space, stages)
     fullest = np.zeros_like(ends, dtype=np.int64)
     for first, last in np.argwhere(ends):
@@ -109,7 +109,7 @@ def splits_of(space: SpaceDefinition, stages: int) -> Splits:
 
 
 def _allowed_splits(space: SpaceDefinition, recompute: str, number: int, fullest: Column) -> Column:
-    """Which splits, by their fullest stage, have this choice of recompute."""
+    """Which splits, by their fullest stage, allow this choice of recompute."""
     if not space.allows(recompute=recompute, recompute_layers=number):
         return np.zeros(fullest.shape, dtype=bool)
     if number == 0:
@@ -118,7 +118,8 @@ def _allowed_splits(space: SpaceDefinition, recompute: str, number: int, fullest
 
 
 def _hull(chosen: Column) -> tuple[int, ...] | None:
-    """The least box around what is chosen, as the members of a Box; `chosen` is [layers, first, last]."""
+    """The smallest box around the chosen entries, as the members of a Box; `chosen` is [layers, first,
+    last]."""
     if not chosen.any():
         return None
     found: list[int] = []
@@ -130,7 +131,8 @@ def _hull(chosen: Column) -> tuple[int, ...] | None:
 
 
 def _ends(space: SpaceDefinition, stages: int) -> Column:
-    """[first, last] of the space; below three stages the last follows from the first, and its axis is 1."""
+    """[first, last] that the space allows; below three stages the last follows from the first, and its
+    axis has length 1."""
     even_first, even_last = space.even_ends(stages)
     wide = not space.is_core and stages > 1
     if stages <= 2:
@@ -148,20 +150,21 @@ def _ends(space: SpaceDefinition, stages: int) -> Column:
 
 
 def _last(space: SpaceDefinition, stages: int, first: int, last: int) -> int:
-    """The last stage's layers of an entry of the table."""
+    """Layers of the last stage of an entry of the table."""
     return {1: first, 2: space.layers - first}.get(stages, last)
 
 
 EMBEDDING, HEAD = -2, -1
-"""Places among the blocks, after the kinds of layers."""
+"""Indices of the embedding and the head among the blocks, after the kinds of layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofNodes:
-    """So many cells, each member of shape (cells,): the grid and codes of what is chosen.
+    """Nodes as columns, each of shape (nodes,): the grid and the codes of the choices made.
 
-    `recompute` and `offload` are places in the records' words; `pair` a place in `ShardPairs`. -1 stands for
-    what is open, 0 in `optim`. `weight` counts the candidates for each split and number of recomputed layers.
+    `recompute` and `offload` are indices into RECOMPUTES and OFFLOADS; `pair` is an index into `ShardPairs`.
+    -1 stands for an open choice, 0 in `optim`. `weight` counts the candidates for each split and number of
+    recomputed layers.
     """
 
     grid: Column
@@ -184,7 +187,7 @@ def _taken(value: Column | Box, index: Column) -> Column | Box:
 
 
 def join_nodes(parts: list[ProofNodes]) -> ProofNodes:
-    """All cells of the parts, in order."""
+    """All nodes of the parts, in order."""
     boxes = Box(
         *(np.concatenate([getattr(part.box, name) for part in parts]) for name in Box.__dataclass_fields__)
     )
@@ -235,7 +238,7 @@ class PipelineContext:
         return np.minimum(stage, 2 * self.pp - 1 - stage) if self.is_v else stage % self.pp
 
     def of_ranks(self, of_stages: Column) -> Column:
-        """Sums over the stages of each rank: [stages, cells] to [pp, cells]."""
+        """Sums over the stages of each rank: [stages, nodes] to [pp, nodes]."""
         if self.is_v:
             summed: Column = of_stages[: self.pp] + of_stages[self.pp :][::-1]
             return summed
@@ -243,7 +246,7 @@ class PipelineContext:
 
     @cached_property
     def up_to(self) -> Column:
-        """[kind, layers]: layers of each kind among so many first ones."""
+        """[kind, n]: number of layers of each kind among the first n layers."""
         pattern = np.array(self.figures.model.pattern)
         each = np.arange(len(self.figures.model.kinds))[:, None] == pattern[None, :]
         return np.pad(each.cumsum(axis=1), ((0, 0), (1, 0)))
@@ -257,7 +260,7 @@ class PipelineContext:
 
     @cached_property
     def windows(self) -> tuple[Column, ...]:
-        """[kind, layers] each: mixes of kinds, of which one is cheapest among so many neighbouring layers."""
+        """[kind, n] each: mixes of kinds, one of which is cheapest among all runs of n consecutive layers."""
         kinds, length = self.up_to.shape[0], self.up_to.shape[1]
         layers = np.arange(length)
         if kinds == 1:
@@ -270,7 +273,8 @@ class PipelineContext:
 
     @cached_property
     def ramps(self) -> tuple[Column, dict[str, Column]]:
-        """Of each grid its place in tables of what `warmup_cooldown_of` says, [stage or rank; place]."""
+        """Index of each grid into the tables, and the tables [stage or rank; index]: the fields of
+        `warmup_cooldown_of`, micro-batches in flight and pending weights."""
         values, place = np.unique(self.grid_costs.microbatches, return_inverse=True)
         found = [warmup_cooldown_of(self.schedule, self.pp, self.vpp, int(value)) for value in values]
         names = (
@@ -294,16 +298,16 @@ class PipelineContext:
         }
 
     def ramp(self, name: str, nodes: ProofNodes) -> Column:
-        """[stage or rank; cell] of a table of `ramps`."""
+        """[stage or rank; node] of a table of `ramps`."""
         place, tables = self.ramps
         return tables[name][:, place[nodes.grid]]
 
     def amount(self, name: str, nodes: ProofNodes) -> Column:
-        """[kinds, embedding, head; cell]."""
+        """[kinds, embedding, head; node]."""
         return self.grid_costs.amounts[name][:, nodes.grid]
 
     def with_traffic(self, phase: str, nodes: ProofNodes, *, is_paired: bool) -> Column:
-        """Seconds of a phase in each block, with the traffic of sharding where that is chosen."""
+        """Seconds of a phase in each block, with the communication of sharding where the pair is fixed."""
         seconds = self.amount(f"{phase}_s", nodes)
         if not is_paired:
             return seconds
@@ -312,10 +316,10 @@ class PipelineContext:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerBounds:
-    """The least layers of each stage of each cell, `least` [stage, cell], and the mixes of kinds they may be.
+    """The fewest layers of each stage of each node, `least` [stage, node], and the possible mixes of kinds.
 
-    `mixes` are [kind, stage, cell] each: one of them has the least of any amount. Where the split is a point,
-    all are what the stages hold. `most_first` are the most layers of the first stage.
+    `mixes` are [kind, stage, node] each; for any amount, one of them gives the least sum. Where the split is
+    a point, all mixes are the actual layers. `most_first` is the largest number of layers of the first stage.
     """
 
     pipeline: PipelineContext
@@ -324,14 +328,14 @@ class LayerBounds:
     mixes: tuple[Column, ...]
 
     def summed(self, of_blocks: Column) -> Column:
-        """The least sum over the blocks of each stage: [block, cell] to [stage, cell]."""
+        """Lower bound of the sum over the blocks of each stage: [block, node] to [stage, node]."""
         found = self.of_layers(of_blocks)
         found[0] += of_blocks[EMBEDDING]
         found[-1] += of_blocks[HEAD]
         return found
 
     def of_layers(self, of_blocks: Column) -> Column:
-        """The same over decoder layers alone."""
+        """The same over decoder layers only."""
         sums = [sum(counts * of_blocks[kind] for kind, counts in enumerate(mix)) for mix in self.mixes]
         found: Column = sums[0]
         for other in sums[1:]:
@@ -339,7 +343,7 @@ class LayerBounds:
         return found
 
     def first_stage_upper_bound(self, of_blocks: Column) -> Column:
-        """The sum over the blocks of the first stage where it holds most: (cells,)."""
+        """Upper bound of the sum over the blocks of the first stage: (nodes,)."""
         up_to = self.pipeline.up_to
         found: Column = of_blocks[EMBEDDING] + sum(
             up_to[kind][self.most_first] * of_blocks[kind] for kind in range(len(up_to))
@@ -347,12 +351,12 @@ class LayerBounds:
         return found + of_blocks[HEAD] if self.pipeline.stages == 1 else found
 
     def total(self, of_blocks: Column) -> Column:
-        """The sum over the whole model: (cells,)."""
+        """The sum over the whole model: (nodes,)."""
         return self.pipeline.whole_model(of_blocks)
 
 
 def layer_bounds_of(pipeline: PipelineContext, box: Box) -> LayerBounds:
-    """What every split of each box has at least."""
+    """The layer bounds of the splits of each box."""
     layers, stages = pipeline.splits.layers, pipeline.stages
     least = np.empty((stages, len(box.first_low)), dtype=np.int64)
     least[0] = box.first_low
@@ -374,7 +378,7 @@ def _mixes(pipeline: PipelineContext, least: Column, box: Box) -> tuple[Column, 
     windows, up_to = pipeline.windows, pipeline.up_to
     if len(up_to) == 1:
         return (least[None],)
-    # The ends are known to begin with the first and to end with the last layer of the model.
+    # The first stage has the first layers of the model, the last stage the last ones.
     first = up_to[:, least[0]]
     last = up_to[:, -1:] - up_to[:, up_to.shape[1] - 1 - least[-1]]
     points = np.flatnonzero(box.is_point)
@@ -392,7 +396,7 @@ def _mixes(pipeline: PipelineContext, least: Column, box: Box) -> tuple[Column, 
 
 
 def branch_recompute(pipeline: PipelineContext, nodes: ProofNodes) -> ProofNodes:
-    """Each cell with every choice of recomputation."""
+    """Branching rule: every choice of recomputation."""
     found = [
         replace(nodes, recompute=np.full(len(nodes), recompute), box=_box(hull, len(nodes)))
         for recompute, hull in enumerate(pipeline.splits.hulls)
@@ -402,7 +406,7 @@ def branch_recompute(pipeline: PipelineContext, nodes: ProofNodes) -> ProofNodes
 
 
 def branch_offload(nodes: ProofNodes, offloads: Sequence[int]) -> ProofNodes:
-    """Each cell with each of these choices of offload."""
+    """Branching rule: these choices of offload."""
     found = [
         replace(nodes, offload=np.full(len(nodes), offload), weight=nodes.weight // len(offloads))
         for offload in offloads
@@ -411,7 +415,7 @@ def branch_offload(nodes: ProofNodes, offloads: Sequence[int]) -> ProofNodes:
 
 
 def branch_shard_pairs(pipeline: PipelineContext, nodes: ProofNodes) -> ProofNodes:
-    """Each cell with every sharding of parameters and gradients."""
+    """Branching rule: every sharding of parameters and gradients."""
     pairs = pipeline.pairs
     number = pairs.number[nodes.grid]
     index = np.repeat(np.arange(len(nodes)), number)
@@ -422,7 +426,7 @@ def branch_shard_pairs(pipeline: PipelineContext, nodes: ProofNodes) -> ProofNod
 
 
 def count_of_splits(splits: Splits) -> int:
-    """All splits of the table with all their choices of recompute."""
+    """Number of splits of the table with all their choices of recompute."""
     return sum(int(prefix_sums[0, -1, -1]) for prefix_sums in splits.prefix_sums)
 
 
@@ -431,7 +435,7 @@ def _box(hull: tuple[int, ...], length: int) -> Box:
 
 
 def root_nodes(pipeline: PipelineContext, grid: Column, weight: Column) -> ProofNodes:
-    """One cell for each grid, everything else open."""
+    """One root node for each grid; all other choices are open."""
     hulls = np.array([hull for hull in pipeline.splits.hulls if hull is not None])
     least, most = hulls.min(axis=0), hulls.max(axis=0)
     hull = tuple(int(value) for value in np.where([True, False] * 3, least, most))
@@ -448,7 +452,7 @@ def root_nodes(pipeline: PipelineContext, grid: Column, weight: Column) -> Proof
 
 
 def branch_optim_shard(pipeline: PipelineContext, nodes: ProofNodes) -> ProofNodes:
-    """Each cell with every sharding of the optimizer."""
+    """Branching rule: every sharding of the optimizer states."""
     pairs, ranks = pipeline.pairs, pipeline.grid_costs.ranks
     listed = [
         pairs.optims[int(ranks[grid]), int(pairs.param[pair]), int(pairs.grad[pair])]
@@ -460,14 +464,14 @@ def branch_optim_shard(pipeline: PipelineContext, nodes: ProofNodes) -> ProofNod
 
 
 def batches_of(nodes: ProofNodes, length: int) -> Iterator[ProofNodes]:
-    """The cells, so many at a time."""
+    """The nodes in batches of at most `length`."""
     length = max(length, 1)
     for start in range(0, len(nodes), length):
         yield nodes.take(slice(start, start + length))
 
 
 def widths(box: Box) -> Column:
-    """[axis, box]: how many values each range has beyond one."""
+    """[axis, box]: number of values of each range minus one."""
     return np.array(
         [
             box.first_high - box.first_low,
@@ -478,7 +482,7 @@ def widths(box: Box) -> Column:
 
 
 def bisected(nodes: ProofNodes) -> ProofNodes:
-    """Both halves of every box, along its widest range."""
+    """Branching rule: both halves of every box, along its widest range."""
     widest = widths(nodes.box).argmax(axis=0)
     lower, upper = {}, {}
     for axis, name in enumerate(("first", "last", "layers")):
@@ -491,7 +495,7 @@ def bisected(nodes: ProofNodes) -> ProofNodes:
 
 
 def rows_of_points(pipeline: PipelineContext, nodes: ProofNodes) -> StrategyRows:
-    """The strategies that cells of single points are."""
+    """The strategies of nodes that are single candidates."""
     grids = pipeline.grid_costs.rows.take(nodes.grid)
     fields = {name: getattr(grids, name) for name in FIELDS}
     first = nodes.box.first_low

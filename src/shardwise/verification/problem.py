@@ -1,7 +1,6 @@
-"""The figures of a problem that every price is made of (docs/concepts/cost-model.md, sections 1 and 2).
-
-How many elements a model has, and how many one token meets; prediction modules apart.
-"""
+"""Figures of a problem: peaks, bandwidths, capacities and precision of one model on one cluster
+(`Figures`, docs/concepts/cost-model.md, sections 1 and 2). Also the numbers of trained and active
+parameters, without prediction modules."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ from shardwise.verification.strategy_rows import Column
 
 @dataclass(frozen=True, slots=True)
 class PrecisionRecipe:
-    """Peaks of weight matmuls and of attention, bytes per activation, weight, gradient, master weight, and of
-    an activation that only a matmul needs again."""
+    """Dtypes of weight matmuls and of attention (their peaks); bytes per activation, weight, gradient and
+    master weight, and per saved activation that only a matmul reads."""
 
     matmul: str
     other: str
@@ -34,7 +33,7 @@ class PrecisionRecipe:
 
     @property
     def cast_bytes(self) -> int:
-        """Moved to bring an element into the matmul's dtype: read, written straight and transposed."""
+        """Bytes moved to cast an element to the matmul dtype: read once, written straight and transposed."""
         return 4 if self.matmul in ("fp8", "fp4") else 0
 
 
@@ -55,12 +54,12 @@ OPTIMIZERS: Mapping[str, tuple[int, int]] = {
     "sgd": (4, 0),
     "muon": (4, 30),
 }
-"""State bytes per parameter; flop per parameter and hidden unit."""
+"""State bytes per parameter; FLOP per parameter and hidden unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DegreeLimits:
-    """Counts that degrees must divide; 0 where the model has nothing of the kind."""
+    """Sizes that degrees must divide; 0 where the model has none of the kind."""
 
     layers: int
     heads: int
@@ -92,18 +91,18 @@ class Figures:
 
     @property
     def profile(self) -> Profile:
-        """The software of the job."""
+        """The software profile of the job."""
         return self.job.profile
 
     @property
     def backend(self) -> Backend:
-        """What carries collectives between the devices."""
+        """The collective library of the devices."""
         return self.device.backend
 
     @property
     def fused(self) -> AttentionCurve | None:
-        """The first kernel of attention that the software likes and the device has; None where scores go
-        through memory."""
+        """The first attention kernel of the profile that the device has; None: unfused attention, whose
+        scores go through memory."""
         has = self.efficiency.attention
         for kernel in self.profile.attention:
             if kernel in has:
@@ -112,17 +111,18 @@ class Figures:
 
     @property
     def usable_bytes(self) -> float:
-        """What a rank may use of its device."""
+        """Bytes of device memory that a rank may use."""
         return self.capacity_bytes * (1 - self.job.memory_margin)
 
     def exposed_s(self, communication_s: Column, computation_s: Column, overlap: Column) -> Column:
-        """Seconds that a communication adds to the computation beside which it runs."""
+        """Seconds that a communication adds to the computation that it overlaps with."""
         hidden = np.minimum(overlap * communication_s, computation_s)
         return communication_s - hidden + (self.efficiency.overlap_slowdown - 1) * hidden
 
 
 def figures_of(model: Model, cluster: Cluster, job: Job) -> Figures:
-    """The figures; ConfigError for a dtype that is unknown or that a class of the cluster lacks."""
+    """The figures of a problem. Raises ConfigError for a dtype that is unknown or that a class of the
+    cluster lacks."""
     recipe = _recipe(job.dtype, cluster)
     if not job.profile.applies_dropout:
         model = _without_dropout(model)
@@ -158,7 +158,7 @@ def figures_of(model: Model, cluster: Cluster, job: Job) -> Figures:
 
 
 def _without_dropout(model: Model) -> Model:
-    """Software that drops nothing computes and keeps nothing for it."""
+    """The model without dropout operators, for software that does not apply dropout."""
 
     def other_operators(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
         return tuple(each for each in operators if not each.name.endswith(".dropout"))
@@ -180,7 +180,7 @@ def _recipe(dtype: str, cluster: Cluster) -> PrecisionRecipe:
 
 
 def degree_limits_of(model: Model) -> DegreeLimits:
-    """The counts that must divide, over all operators of all kinds of layers."""
+    """The sizes that degrees must divide, over all operators of all kinds of layers."""
     operators = [operator for kind in model.kinds for operator in kind.operators]
     attention = [operator for operator in operators if isinstance(operator, Attention)]
     extents = list(_weight_extents(operators))
@@ -206,12 +206,12 @@ def parameters(model: Model) -> int:
 
 
 def active_parameters(model: Model) -> int:
-    """Elements that one token meets: of experts those it is routed to."""
+    """Elements that one token uses: of the experts, those that it is routed to."""
     return sum(active_elements(operator, experts) for operator, experts in _operators(model))
 
 
 def active_elements(operator: Operator, experts: Experts | None) -> int:
-    """Elements of the operator's weights that one token meets."""
+    """Elements of the operator's weights that one token uses."""
     total = 0
     for weight in operator.weights:
         if weight.experts and experts is not None:

@@ -1,16 +1,14 @@
-"""The proof that nothing in a space is faster than some time: a cover of it, regenerated.
+"""Proof of optimality: a branch and bound that shows that no candidate of a space beats the plan.
 
-The space is cut into cells: by grid, schedule, recomputation, offload, sharding of parameters and gradients,
-sharding of the optimizer, and at last split and recomputed layers, halved until they are points.
-At each level a cell is done with if it breaks a rule, if its least bytes do not fit, or if its least time is
-not below the time to be beaten; what is left at the end is evaluated. Every candidate is in exactly one of
-these.
+The space is divided into nodes: by grid, schedule, recomputation, offload, sharding of parameters and
+gradients, sharding of optimizer states, and at last stage split and recomputed layers, bisected down to
+points. At each level a node is closed where it breaks a rule (illegal), where its lower bound of memory does
+not fit (out of memory), or where its lower bound of time reaches the cutoff (pruned). The remaining points
+are evaluated. So every candidate has exactly one outcome, and their counts must add up to the size of the
+space.
 
-What became of every candidate of a space.
-
-The runners-up of a plan: legal, fitting, priced right, in order, and each of a kind of its own.
-
-Whether a plan's claim holds that nothing in its space is better.
+`optimal_check` proves the claims of a plan's objective with a `Prover`. `runners_up_checks` checks the
+runners-up: legal, fitting, correctly estimated, in order, and of different kinds.
 """
 
 from __future__ import annotations
@@ -63,15 +61,14 @@ from shardwise.verification.strategy_rows import Column, StrategyRows, rows_of
 
 
 class ProofTimeLimitError(Exception):
-    """The proof took longer than it may."""
+    """The proof exceeded its time limit."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ProofOutcome:
-    """What became of the candidates; `lower_bound_s` is the least bound or time of all that fit or may fit.
-
-    `counterexample` is the fastest legal fitting candidate found below the time to be beaten, one row;
-    `counterexample_s` and `counterexample_bytes` are its time and the bytes of its tightest rank."""
+    """Outcomes of the candidates. `lower_bound_s` is the smallest bound or time of all that fit or may
+    fit. `counterexample` is the fastest legal fitting candidate below the cutoff, one row;
+    `counterexample_s` and `counterexample_bytes` are its step time and the bytes of its tightest rank."""
 
     illegal: int = 0
     out_of_memory: int = 0
@@ -84,14 +81,14 @@ class ProofOutcome:
 
     @property
     def count(self) -> int:
-        """All candidates."""
+        """Number of all candidates."""
         return self.illegal + self.out_of_memory + self.pruned + self.evaluated
 
 
 StrategyKind = tuple[object, ...]
 
 KIND_FIELDS = ("tp", "cp", "pp", "dp", "ep", "etp", "schedule", "recompute")
-"""What tells one runner-up from another."""
+"""Fields that distinguish the kinds of runners-up."""
 
 
 def runners_up_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
@@ -119,7 +116,7 @@ def _runner_up_check(name: str, runner_up: RunnerUp, plan: Plan, figures: Figure
     evaluation = evaluate(figures, rows)
     seconds, device, host = (float(column[0]) for column in evaluation)
     if not (fits(device, figures.usable_bytes) and fits(host, figures.host_capacity_bytes)):
-        return verdict(False, f"one that fits; this one needs {device!r} B, on its host {host!r} B")
+        return verdict(False, f"a strategy that fits; this one needs {device!r} B, {host!r} B on its host")
     ok = same(runner_up.step_time_s, seconds) and same(runner_up.device_bytes, device)
     return verdict(ok, _text(seconds, device))
 
@@ -135,7 +132,7 @@ def _order_check(plan: Plan) -> Check:
         name="runners-up order",
         ok=is_sorted,
         found=", ".join(map(repr, times)),
-        expected="no time less than the one before, the best first",
+        expected="ascending step times, the best strategy first",
     )
 
 
@@ -151,35 +148,36 @@ def _kinds_check(plan: Plan) -> Check:
 
 
 def kind_of(strategy: Strategy) -> StrategyKind:
-    """The values in which runners-up differ."""
+    """The values of KIND_FIELDS: the kind of a strategy."""
     return tuple(getattr(strategy, name) for name in KIND_FIELDS)
 
 
 GRIDS_PER_BATCH = 1 << 14
-"""Grids of one depth that are priced together."""
+"""Grids of one pp whose costs are computed together."""
 
 VALUES_PER_BATCH = 1 << 15
-"""Stages times cells that are bounded together: columns of 256 KiB stay in the caches, and the allocator
-keeps them instead of giving each back to the system."""
+"""Values (stages x nodes) bounded together. Columns of 256 KiB stay in the CPU caches, and the allocator
+reuses them instead of returning them to the system."""
 
 MARGIN = 1e-13
-"""What sums in another order may differ by, relative: a floor counts for so much less."""
+"""Relative rounding of sums in another order; a lower bound counts for this much less."""
 
 NODES_PER_BATCH = 1 << 16
-"""Cells that are halved together."""
+"""Nodes that are branched together."""
 
 
 class _CounterexampleError(Exception):
-    """A candidate was found that should not be."""
+    """Ends the proof early: a counterexample was found."""
 
 
 @dataclass(kw_only=True)
 class Prover:
-    """Covers `space`; no candidate that needs at most `usable_bytes` of its device may be below `cutoff_s`.
+    """Branch and bound over `space`: no candidate within `usable_bytes` of device memory may be below
+    `cutoff_s`.
 
-    Those of the kinds `kind_cutoffs_s` (the values of KIND_FIELDS) may go lower, each to a time of its own.
-    `is_out_of_time` says when to give up. Where `stops_early`, the first candidate below all these times ends
-    the proof."""
+    `kind_cutoffs_s` are lower cutoffs for candidates of some kinds (values of KIND_FIELDS). `is_out_of_time`
+    says when to stop. With `stops_early`, the first candidate below all cutoffs ends the proof.
+    """
 
     figures: Figures
     space: SpaceDefinition
@@ -191,7 +189,7 @@ class Prover:
     outcome: ProofOutcome = field(default_factory=ProofOutcome)
 
     def run(self) -> ProofOutcome:
-        """The whole cover, or as much as was needed to find a faster candidate. OutOfTimeError."""
+        """Run the proof to its end, or until a counterexample ends it. Raises ProofTimeLimitError."""
         try:
             for pp in sorted({pp for _, _, pp, _ in self.space.degrees()}):
                 self._run_pp(pp)
@@ -210,8 +208,8 @@ class Prover:
     def _run_grids(
         self, rows: StrategyRows, multiplicity: Column, is_excluded: Column, splits: Mapping[int, Splits]
     ) -> None:
-        """All candidates of some grids of one pp, so many `multiplicity` each; what is beyond the target
-        counts as illegal."""
+        """All candidates of some grids of one pp, each counted `multiplicity` times; excluded ones count
+        as illegal."""
         if not len(rows):
             return
         pp = int(rows.pp[0])
@@ -232,7 +230,7 @@ class Prover:
     def _run_grid_costs(self, grid_costs: GridCosts, below: Column, splits: Mapping[int, Splits]) -> None:
         """All candidates of some grids; `below` counts those of each grid for each split.
 
-        What a grid's shardings cost is asked only where some schedule leaves it.
+        The costs of a grid's shardings are computed only where some schedule keeps the grid.
         """
         needed = np.zeros(len(below), dtype=bool)
         none = shard_pairs_of(self.figures, self.space, grid_costs, needed)
@@ -265,27 +263,27 @@ class Prover:
         ]
 
     def _chains_below(self, rows: StrategyRows, count: Callable[[int], int]) -> Column:
-        """How many shardings each row has, by the `count` over its ranks."""
+        """Number of shardings of each row, by `count` of its ranks."""
         ranks, of = np.unique(rows.dp * rows.cp, return_inverse=True)
         counts = [count(int(number)) for number in ranks]
         return np.array(counts, dtype=np.int64)[of]
 
     def _chains_within(self, ranks: int) -> int:
-        """Shardings over so many ranks that the target can say."""
+        """Number of shardings over this many ranks that the target allows."""
         if not self.space.target_limits.shards:
             return self.space.shards(ranks).count
         return sum(map(len, chains_of(self.space, ranks).values()))
 
     def _root_nodes(self, pipeline: PipelineContext, below: Column) -> ProofNodes:
-        """The cells of one schedule, one for each grid, that may hold something faster; `below` counts the
-        candidates of each grid for each split."""
+        """The root nodes of one schedule, one per grid, that may contain a faster candidate; `below`
+        counts the candidates of each grid for each split."""
         count = count_of_splits(pipeline.splits)
         broken = self._breaks_schedule_rule(pipeline)
         self.outcome.illegal += int(below[broken].sum()) * count
         grid = np.flatnonzero(~broken & (below > 0))
         if not self._has_cutoff:
             return root_nodes(pipeline, grid, below[grid])
-        # What holds of every schedule goes first: it is one number for each grid, whatever the stages.
+        # The bound for all schedules comes first: it is one number per grid, whatever the stages.
         seconds = work_lower_bound(pipeline)[grid]
         grid = grid[self._unpruned(seconds, below[grid] * count, self.cutoff_s)]
         nodes = root_nodes(pipeline, grid, below[grid])
@@ -294,7 +292,7 @@ class Prover:
             if self.is_out_of_time():
                 raise ProofTimeLimitError
             seconds = time_lower_bound(pipeline, part, is_paired=False, is_sharded=False)
-            # Whole splits, whatever is recomputed.
+            # all splits with all choices of recompute
             found.append(part.take(self._unpruned(seconds, part.weight * count, self.cutoff_s)))
         return join_nodes(found)
 
@@ -308,23 +306,24 @@ class Prover:
         return found
 
     def _run_recomputed(self, pipeline: PipelineContext, nodes: ProofNodes) -> None:
-        """The next level: recomputation."""
+        """Branch on recomputation."""
         for part in batches_of(nodes, NODES_PER_BATCH):
             found = branch_recompute(pipeline, part)
             if pipeline.stages == 2:
-                # Of all splits neither stage has a layer for certain; of each half one has half of them.
+                # With all splits, neither of two stages has a layer for certain; after bisection one stage
+                # has half of them.
                 found = bisected(found)
             left = self._surviving(pipeline, found, is_paired=False, is_sharded=False)
             self._run_offloads(pipeline, left)
 
     def _run_offloads(self, pipeline: PipelineContext, nodes: ProofNodes) -> None:
-        """The next level: offload."""
+        """Branch on offload."""
         kinds = self.space.offloads().values["offload"]
         found = branch_offload(nodes, [place for place, kind in enumerate(OFFLOADS) if kind in kinds])
         self._run_pairs(pipeline, self._surviving(pipeline, found, is_paired=False, is_sharded=False))
 
     def _run_pairs(self, pipeline: PipelineContext, nodes: ProofNodes) -> None:
-        """The next level: sharding of parameters and gradients."""
+        """Branch on the sharding of parameters and gradients."""
         pairs = pipeline.pairs
         for part in batches_of(nodes, NODES_PER_BATCH // max(int(pairs.number.max()), 1)):
             found = branch_shard_pairs(pipeline, part)
@@ -332,7 +331,7 @@ class Prover:
             self._run_chains(pipeline, left)
 
     def _run_chains(self, pipeline: PipelineContext, nodes: ProofNodes) -> None:
-        """The next level: sharding of the optimizer; then splits."""
+        """Branch on the sharding of optimizer states."""
         for part in batches_of(nodes, NODES_PER_BATCH // 8):
             left = self._surviving(
                 pipeline, branch_optim_shard(pipeline, part), is_paired=True, is_sharded=True
@@ -340,7 +339,7 @@ class Prover:
             self._run_bisection(pipeline, left)
 
     def _run_bisection(self, pipeline: PipelineContext, nodes: ProofNodes) -> None:
-        """The last levels: boxes of splits and recomputed layers, halved until they are points."""
+        """Bisect the boxes of splits and recomputed layers until they are points; evaluate the points."""
         waiting = deque(batches_of(nodes, NODES_PER_BATCH))
         while waiting:
             part = waiting.pop()
@@ -354,7 +353,7 @@ class Prover:
     def _surviving(
         self, pipeline: PipelineContext, nodes: ProofNodes, *, is_paired: bool, is_sharded: bool
     ) -> ProofNodes:
-        """The cells that may hold something faster that fits; the others are counted."""
+        """The nodes that may contain a faster candidate that fits; the others are counted."""
         nodes = nodes.take(np.flatnonzero(pipeline.splits.count(nodes.recompute, nodes.box) > 0))
         found = [nodes.take(np.arange(0))]
         for part in batches_of(nodes, VALUES_PER_BATCH // pipeline.stages):
@@ -371,7 +370,7 @@ class Prover:
         return join_nodes(found)
 
     def _cutoff_s(self, pipeline: PipelineContext, nodes: ProofNodes) -> Column:
-        """The time to be beaten by each cell whose kind is known."""
+        """The cutoff of each node; a kind's own cutoff where the kind is fixed."""
         found = np.full(len(nodes), self.cutoff_s)
         rows = pipeline.grid_costs.rows
         for (*degrees, schedule, recompute), cutoff_s in self.kind_cutoffs_s.items():
@@ -384,11 +383,12 @@ class Prover:
 
     @property
     def _has_cutoff(self) -> bool:
-        """Whether there is a time to be beaten; else no floor of it is asked for."""
+        """Whether there is a cutoff; else no lower bound of time is computed."""
         return self.cutoff_s < inf or bool(self.kind_cutoffs_s)
 
     def _unpruned(self, seconds: Column, counts: Column, cutoff_s: Column | float) -> Column:
-        """Places of the cells whose least time is below the time to be beaten; the others are counted."""
+        """Indices of the nodes whose lower bound of time is below the cutoff; the others are counted as
+        pruned."""
         is_left = seconds * (1 - MARGIN) < cutoff_s
         if not is_left.all():
             self.outcome.pruned += int(counts[~is_left].sum())
@@ -396,8 +396,8 @@ class Prover:
         return np.flatnonzero(is_left)
 
     def _fitting(self, pipeline: PipelineContext, nodes: ProofNodes, *, is_paired: bool) -> ProofNodes:
-        """The cells that may fit, without the numbers of recomputed layers that are too few; the others are
-        counted."""
+        """The nodes that may fit, without the numbers of recomputed layers that are too small; the others
+        are counted as out of memory."""
         fits = self._may_fit(pipeline, nodes, nodes.box.layers_high, is_paired=is_paired)
         self._count_out_of_memory(pipeline, nodes.take(np.flatnonzero(~fits)))
         nodes = nodes.take(np.flatnonzero(fits))
@@ -406,7 +406,7 @@ class Prover:
         if not len(at):
             return nodes
         some = nodes.take(at)
-        # The least number that may fit lies in (too_few, enough].
+        # The least number that may fit is in (too_few, enough].
         too_few, enough = some.box.layers_low - 1, some.box.layers_high
         while (enough - too_few > 1).any():
             middle = (too_few + enough) // 2
@@ -419,7 +419,7 @@ class Prover:
         least = low.copy()
         least[at] = enough
         nodes = replace(nodes, box=replace(nodes.box, layers_low=least))
-        # Of a box of which one number alone was said more, that may have been the last candidate.
+        # A box may have lost its last candidate.
         return nodes.take(np.flatnonzero(pipeline.splits.count(nodes.recompute, nodes.box) > 0))
 
     def _may_fit(
@@ -437,7 +437,7 @@ class Prover:
             self.outcome.out_of_memory += int(counts.sum())
 
     def _evaluate(self, pipeline: PipelineContext, nodes: ProofNodes) -> None:
-        """The last cells: each is one candidate, and those that cost the same."""
+        """The leaves: each is one candidate, and those of equal cost."""
         if not len(nodes):
             return
         if self.is_out_of_time():
@@ -469,18 +469,19 @@ class Prover:
 
 
 PROVEN_GAP = 1e-12
-"""Relative difference up to which two step times, or bytes, are no better than one another."""
+"""Relative difference up to which two step times, or two memory sizes, count as equal."""
 
 PROOF_BUDGET_S = 600.0
+"""Default time limit of a proof, seconds; a proof that takes longer is left open."""
 
 LARGEST_SPACE = 1 << 62
-"""Candidates that a cover counts without overflow."""
+"""Candidates that the proof counts without overflow of 64-bit integers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """No legal candidate of at most `usable_bytes` takes less than `cutoff_s` seconds, of the kinds
-    `kind_cutoffs_s` less than so many; `text` says it."""
+    """No legal candidate within `usable_bytes` takes less than `cutoff_s` seconds, or of the kinds in
+    `kind_cutoffs_s` less than the cutoff of the kind. `text` states the claim."""
 
     cutoff_s: float
     usable_bytes: float
@@ -489,12 +490,12 @@ class Claim:
 
 
 def optimal_check(plan: Plan, figures: Figures, budget_s: float) -> Check:
-    """The claims of the plan's objective, proven in `budget_s` seconds, or open."""
+    """The claims of the plan's objective, proven within `budget_s` seconds, or open."""
     proof = plan.certificate
     space = space_of(figures, proof, target_limits_of(plan_limits_of(plan), plan.model, plan.job))
     all_of = count(figures, proof.space, proof.fixed, proof.axes)
     until_s = monotonic() + budget_s
-    # Of what fits by rounding alone nothing is claimed: the planner may find that it does not.
+    # Candidates that fit only by rounding are not part of the claim: the planner may reject them.
     figures = replace(figures, host_capacity_bytes=figures.host_capacity_bytes * (1 - TOLERANCE))
     claims = claims_of(plan, figures)
     found = "; ".join(claim.text for claim in claims)
@@ -535,7 +536,7 @@ def _open_check(found: str, expected: str) -> Check:
 
 
 def space_of(figures: Figures, proof: Certificate, target_limits: TargetLimits) -> SpaceDefinition:
-    """The space that the certificate is about, and what of it is beyond the target."""
+    """The space of the certificate, with the limits of the target."""
     return SpaceDefinition(
         layers=figures.limits.layers,
         is_moe=figures.model.experts is not None,
@@ -549,27 +550,31 @@ def space_of(figures: Figures, proof: Certificate, target_limits: TargetLimits) 
 
 
 def claims_of(plan: Plan, figures: Figures) -> list[Claim]:
-    """What must be proven: of a search that ended early, no more than its bound."""
+    """The claims to prove; after a search that ended early only its lower bound."""
     proof, usable = plan.certificate, figures.usable_bytes * (1 - TOLERANCE)
     is_whole = proof.unexplored == 0 and proof.gap <= PROVEN_GAP
     if not is_whole:
         bound_s = proof.lower_bound_s
-        return [_time_claim(bound_s, usable, f"nothing below {bound_s!r} s")]
+        return [_time_claim(bound_s, usable, f"no step time below {bound_s!r} s")]
     results = [(plan.best.strategy, plan.best.step_time_s)]
     results += [(one.strategy, one.step_time_s) for one in plan.runners_up]
     own = evaluate(figures, rows_of([strategy for strategy, _ in results]))
-    # What is said and what is found differ by rounding; neither may be beaten.
+    # The stated and the recomputed times differ by rounding; no candidate may be below either.
     times_s = [min(stated, float(found)) for (_, stated), found in zip(results, own.step_time_s, strict=True)]
     best_s = times_s[0]
     if plan.objective == "memory":
         nbytes = min(plan.best.peak_memory.device, float(own.device_bytes[0]))
         return [
-            Claim(cutoff_s=inf, usable_bytes=nbytes * (1 - PROVEN_GAP), text=f"{nbytes!r} B are the least"),
-            _time_claim(best_s, min(nbytes * (1 + PROVEN_GAP), usable), f"of these {best_s!r} s"),
+            Claim(cutoff_s=inf, usable_bytes=nbytes * (1 - PROVEN_GAP), text=f"minimum memory {nbytes!r} B"),
+            _time_claim(
+                best_s,
+                min(nbytes * (1 + PROVEN_GAP), usable),
+                f"minimum step time {best_s!r} s at this memory",
+            ),
         ]
-    # A plan file holds no other part of the cluster than the one that it uses.
+    # A plan file has only the part of the cluster that the plan uses.
     here = "" if plan.objective == "time" else " on these devices"
-    claim = _time_claim(max(times_s), usable, f"{best_s!r} s is the least{here}")
+    claim = _time_claim(max(times_s), usable, f"minimum step time {best_s!r} s{here}")
     if not plan.runners_up:
         return [claim]
     kind_cutoffs_s = {
@@ -586,19 +591,19 @@ def _time_claim(seconds: float, usable: float, text: str) -> Claim:
 def _outcome_text(outcome: ProofOutcome, all_of: int) -> str:
     least = f"{outcome.lower_bound_s!r} s" if outcome.lower_bound_s < inf else "none"
     return (
-        f"{outcome.illegal} illegal + {outcome.out_of_memory} too large + {outcome.pruned} bounded "
-        f"+ {outcome.evaluated} evaluated = {all_of}; least bound {least}"
+        f"{outcome.illegal} illegal + {outcome.out_of_memory} out of memory + {outcome.pruned} pruned "
+        f"+ {outcome.evaluated} evaluated = {all_of}; lower bound {least}"
     )
 
 
 def _counterexample_text(outcome: ProofOutcome, row: StrategyRows, claim: Claim) -> str:
     best_s = min(claim.kind_cutoffs_s.values(), default=claim.cutoff_s)
-    what = "" if outcome.counterexample_s < best_s else "a runner-up not listed: "
+    what = "" if outcome.counterexample_s < best_s else "a better runner-up: "
     return f"{what}{outcome.counterexample_s!r} s, {outcome.counterexample_bytes!r} B: {row_text(row)}"
 
 
 def row_text(row: StrategyRows) -> str:
-    """The one strategy of `row`, all of its fields."""
+    """All fields of the one strategy of `row`."""
     values = {name: getattr(row, name)[0] for name in FIELDS}
     return ",".join(
         f"{name}={str(bool(value)).lower() if isinstance(value, np.bool_) else value}"

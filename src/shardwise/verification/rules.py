@@ -1,12 +1,10 @@
-"""Which strategies are legal (docs/concepts/cost-model.md, section 3): each rule says where it is broken.
+"""Legality rules (docs/concepts/cost-model.md, section 3), and the number of candidates that each rule
+rejects first.
 
-The rules read degrees as numbers or columns; `grid` has the fields of a strategy.
-
-How many candidates of a space break each rule first, counted by sums of products, never row by row.
-
-The rules come in four sets that share no field but pp and dp (docs/concepts/cost-model.md, section 3): how
-attention is split, how experts are split, how batch and layers are split, and the schedule. What passes one
-set meets the next; all fields that no rule reads only multiply. The limits of a target come before the
+A rule is true where it is broken; it reads numbers or columns, and `grid` has the fields of a strategy.
+Rejected candidates are counted by sums of products, never row by row. The rules form four sets that share
+only pp and dp: on attention, on experts, on batch and layers, and on the schedule. A candidate that passes
+one set meets the next; fields that no rule reads only multiply. The limits of a target come before the
 schedule.
 """
 
@@ -93,14 +91,14 @@ SCHEDULE_RULES: Mapping[str, Rule] = {
     "interleaved_microbatches": _interleaved,
     "v_microbatches": _v_shaped,
 }
-"""Rules on pp, vpp, schedule and the number of microbatches."""
+"""Rules on pp, vpp, schedule and the number of micro-batches."""
 
 RULES: Mapping[str, Rule] = {**ATTENTION_RULES, **EXPERT_RULES, **BATCH_RULES, **SCHEDULE_RULES}
-"""All rules that need no price, in their order."""
+"""All rules that need no estimate, in order of precedence."""
 
 
 def first_broken(rows: StrategyRows, figures: Figures) -> Column:
-    """For every row the code of the first rule that it breaks; empty where it is legal."""
+    """Per row, the code of the first broken rule; empty where the row is legal."""
     broken = [np.asarray(rule(rows, figures.limits, figures.job)) for rule in RULES.values()]
     return np.select(broken, list(RULES), default="")
 
@@ -117,9 +115,10 @@ def is_candidate(
     fixed: Mapping[str, object],
     axes: Mapping[str, Collection[object]] | None = None,
 ) -> bool:
-    """Whether the strategy is a candidate of the space: counted with every field fixed, it is exactly one.
+    """Whether the strategy is a candidate of the space: with every field fixed, the space has exactly one
+    candidate.
 
-    False for a space that is not known.
+    False for an unknown space.
     """
     values = {name: getattr(strategy, name) for name in FIELDS}
     if any(name in values and values[name] != value for name, value in fixed.items()):
@@ -141,7 +140,7 @@ def count(
     fixed: Mapping[str, object],
     axes: Mapping[str, Collection[object]] | None = None,
 ) -> int:
-    """The number of candidates of the space. ConfigError for a space that is not known."""
+    """The number of candidates of the space. Raises ConfigError for an unknown space."""
     experts = figures.model.experts
     return count_space(
         model_layers=figures.limits.layers,
@@ -161,10 +160,11 @@ def rejected_counts(
     axes: Mapping[str, Collection[object]] | None = None,
     target_limits: TargetLimits = NO_TARGET_LIMITS,
 ) -> dict[str, int]:
-    """The number of candidates per code of the first rule that they break; codes of none are left out.
+    """The number of candidates per code of the first broken rule; codes without candidates are omitted.
 
-    `space` is `core` or `default`; `fixed` and `axes` as in `count_space`. What is `target_limits` the target
-    comes after the rules on grids and before those on schedules."""
+    `space` is `core` or `default`; `fixed` and `axes` as in `count_space`. The limits of the target
+    (`target_limits`) come after the rules on grids and before those on schedules.
+    """
     rows = SpaceDefinition(
         layers=figures.limits.layers,
         is_moe=figures.model.experts is not None,
@@ -194,8 +194,8 @@ def rejected_counts(
 
 
 def _grids(rows: SpaceDefinition, grid: Any, limits: DegreeLimits, job: Job) -> Counter[str]:
-    """Grids with these degrees, each with its axis orders, by the first rule on grids that they break, or by
-    what is beyond the target."""
+    """Grids with these degrees, each with its axis orders, counted by the first broken rule on grids or
+    the target limit."""
     target_limits = rows.target_limits
     orders = sorted(map(str, _orders(rows, grid)))
     batch = first_broken_of(grid, BATCH_RULES, limits, job)
@@ -246,7 +246,8 @@ def _expert_grids(rows: SpaceDefinition, grid: Any) -> Iterable[Any]:
 def _schedules(
     rows: SpaceDefinition, grid: Any, limits: DegreeLimits, job: Job, layer_choices: dict[int, int]
 ) -> Counter[str]:
-    """Rows 6 to 9 of the space: micro-batch sizes, schedules, and so many ways to lay out the layers."""
+    """Rows 6 to 9 of the space: micro-batch sizes and schedules, times the choices of stage layers, by
+    broken rule."""
     found: Counter[str] = Counter()
     sizes = [
         size

@@ -1,15 +1,10 @@
-"""The seven schedules written out again as words (docs/concepts/cost-model.md, section 13), and their
-tables.
+"""The seven schedules as words and tables, the makespan of a table, and its warm-up and cool-down
+(docs/concepts/cost-model.md, section 13).
 
-When the last action of a table ends (docs/concepts/cost-model.md, section 13): the longest path, walked
-once.
-
-The same walk serves plain numbers and columns of them: it adds and takes the later of two, nothing else.
-
-Where a schedule turns round: what a rank does before its first backward and after its last forward.
-
-Read from the table of the schedule itself (docs/concepts/cost-model.md, section 13). From 4 pp microbatches
-on, both ends of a row stay as they are; only the middle grows.
+`table_of` writes the table of a schedule with the checker's own code. `makespan_s` computes the end of the
+last action, on plain numbers or on columns: it only adds and takes maxima. `warmup_cooldown_of` counts what a
+rank does before its first backward and after its last forward. From 4 pp micro-batches on, both ends of a row
+stay the same; only the steady state grows.
 """
 
 from __future__ import annotations
@@ -25,14 +20,14 @@ from shardwise.verification.strategy_rows import NO_ROWS, Column, Family
 from shardwise.verification.times import StageSeconds
 
 TableAction = tuple[int, str, int]
-"""Stage, kind (F, B, I, W), microbatch."""
+"""Stage, kind (F, B, I, W), micro-batch."""
 
 Table = tuple[tuple[TableAction, ...], ...]
 """For each pipeline rank its actions, in order."""
 
 
 def table_of(family: Family) -> Table:
-    """The table that the family's schedule is."""
+    """The table of the family's schedule."""
     pp, vpp, m = family.pp, family.vpp, family.microbatches
     if family.schedule == "interleaved_1f1b":
         return tuple(tuple(_interleaved(pp, vpp, m, rank)) for rank in range(pp))
@@ -41,8 +36,8 @@ def table_of(family: Family) -> Table:
 
 
 def _actions_of_word(word: str, pp: int, rank: int) -> Iterator[TableAction]:
-    """The actions that the letters of a word stand for: capitals on stage `rank`, small ones on the stage
-    that comes back through the same rank, `q` for what the next I or i left undone."""
+    """The actions of a word: capitals on stage `rank`, small letters on the rank's second stage, `q` the
+    weight gradient of the next pending I or i."""
     back = 2 * pp - 1 - rank
     numbers = {letter: count() for letter in "FBWfbw"}
     inputs: list[tuple[int, int]] = []
@@ -115,7 +110,7 @@ WORDS: dict[str, Callable[[int, int, int], str]] = {
     "zb_v": _zb_v,
     "dualpipe_v": _dualpipe_v,
 }
-"""The word of a rank, from pp, the microbatches and the rank."""
+"""The word of a rank, from pp, the micro-batches and the rank."""
 
 
 def _interleaved(pp: int, vpp: int, m: int, rank: int) -> Iterator[TableAction]:
@@ -130,7 +125,7 @@ def _interleaved(pp: int, vpp: int, m: int, rank: int) -> Iterator[TableAction]:
 
 
 def in_flight(family: Family, rank: int) -> int:
-    """The most (stage, microbatch) of a rank between F and the end of B or W."""
+    """The most (stage, micro-batch) pairs of a rank between F and the end of B or W."""
     pp, vpp, m = family.pp, family.vpp, family.microbatches
     return {
         "1f1b": min(m, pp - rank),
@@ -144,18 +139,18 @@ def in_flight(family: Family, rank: int) -> int:
 
 
 def pending_weights(family: Family, rank: int) -> int:
-    """The most (stage, microbatch) of a rank from the begin of I to the end of W."""
+    """The most (stage, micro-batch) pairs of a rank between the start of I and the end of W."""
     of_rank = {"zb_h1": rank + 1, "zb_h2": 2 * rank + 1, "zb_v": 2 * rank + 1, "dualpipe_v": rank + 1}
     return min(family.microbatches, of_rank.get(family.schedule, 0))
 
 
 class DeadlockError(Exception):
-    """A table in which some rank waits for ever."""
+    """A table in which some rank waits forever."""
 
 
 @dataclass(slots=True)
 class _Simulation:
-    """What has ended so far, and when; `maximum` is the larger of two times."""
+    """The end times of finished actions; `maximum` is the larger of two times."""
 
     actions_s: Sequence[Mapping[str, Column]]
     hops_s: Sequence[Column]
@@ -180,11 +175,11 @@ class _Simulation:
             return now_s
         if (stage, microbatch) not in ends:
             return None
-        # Nothing else waits for it: with many rows, what is no longer needed is let go.
+        # No other action waits for this end time; it is removed to save memory with many rows.
         return self.maximum(now_s, ends.pop((stage, microbatch)) + self.hops_s[hop])
 
     def end(self, action: TableAction, start_s: Column) -> Column:
-        """When the action ends that starts then; others may now wait for it."""
+        """Record and return the end of an action that starts at `start_s`."""
         stage, kind, microbatch = action
         end_s = start_s + self.actions_s[stage][kind]
         if kind == "F":
@@ -200,10 +195,10 @@ def makespan_s(
     hops_s: Sequence[Column],
     maximum: Callable[[Column, Column], Column],
 ) -> Column:
-    """The latest end of any action, gather or reduction of the table.
+    """The latest end of any action, parameter all-gather or gradient reduction of the table.
 
-    `times` of each stage, `hops_s` from each stage to the next, both ways alike. `maximum` is `max` for plain
-    numbers, `numpy.maximum` for columns. Raises StuckError where some action never starts.
+    `times` of each stage; `hops_s` from each stage to the next, equal in both directions. `maximum` is `max`
+    for plain numbers, `numpy.maximum` for columns. Raises DeadlockError where some action never starts.
     """
     actions_s = [{kind: stage.action_s(kind) for kind in "FBIW"} for stage in times]
     simulation = _Simulation(actions_s=actions_s, hops_s=hops_s, maximum=maximum)
@@ -224,7 +219,8 @@ def makespan_s(
                 done[rank] += 1
                 progressed = True
                 if action[1] in "BW":
-                    # Moved to the end: the order of the last ones is the order of the reductions.
+                    # Moved to the end of the dict: the order of the last actions is the order of the
+                    # reductions.
                     last_s[rank].pop(action[0], None)
                     last_s[rank][action[0]] = now_s[rank]
     if any(place < len(row) for place, row in zip(done, table, strict=True)):
@@ -242,7 +238,8 @@ def _reduced_s(
     times: Sequence[StageSeconds],
     maximum: Callable[[Column, Column], Column],
 ) -> Column:
-    """When the last reduction of a rank is over; `ends` of its stages, in the order of the reductions."""
+    """The end of the last gradient reduction of a rank; `ends` are those of its stages, in the order of
+    the reductions."""
     free_s = 0.0 * times[0].forward_s
     for stage, end_s in ends.items():
         free_s = maximum(end_s, free_s) + times[stage].reduce_s
@@ -250,7 +247,7 @@ def _reduced_s(
 
 
 def _gathered(row: Sequence[TableAction], times: Sequence[StageSeconds]) -> dict[int, Column]:
-    """When the parameters of each stage of a rank are there, in the order of their first F."""
+    """When the parameters of each stage of a rank are gathered, in the order of their first F."""
     found: dict[int, Column] = {}
     end_s = 0.0 * times[0].forward_s
     for stage, kind, _ in row:
@@ -262,12 +259,14 @@ def _gathered(row: Sequence[TableAction], times: Sequence[StageSeconds]) -> dict
 
 @dataclass(frozen=True, slots=True)
 class WarmupCooldown:
-    """Of one schedule: counts of actions per stage, shape (stages,), and places per rank, shape (pp,).
+    """Warm-up and cool-down of one schedule: counts of actions per stage, shape (stages,), and stages per
+    rank, shape (pp,).
 
-    `warmup_forwards`: forwards of a stage before the first backward of its rank; `cooldown_backwards`,
+    `warmup_forwards`: forwards of a stage before the first backward of its rank. `cooldown_backwards`,
     `cooldown_inputs`, `cooldown_weights`: B, I and W after the last forward. `first_backward_stage` and
-    `last_forward_stage` are the stages of these two actions, the one of the first microbatch, the other of
-    the last; `has_steady_state`: the one comes before the other."""
+    `last_forward_stage`: stages of these two actions, the former of the first micro-batch, the latter of the
+    last. `has_steady_state`: the first backward comes before the last forward.
+    """
 
     warmup_forwards: Column
     cooldown_backwards: Column
@@ -280,7 +279,7 @@ class WarmupCooldown:
 
 @lru_cache(maxsize=4096)
 def warmup_cooldown_of(schedule: str, pp: int, vpp: int, microbatches: int) -> WarmupCooldown:
-    """The turns of a legal combination."""
+    """The warm-up and cool-down of a legal combination."""
     if schedule == "gpipe":
         ranks = np.arange(pp)
         all_of = np.full(pp, microbatches)
@@ -311,18 +310,18 @@ def warmup_cooldown_of(schedule: str, pp: int, vpp: int, microbatches: int) -> W
 
 @lru_cache(maxsize=4096)
 def in_flight_of(schedule: str, pp: int, vpp: int, microbatches: int) -> tuple[int, ...]:
-    """What each rank holds in flight."""
+    """Activations in flight of each rank."""
     family = empty_family(schedule, pp, vpp, microbatches)
     return tuple(in_flight(family, rank) for rank in range(pp))
 
 
 @lru_cache(maxsize=4096)
 def pending_weights_of(schedule: str, pp: int, vpp: int, microbatches: int) -> tuple[int, ...]:
-    """What waits on each rank for the weights' half of its backward."""
+    """Pending weight gradients of each rank."""
     family = empty_family(schedule, pp, vpp, microbatches)
     return tuple(pending_weights(family, rank) for rank in range(pp))
 
 
 def empty_family(schedule: str, pp: int, vpp: int, microbatches: int) -> Family:
-    """A family that has a table, and no rows."""
+    """A family that has a table but no rows."""
     return Family(schedule=schedule, pp=pp, vpp=vpp, microbatches=microbatches, rows=NO_ROWS)

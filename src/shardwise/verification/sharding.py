@@ -1,5 +1,5 @@
-"""Sharded weights: who gathers and reduces what, each microbatch and each step (docs/concepts/cost-model.md,
-11)."""
+"""Sharded weights: all-gathers and reduce-scatters of each micro-batch and each step
+(docs/concepts/cost-model.md, section 11)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shardwise.verification.strategy_rows import Column
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """One family of weights, dense or expert: over how many ranks each thing is split, and the groups."""
+    """Sharding degrees and groups of one family of weights, dense or expert."""
 
     param: Column
     grad: Column
@@ -38,13 +38,13 @@ class Sharding:
 
     @property
     def reduced(self) -> Column:
-        """Over how many ranks gradients are scattered at the end of the step."""
+        """Number of ranks over which gradients are reduce-scattered at the end of the step."""
         return np.where(self.grad > 1, self.grad, self.optim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shardings:
-    """Both families; `has_experts` says whether the second has any weights."""
+    """Both families; `has_experts` says whether there are expert weights."""
 
     dense: Sharding
     expert: Sharding
@@ -52,7 +52,7 @@ class Shardings:
 
 
 def shardings_of(degrees: Sequence[Column], groups: Groups, *, has_experts: bool) -> Shardings:
-    """How dense and expert weights are sharded; `degrees` of parameters, gradients and optimizer states."""
+    """Shardings of dense and expert weights; `degrees` of parameters, gradients and optimizer states."""
     of_experts = tuple(np.gcd(degree, groups.expert_replicas) for degree in degrees)
     return Shardings(
         dense=_sharding(groups.data, *degrees),
@@ -80,7 +80,7 @@ def _sharding(group: Sizes, param: Column, grad: Column, optim: Column) -> Shard
 def traffic_amounts(
     figures: Figures, fabric: Fabric, shardings: Shardings, block: Amounts
 ) -> dict[str, Column]:
-    """Exposed seconds that sharding adds to each phase of a block, every microbatch: `forward_traffic_s`,
+    """Exposed seconds that sharding adds to each phase of a block, per micro-batch: `forward_traffic_s`,
     `input_traffic_s`, `weight_traffic_s`."""
     dense, expert = shardings.dense, shardings.expert
     recipe = figures.recipe
@@ -108,7 +108,7 @@ def traffic_amounts(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduced:
-    """Elements of a stage on a rank, dense and of experts, and in how many collectives each are reduced."""
+    """Dense and expert elements of a stage on a rank, and the number of collectives that reduce each."""
 
     dense: Column
     expert: Column
@@ -119,7 +119,8 @@ class Reduced:
     def of(
         figures: Figures, dense: Column, expert: Column, dense_blocks: Column, expert_blocks: Column
     ) -> Reduced:
-        """Of so many elements in so many blocks: each has a collective where the software goes by block."""
+        """From elements and blocks: one collective per block where the software reduces by block, else one
+        per stage."""
         if not figures.profile.reduces_by_block:
             return Reduced(dense=dense, expert=expert, dense_parts=1, expert_parts=1)
         parts = np.maximum(dense_blocks, 1), np.maximum(expert_blocks, 1)
@@ -139,7 +140,7 @@ def reduction_s(figures: Figures, fabric: Fabric, shardings: Shardings, stage: R
 
 
 def gathering_s(figures: Figures, fabric: Fabric, shardings: Shardings, stage: Reduced) -> Column:
-    """Seconds of a stage's parameter gathering at the start of the step."""
+    """Seconds of a stage's parameter all-gather at the start of the step."""
 
     def of(family: Sharding, elements: Column) -> Column:
         return all_gather_s(

@@ -1,10 +1,10 @@
-"""What a target cannot say: the limits of its capability file (docs/reference/formats.md), read by code of
-its own.
+"""The search space, counted by the checker's own code from docs/reference/space.md: by sums of products,
+never row by row.
 
-The size of a declared space, counted from docs/reference/space.md alone by sums of products, never row by
-row.
-
-How many pipelines the space of uneven plans has: by combinations, not by listing them.
+`count_space` counts the candidates of a declared space; `SpaceDefinition` has the rows of the table.
+`TargetLimits` are the limits of a target's capability file (docs/reference/formats.md), evaluated
+independently of the planner. `count_pipelines` counts the pipelines of uneven plans by combinatorics, without
+listing them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from shardwise.strategy import (
 from shardwise.verification.checks import Check
 
 TARGET_REASON = "target"
-"""The reason of candidates that are legal and beyond the target."""
+"""The reason code of candidates that are legal but not supported by the target."""
 
 GRID_FIELDS = frozenset(("tp", "cp", "dp", "pp", "etp", "ep", "cp_kind", "sequence_parallel"))
 ORDER_FIELDS = (GRID_FIELDS | {"axis_order"}) - {"cp_kind", "sequence_parallel"}
@@ -46,8 +46,8 @@ SHARD_FIELDS = ("param_shard", "grad_shard", "optim_shard")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetLimits:
-    """The limits of a target for one model that the search judges: those about a `grid`, the `orders` of its
-    axes, and its `shards`."""
+    """The limits of a target for one model that the search evaluates: on a `grid`, on the `orders` of its
+    axes, and on `shards`."""
 
     grid: tuple[Limit, ...] = ()
     orders: tuple[Limit, ...] = ()
@@ -55,15 +55,16 @@ class TargetLimits:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     def excludes_grid(self, values: Any) -> bool:
-        """Whether a grid is, by its degrees, cp_kind and sequence_parallel."""
+        """Whether a limit excludes a grid, by its degrees, cp_kind and sequence_parallel."""
         return self._excludes_any(self.grid, values)
 
     def excludes_order(self, values: Any) -> bool:
-        """Whether the order of the axes is, by the degrees and axis_order."""
+        """Whether a limit excludes an axis order, by the degrees and axis_order."""
         return self._excludes_any(self.orders, values)
 
     def excludes_shards(self, ranks: int, chain: Sequence[int]) -> bool:
-        """Whether the sharding degrees of parameters, gradients and optimizer over dp * cp `ranks` are."""
+        """Whether a limit excludes the sharding degrees of parameters, gradients and optimizer states over
+        dp * cp `ranks`."""
         named = dict(zip(SHARD_FIELDS, chain, strict=True))
         return self._excludes_any(self.shards, {**named, "dp": ranks, "cp": 1})
 
@@ -73,11 +74,11 @@ class TargetLimits:
 
 
 NO_TARGET_LIMITS = TargetLimits()
-"""Without a target nothing is."""
+"""No target: nothing is excluded."""
 
 
 def target_limits_of(limits: Sequence[Limit], model: Model, job: Job) -> TargetLimits:
-    """What the search rejects for a target with these limits."""
+    """The limits that apply to the model and the job, by the level at which the search rejects."""
     own, sizes = _applicable(limits, model, job), _sizes(model, job)
     fields = [_fields(limit) - set(sizes) for limit in own]
     grid = tuple(limit for limit, names in zip(own, fields, strict=True) if names <= GRID_FIELDS)
@@ -89,13 +90,13 @@ def target_limits_of(limits: Sequence[Limit], model: Model, job: Job) -> TargetL
 
 
 def plan_limits_of(plan: Plan) -> tuple[Limit, ...]:
-    """The limits of the target of a plan; none without one."""
+    """The limits of the target of a plan; none without a target."""
     return () if plan.target is None else target_of(plan.target).limits
 
 
 def target_check(plan: Plan) -> Check:
-    """Whether the target of a plan can say its strategy, and whether the axes of the certificate are no wider
-    than the target's."""
+    """Whether the target of a plan supports its strategy, and whether the axes of the certificate are
+    within the target's."""
     name = str(plan.target)
     target = target_of(name)
     values = {**_sizes(plan.model, plan.job), **_values(plan.best.strategy)}
@@ -111,12 +112,12 @@ def target_check(plan: Plan) -> Check:
         excluded += [f"{field_} {value}" for value in found if value not in allowed]
     return Check(
         name="target", ok=not excluded, found="; ".join(excluded) or f"a plan for {name}",
-        expected=f"what {name} can say",
+        expected=f"a strategy that {name} supports",
     )  # fmt: skip
 
 
 def _applicable(limits: Sequence[Limit], model: Model, job: Job) -> list[Limit]:
-    """Those that are about such models and optimizers."""
+    """The limits for such models and optimizers."""
     kind = "dense" if all(layer.experts is None for layer in model.kinds) else "experts"
     return [
         limit
@@ -143,7 +144,7 @@ def _fields(limit: Limit) -> set[str]:
 
 
 def _is_of_shards(limit: Limit) -> bool:
-    """Whether all that a limit compares are sharding degrees, numbers, and the product dp * cp."""
+    """Whether a limit reads only sharding degrees, numbers, and the product dp * cp."""
     for condition in limit.where:
         if condition.other_than or condition.not_dividing or condition.not_multiple_of:
             return False
@@ -154,7 +155,7 @@ def _is_of_shards(limit: Limit) -> bool:
 
 
 def _excludes(limit: Limit, values: Mapping[str, Any]) -> bool:
-    """Whether all conditions hold for these values of fields and sizes."""
+    """Whether all conditions of the limit hold for these values of fields and sizes."""
     for condition in limit.where:
         names = condition.left.fields
         if condition.values:
@@ -207,16 +208,16 @@ NOTES: Mapping[str, str] = {
     "offload": "a choice everywhere",
     "axis_order": "orders of the axes larger than 1",
     "first_stage_layers": "0 to the even share; 0 to all layers where there are two stages",
-    "last_stage_layers": "0 to the even share; what the first leaves where there are two stages",
+    "last_stage_layers": "0 to the even share; the remaining layers where there are two stages",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceCount:
-    """How many candidates a space has, and of what.
+    """The number of candidates of a space, and the values of its fields.
 
-    `axes` maps each field of a strategy to every value that occurs in some candidate, as text, in order;
-    `notes` says in a line on what the values of a field depend.
+    `axes` maps each field of a strategy to all values that occur in some candidate, as text, in order.
+    `notes` has one line per field: what its values depend on.
     """
 
     count: int
@@ -226,7 +227,7 @@ class SpaceCount:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The joint choices of some fields: how many there are, and which values each field takes in them."""
+    """The joint choices of some fields: their number, and the values that each field takes."""
 
     count: int
     values: Mapping[str, frozenset[Value]]
@@ -244,10 +245,11 @@ def count_space(
 ) -> SpaceCount:
     """Exact number of candidates of `space` (`core` or `default`) on exactly `devices` devices.
 
-    `experts` is None for a dense model. `fixed` keeps the candidates that have these values of strategy
-    fields or of the aliases `zero_stage`, `dp_replicate`, `dp_shard`, as docs/reference/space.md defines
-    them; `axes` keeps those whose fields have one of some values. Raises ConfigError for an unknown space, an
-    unknown field, or a size below 1."""
+    `experts` is None for a dense model. `fixed` restricts the space to candidates with these values of
+    strategy fields or of the aliases `zero_stage`, `dp_replicate`, `dp_shard` (docs/reference/space.md);
+    `axes` restricts fields to one of several values. Raises ConfigError for an unknown space, an unknown
+    field, or a size below 1.
+    """
     axes = {} if axes is None else axes
     _require_known(space, fixed, axes)
     for name, size in {
@@ -286,12 +288,12 @@ def _require_known(space: str, fixed: Mapping[str, object], axes: Mapping[str, o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceDefinition:
-    """The rows of the table in docs/reference/space.md, each as a method from the degrees it depends on to
-    its choices.
+    """The rows of the table in docs/reference/space.md, each as a method from the degrees that it depends on
+    to its choices.
 
-    Given (tp, cp, pp, dp) the rows are independent of each other, except 7, 8 and 9, which `pipelines` takes
-    together; so the number of candidates with these degrees is the product of the rows' numbers. Candidates
-    `target_limits` the target are counted too.
+    Given (tp, cp, pp, dp), the rows are independent of each other, except 7, 8 and 9, which `pipelines`
+    combines. So the number of candidates with these degrees is the product of the numbers of the rows.
+    Candidates that `target_limits` exclude are counted too.
     """
 
     layers: int
@@ -335,7 +337,7 @@ class SpaceDefinition:
         return count, values
 
     def allows(self, **values: Value) -> bool:
-        """Whether the fixed fields and the values of the axes allow these values."""
+        """Whether the fixed fields and the axes allow these values."""
         return all(
             (name not in self.fixed or self.fixed[name] == value)
             and (name not in self.axes or value in self.axes[name])
@@ -343,7 +345,7 @@ class SpaceDefinition:
         )
 
     def choices(self, names: tuple[str, ...], rows: Iterable[tuple[Value, ...]]) -> Choices:
-        """The rows that the fixed fields allow."""
+        """The rows that the fixed fields and the axes allow."""
         allowed_rows = [row for row in rows if self.allows(**dict(zip(names, row, strict=True)))]
         columns = zip(*allowed_rows, strict=True) if allowed_rows else ((),) * len(names)
         return Choices(
@@ -351,7 +353,7 @@ class SpaceDefinition:
         )
 
     def degrees(self) -> Iterator[tuple[int, int, int, int]]:
-        """Row 1: every (tp, cp, pp, dp) of product `devices` that the fixed fields allow."""
+        """Row 1: every allowed (tp, cp, pp, dp) with product `devices`."""
         for tp in divisors(self.devices):
             for cp in (1,) if self.is_core else divisors(self.devices // tp):
                 for pp in divisors(self.devices // (tp * cp)):
@@ -432,7 +434,8 @@ class SpaceDefinition:
         }
 
     def pipelines(self, pp: int) -> Choices:
-        """Rows 7, 8 and 9: the schedules that share a number of stages share its layers and recompute."""
+        """Rows 7, 8 and 9: schedules with the same number of stages have the same choices of layers and
+        recompute."""
         by_stages: dict[int, list[tuple[str, int]]] = {}
         for schedule, vpp in self.schedules(pp):
             if self.allows(schedule=schedule, vpp=vpp):
@@ -459,8 +462,8 @@ class SpaceDefinition:
     def stage_layers(self, stages: int) -> Choices:
         """Rows 8 and 9 for `stages` = pp * vpp.
 
-        From three stages on, first and last never exceed the fullest stage between them, so the largest
-        number of layers on a stage depends on first + last alone: pairs are counted by their sum.
+        From three stages on, the first and the last never exceed the fullest stage between them. So the
+        largest number of layers on a stage depends only on first + last: pairs are counted by their sum.
         """
         layers, (even_first, even_last) = self.layers, self.even_ends(stages)
         if stages == 1 or self.is_core:
@@ -477,8 +480,8 @@ class SpaceDefinition:
             for ends, pairs in enumerate(pairs_of_sum)
             if pairs
         )
-        # The smaller the ends, the more layers between, the more recompute choices: what occurs at all,
-        # occurs beside the smallest other end.
+        # Smaller ends leave more layers between them and more choices of recompute: every value that occurs
+        # at all occurs with the smallest other end.
         seen = [(first, lasts[0]) for first in firsts] + [(firsts[0], last) for last in lasts]
         return Choices(count, self.recomputed(seen, stages).values)
 
@@ -521,7 +524,7 @@ class SpaceDefinition:
         return self.choices(("recompute", "recompute_layers"), rows)
 
     def recompute_count(self, largest: int) -> int:
-        """How many choices `recomputes` has."""
+        """The number of choices of `recomputes`."""
         if self.is_core or "recompute_layers" in self.fixed or "recompute_layers" in self.axes:
             return self.recomputes(largest).count
         return sum(
@@ -532,8 +535,8 @@ class SpaceDefinition:
 
 
 def chains_of(space: SpaceDefinition, ranks: int) -> dict[tuple[int, int], list[int]]:
-    """Row 10 of the space: for each (param_shard, grad_shard) the optim_shard that go with it, without those
-    beyond the target."""
+    """Row 10 of the space: for each (param_shard, grad_shard) the allowed optim_shard, without those that
+    the target excludes."""
     chains = space.aliased_shards(ranks)
     if space.is_core:
         stages = {(1, 1, 1), (1, 1, ranks), (1, ranks, ranks), (ranks, ranks, ranks)}
@@ -565,7 +568,7 @@ def _ceil_div(number: int, parts: int) -> int:
 
 
 def _place(value: Value) -> tuple[int, str]:
-    """Sort key: numbers by size, words in the order in which the records list them."""
+    """Sort key: numbers by size, named values in the order of WORDS."""
     if isinstance(value, int):
         return value, ""
     return (WORDS.index(value), "") if value in WORDS else (len(WORDS), value)
@@ -577,11 +580,12 @@ def _text(value: Value) -> str:
 
 RECOMPUTE_CHOICES = ("none", "selective", "full")
 MAX_STAGES = 8
+"""Largest number of stages of a pipeline of an uneven plan; a limit of the space, as in the planner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSize:
-    """A pool of alike nodes: all of its devices, and those of a node."""
+    """A pool of equal nodes: all of its devices, and those of a node."""
 
     name: str
     devices: int
@@ -590,9 +594,11 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineCount:
-    """Axes with their values as text, and the number of pipelines: stages in order with their layers and
-    recomputation, and for each pool the tensor parallelism and the replicas of its stages, and how many of
-    them lie together in a node."""
+    """Number of pipelines, and the axes with their values as text.
+
+    A pipeline is a sequence of stages with layers and recomputation; for each pool the tensor parallelism and
+    the replicas of its stages; and the number of its stages per node.
+    """
 
     axes: Mapping[str, tuple[str, ...]]
     count: int
@@ -608,12 +614,12 @@ def count_pipelines(
     stage_dp: int = 1,
     mixed_stage_rows: int = 1,
 ) -> PipelineCount:
-    """All pipelines for which there are devices; where stages are spread over nodes, for as many alike ones
-    as fill the nodes of each stage, or of each group of stages.
+    """All pipelines for which there are devices. For spread stages, the devices must suffice for the set of
+    identical pipelines that fills the nodes of each stage or group of stages.
 
-    `splits` are what tensor parallelism has to divide: heads, widths and the sequence; key and value heads it
-    divides, or is a multiple of. Up to `stage_dp` replicas share the rows of any micro-batch that is a
-    multiple of them. A pipeline's stages on two pools, which are of one kind, split the rows of any
+    `splits` are the sizes that tensor parallelism must divide: heads, widths and the sequence. It divides the
+    key and value heads, or is a multiple of them. Up to `stage_dp` replicas share the rows of a micro-batch
+    whose size is a multiple of their number. Mixed-pool stages, of one kind per pipeline, split the rows of a
     micro-batch of up to `mixed_stage_rows` in any way.
     """
     degrees = [
@@ -679,20 +685,20 @@ def count_pipelines(
 
 
 def _divides_node(pools: Sequence[PoolSize], stages: int) -> bool:
-    """Whether so many stages of a pipeline fill a node of any pool evenly."""
+    """Whether this many stages of a pipeline fill a node of some pool evenly."""
     return any(pool.node_devices % stages == 0 for pool in pools)
 
 
 PoolStageKinds = Mapping[tuple[int, int], int]
-"""Of the stages of a pipeline on a pool the kinds by the devices of a stage, and by how many alike pipelines
-fill the nodes that their stages are spread over (1 where they are not)."""
+"""Number of kinds of a pipeline's stages on one pool, by the devices of a stage and by the set size: how
+many identical pipelines fill the nodes of spread stages (1 where the stages are not spread)."""
 
 
 def _pool_stage_kinds(
     pool: PoolSize, degrees: Sequence[int], replicas: Sequence[int], count: int, most: int
 ) -> PoolStageKinds:
-    """The kinds of so many stages: each tp and dp, with any power of two of stages together in a node with
-    which they lie otherwise than with another."""
+    """The kinds for this number of stages: each tp and dp, with every power of two of stages per node that
+    gives a placement of its own."""
     found: Counter[tuple[int, int]] = Counter()
     for size in (tp * dp for tp in degrees for dp in replicas):
         if pool.node_devices % size:
@@ -703,7 +709,8 @@ def _pool_stage_kinds(
         ]
         found[size, 1] += 1
         for stages_per_node in fitting[:-1]:
-            # With twice as many together, the last ones would be: they lie otherwise where there are so many.
+            # Twice as many stages per node give another placement only where the pipeline has that many
+            # stages.
             if 2 * stages_per_node <= count:
                 smallest = stages_per_node if count % stages_per_node == 0 else count & -count
                 found[size, pool.node_devices // (smallest * size)] += 1
@@ -716,8 +723,8 @@ def _kinds(
     counts: Sequence[int],
     extra_devices: Sequence[int] = (),
 ) -> int:
-    """Ways for so many stages on each pool, of whose devices a pipeline takes so many more
-    (`extra_devices`)."""
+    """Combinations of kinds for these numbers of stages on each pool, where a pipeline needs
+    `extra_devices` more of each."""
     used = [(at, kinds[at][count]) for at, count in enumerate(counts) if count]
     more = extra_devices or (0,) * len(pools)
     total = 0
@@ -740,7 +747,8 @@ def _kinds_with_mixed_stages(
     pair: tuple[int, int],
     mixed_stages: int,
 ) -> int:
-    """The same with so many stages on a pair of pools beside them, any tp on either; rows are not split."""
+    """The same with mixed-pool stages on a pair of pools, any tp on either; the split of rows is not
+    counted."""
     total = 0
     for one in degrees[pair[0]]:
         for other in degrees[pair[1]]:
@@ -752,6 +760,6 @@ def _kinds_with_mixed_stages(
 
 
 def _splits(batch: int, mixed_stage_rows: int) -> tuple[str, ...]:
-    """Every way to split the rows of a micro-batch that divides the batch."""
+    """Every way to split the rows of a micro-batch whose size divides the batch."""
     sizes = [size for size in range(2, mixed_stage_rows + 1) if batch % size == 0]
     return tuple(f"{rows}+{size - rows}" for size in sizes for rows in range(1, size)) or ("none",)

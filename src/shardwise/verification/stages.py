@@ -1,9 +1,5 @@
-"""Which layers lie on which stage, and what a stage or a rank has of them (docs/concepts/cost-model.md,
-section 9).
-
-Which devices and layers each stage of a pipeline has (docs/concepts/cost-model.md, sections 4, 9 and
-15).
-"""
+"""Stages of a pipeline: their layers and amounts (docs/concepts/cost-model.md, section 9), and the layout
+of a strategy: devices and layers of each stage (sections 4, 9 and 15)."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ def layers_of_stages(layers: int, family: Family) -> tuple[Column, ...]:
 
 
 def kinds_of_stages(pattern: Sequence[int], kinds: int, counts: Sequence[Column]) -> list[list[Column]]:
-    """[stage][kind]: how many layers of each kind lie on each stage, on every row."""
+    """[stage][kind]: number of layers of each kind on each stage, on every row."""
     up_to = np.zeros((kinds, len(pattern) + 1), dtype=np.int64)
     for place, kind in enumerate(pattern):
         up_to[:, place + 1] = up_to[:, place]
@@ -70,7 +66,8 @@ def on_ranks(family: Family, per_stage: Sequence[Column]) -> list[Column]:
 def with_tied_copy(
     family: Family, stages: Sequence[Mapping[str, Column]], name: str, copy: Column
 ) -> list[Column]:
-    """The amount `name` of each stage, with `copy` more on the last if its end holds another copy."""
+    """The amount `name` of each stage, plus `copy` on the last stage where it has its own copy of tied
+    weights."""
     values = [stage[name] for stage in stages]
     if family.ends_apart:
         values[-1] = values[-1] + copy
@@ -78,7 +75,7 @@ def with_tied_copy(
 
 
 def layout_of(family: Family, layers: int, cluster: Cluster) -> Layout:
-    """The layout that the single strategy of `family` means for so many layers."""
+    """The layout of the single strategy of `family` for this number of layers."""
     rows = family.rows
     counts = [int(count[0]) for count in layers_of_stages(layers, family)]
     stride = {axis: int(values[0]) for axis, values in strides(rows).items()}
@@ -117,7 +114,7 @@ def ranges(ranks: list[int]) -> str:
 
 
 def device_class(cluster: Cluster, rank: int) -> str:
-    """The class of the device at global rank `rank`."""
+    """The class of the device at global rank `rank`. Raises ValueError for a rank outside the cluster."""
     for node in cluster.nodes:
         if rank < node.devices:
             return node.device_class

@@ -1,4 +1,5 @@
-"""Strategies as columns: one numpy array per field, so that one formula prices one strategy or a million."""
+"""Strategies as columns: one numpy array per field, so that one formula estimates one strategy or a
+million."""
 
 from __future__ import annotations
 
@@ -12,14 +13,15 @@ from numpy.typing import NDArray
 from shardwise.strategy import AXES, FIELDS, Strategy
 
 Column = Any
-"""A number for every row, shape (rows,); a plain number stands for the same in every row."""
+"""One number per row, shape (rows,); a plain number stands for the same value in every row."""
 
 Index = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyRows:
-    """The fields of many strategies, each of shape (rows,): whole numbers, flags, and words as text."""
+    """The fields of many strategies, each of shape (rows,): whole numbers, flags, and named values as
+    text."""
 
     tp: Column
     pp: Column
@@ -50,12 +52,12 @@ class StrategyRows:
         return StrategyRows(**{name: getattr(self, name)[index] for name in FIELDS})
 
     def microbatches(self, global_batch_size: int) -> Column:
-        """m: microbatches of a replica in a step."""
+        """m: micro-batches of a replica in a step."""
         return global_batch_size // (self.dp * self.micro_batch_size)
 
 
 def rows_of(strategies: Sequence[Strategy]) -> StrategyRows:
-    """The strategies as columns, in their order."""
+    """The strategies as columns, in order."""
     return StrategyRows(
         **{name: np.array([getattr(strategy, name) for strategy in strategies]) for name in FIELDS}
     )
@@ -65,7 +67,7 @@ NO_ROWS = StrategyRows(**{name: np.empty(0) for name in FIELDS})
 
 
 def strides(rows: StrategyRows) -> dict[str, Column]:
-    """How many ranks apart neighbours on each of AXES lie: the product of the degrees of faster axes."""
+    """Distance in ranks between neighbours along each of AXES: the product of the degrees of faster axes."""
     found = {axis: np.ones(len(rows), dtype=np.int64) for axis in AXES}
     for order in np.unique(rows.axis_order):
         at = rows.axis_order == order
@@ -77,8 +79,8 @@ def strides(rows: StrategyRows) -> dict[str, Column]:
 
 
 def distinct(columns: Sequence[Column]) -> tuple[Index, Index]:
-    """(`first`, `of`): rows with the same values in all columns are one; `of[row]` is its place in `first`,
-    `first[place]` a row that has these values."""
+    """(`first`, `of`): rows with equal values in all columns are merged. `of[row]` is its index in
+    `first`; `first[index]` is a row with these values."""
     of = np.zeros(len(columns[0]), dtype=np.intp)
     first = of[:1]
     for column in columns:
@@ -89,7 +91,7 @@ def distinct(columns: Sequence[Column]) -> tuple[Index, Index]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Rows that run the same schedule table: one schedule, pp, vpp and number of microbatches."""
+    """Rows with the same schedule table: one schedule, pp, vpp and number of micro-batches."""
 
     schedule: str
     pp: int
@@ -103,21 +105,21 @@ class Family:
 
     @property
     def is_v(self) -> bool:
-        """Whether the second chunk of a rank runs back through the pipeline."""
+        """Whether the second chunk of a rank runs back through the pipeline (a V)."""
         return self.schedule in ("zb_v", "dualpipe_v")
 
     @property
     def splits_backward(self) -> bool:
-        """Whether the gradients of weights are actions of their own."""
+        """Whether weight gradients are separate actions."""
         return self.schedule in ("zb_h1", "zb_h2", "zb_v", "dualpipe_v")
 
     @property
     def ends_apart(self) -> bool:
-        """Whether the first and the last stage lie on different ranks."""
+        """Whether the first and the last stage are on different ranks."""
         return self.pp > 1 and not self.is_v
 
     def rank_of(self, stage: int) -> int:
-        """The pipeline rank that holds `stage`."""
+        """The pipeline rank of `stage`."""
         return min(stage, 2 * self.pp - 1 - stage) if self.is_v else stage % self.pp
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
@@ -125,7 +127,7 @@ class Family:
         return tuple(stage for stage in range(self.stages) if self.rank_of(stage) == rank)
 
     def slices(self, length: int) -> Iterator[tuple[slice, Family]]:
-        """The family in parts of at most `length` rows, each with its place."""
+        """The family in parts of at most `length` rows, each with its slice."""
         for start in range(0, len(self.rows), length):
             part = slice(start, start + length)
             yield (
@@ -141,7 +143,7 @@ class Family:
 
 
 def families(rows: StrategyRows, global_batch_size: int) -> Iterator[tuple[Index, Family]]:
-    """The rows by the table that they run, each family with the places of its rows."""
+    """The rows grouped by table: each family with the indices of its rows."""
     microbatches = rows.microbatches(global_batch_size)
     first, of = distinct((rows.schedule, rows.pp, rows.vpp, microbatches))
     for number, row in enumerate(first):

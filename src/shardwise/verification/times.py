@@ -1,8 +1,5 @@
-"""How long the actions of each stage take (docs/concepts/cost-model.md, sections 10 and 12).
-
-The end of a step, after the last action: norm, tied weights, optimizer (docs/concepts/cost-model.md,
-13).
-"""
+"""Durations of the actions of each stage (docs/concepts/cost-model.md, sections 10 and 12), and of the end
+of the step: gradient norm, tied weights, optimizer (section 13)."""
 
 from __future__ import annotations
 
@@ -21,9 +18,9 @@ from shardwise.verification.strategy_rows import Column, Family, StrategyRows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSeconds:
-    """Seconds of one stage; `recompute_s`, `offload_s` and `traffic_s` are parts of them, per microbatch.
+    """Seconds of one stage; `recompute_s`, `offload_s` and `traffic_s` are parts of them, per micro-batch.
 
-    `input_s` and `weight_s` are the halves of the backward without what a W costs as an action of its own.
+    `input_s` and `weight_s` are the halves of the backward, without the host time of a separate W action.
     """
 
     forward_s: Column
@@ -53,12 +50,12 @@ class StageSeconds:
 
 
 def recomputed_share(rows: StrategyRows, layers: Column) -> Column:
-    """The share of a stage's layers that are recomputed in full."""
+    """The share of a stage's layers under full recomputation."""
     return np.minimum(rows.recompute_layers, layers) / np.maximum(layers, 1)
 
 
 def saved_bytes(rows: StrategyRows, layers: Column, stage: Mapping[str, Column]) -> Column:
-    """Bytes of one microbatch that a stage keeps from forward to backward."""
+    """Saved activations of one micro-batch on a stage, bytes."""
     all_saved = stage["saved_bytes"]
     full = all_saved - recomputed_share(rows, layers) * (all_saved - stage["input_bytes"])
     selective = np.where(rows.recompute == "selective", stage["saved_selective_bytes"], all_saved)
@@ -82,9 +79,11 @@ def stage_times(
     gathering_s: Column,
     waits_s: tuple[Column, Column],
 ) -> StageSeconds:
-    """The times of a stage that has these amounts and so many layers, and whose reduction and gathering take
-    so long when nothing hides them; `waits_s` is how long its forward and its backward wait for what they
-    send."""
+    """The times of a stage with these amounts and layers.
+
+    `reduction_s` and `gathering_s` are its gradient reduction and parameter all-gather before overlap.
+    `waits_s` are the exposed send times of its forward and its backward.
+    """
     rows, host_s = family.rows, figures.profile.host_action_s
     selective = np.where(rows.recompute == "selective", stage["selective_s"], 0.0)
     full = recomputed_share(rows, layers) * stage["repeated_s"]
@@ -97,7 +96,7 @@ def stage_times(
     forward_s = stage["forward_s"] + host_s + on_s + out_s + stage["forward_traffic_s"]
     input_s = stage["input_s"] + host_s + back_s + recompute_s + in_s + stage["input_traffic_s"]
     weight_s = stage["weight_s"] + stage["weight_traffic_s"]
-    # What leaves by the replicas' cards leaves them nothing to sum gradients by.
+    # Collectives on the replicas' cards leave no bandwidth for the gradient reduction.
     repeated_s = np.where(
         rows.recompute == "full", recomputed_share(rows, layers) * stage["repeated_contended_s"], 0.0
     )
@@ -119,7 +118,8 @@ def stage_times(
 
 
 def _added_s(seconds: Column, overlap: Column, action_s: Column, layers: Column) -> Column:
-    """What a gathering or reduction in buckets of a layer adds to an action, beside which all but one go."""
+    """Seconds that an all-gather or reduction adds to an action. It has one bucket per layer; all buckets
+    but one overlap with the action."""
     buckets = np.maximum(layers, 1)
     hidden_s = np.minimum(overlap * seconds, action_s)
     return seconds - hidden_s + hidden_s / buckets
@@ -140,7 +140,7 @@ class OptimizerStep:
 
     @property
     def total_s(self) -> Column:
-        """All three; what the host needs for a step comes on top."""
+        """The sum of all three; the host time of the step is added elsewhere."""
         return self.norm_s + self.tied_s + self.optimizer_s
 
 
@@ -177,7 +177,7 @@ def optimizer_step(
 
 
 def norm_s(figures: Figures, fabric: Fabric, ranks: Column, owned: Column) -> Column:
-    """Seconds of the gradient norm over `ranks` ranks that own so many elements each."""
+    """Seconds of the gradient norm over `ranks` ranks with `owned` elements each."""
     nbytes = 3 * owned * figures.recipe.gradient_bytes
     return nbytes / figures.memory_bytes_per_s + 2 * np.log2(ranks) * fabric[-1].latency_s
 
@@ -185,7 +185,8 @@ def norm_s(figures: Figures, fabric: Fabric, ranks: Column, owned: Column) -> Co
 def tied_s(
     figures: Figures, fabric: Fabric, groups: Groups, family: Family, blocks: Sequence[Amounts]
 ) -> Column:
-    """Seconds of what ranks that hold the same weights, whole or tied, reduce among them."""
+    """Seconds of the reductions of replicated weights over tensor ranks and of tied weights between the
+    ends."""
     *kinds, embedding, _ = blocks
     count = Counter(figures.model.pattern)
     replicated = sum(count[kind] * block["replicated"] for kind, block in enumerate(kinds)) / family.pp
@@ -217,17 +218,18 @@ def optimizer_s(figures: Figures, is_offloaded: Column, owned: Column) -> Column
 def copies_s(
     figures: Figures, microbatches: Column, owned: Column, local_elements: Column, *, is_unsharded: Column
 ) -> Column:
-    """Seconds of what fully_shard copies in a step where gradients are wider than the weights that are
-    computed with: of each element, and of each that the rank owns."""
+    """Seconds of the copies of fully_shard in a step, where gradients are wider than the compute weights:
+    for every local element, and for every owned element."""
     recipe = figures.recipe
     if not (figures.profile.reduces_by_block and recipe.master_bytes):
         return 0 * owned
     narrow, wide = recipe.weight_bytes, recipe.gradient_bytes
-    # In and out of what is gathered; the narrow weights are written with the update.
+    # Into and out of the all-gather buffers; the update writes the narrow weights.
     nbytes = local_elements * 2 * narrow + owned * (recipe.master_bytes + 2 * narrow)
-    # Sums, the first of which only widens, and into what is reduced; one microbatch's are widened there.
+    # Accumulation over micro-batches (the first only widens) and into the reduction buffer; a single
+    # micro-batch is widened there.
     added = (narrow + wide) + (microbatches - 1) * (narrow + 2 * wide) + 2 * wide
     nbytes = nbytes + local_elements * np.where(microbatches > 1, added, narrow + wide)
-    # In a group of one what is gathered and reduced is copied.
+    # In a group of one rank, all-gather and reduction are copies.
     nbytes = nbytes + np.where(is_unsharded, local_elements * 2 * (narrow + wide), 0)
     return nbytes / figures.memory_bytes_per_s

@@ -1,6 +1,8 @@
-"""What the checker says of a plan: one line for each thing that must hold.
+"""The verdict on a plan file: one check for each statement that must hold (`check_file`, `Verdict`).
 
-The certificate of a plan: the size of the space, the reasons, the ledger, the bound.
+`plan_checks` covers the plan itself: strategy, layout, schedule, times, memory. `certificate_checks` covers
+its certificate: size of the space, rejection reasons, ledger, lower bound. The proof of optimality comes
+last.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ from shardwise.verification.strategy_rows import Family, families, rows_of
 
 
 def certificate_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
-    """Everything that the certificate says, but for the proof of the bound itself."""
+    """All statements of the certificate, except the proof of optimality."""
     certificate = plan.certificate
     yield _space_check(certificate, figures)
     yield from _reason_checks(
@@ -67,10 +69,10 @@ def certificate_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
     listed = 1 + len(plan.runners_up)
     yield Check(
         name="simulated",
-        # A block that time did not suffice for counts as unexplored, whatever was found in it.
+        # A subproblem that was not finished in time counts as unexplored, even where it gave a candidate.
         ok=certificate.simulated + certificate.unexplored >= listed,
         found=str(certificate.simulated),
-        expected=f"at least {listed}, the strategies listed",
+        expected=f"at least {listed}, the number of listed strategies",
     )
     yield number_check("best_s", certificate.best_s, plan.best.step_time_s)
     lower, best = certificate.lower_bound_s, certificate.best_s
@@ -80,7 +82,7 @@ def certificate_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
         found=repr(lower),
         expected=f"more than 0, and at most {best!r}",
     )
-    if not certificate.priced_as:  # else the file has none
+    if not certificate.priced_as:  # else the file has no gap
         yield number_check("gap", certificate.gap, (best - lower) / best if best else 0.0, scale=1.0)
 
 
@@ -116,24 +118,26 @@ def _ledger_check(certificate: Certificate) -> Check:
     return Check(
         name="ledger",
         ok=total == certificate.enumerated,
-        found=f"{rejected} rejected + {certificate.cut_by_bound} cut + {certificate.simulated} simulated",
+        found=f"{rejected} rejected + {certificate.cut_by_bound} pruned + {certificate.simulated} evaluated",
         expected=f"{certificate.enumerated} enumerated",
     )
 
 
 MAX_PLAN_BYTES = 8 << 20
+"""Size limit of a plan file, bytes; as that of the planner's own reader."""
 MAX_PLAN_NODES = 1_000_000
+"""Limit of the values in a plan file; as that of the planner's own reader."""
 EVALUATOR = "max-plus"
 
 UNHASHED = ("rejected", "cut_by_bound", "simulated", "search_s", "search_cpu_s")
 PROVENANCE = ("assumptions", "provenance", "sources")
-"""What the hash leaves out: in the certificate, and anywhere in the cluster and the job."""
+"""Keys that the hash omits: in the certificate, and anywhere in the cluster and the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """All checks, in order; the plan holds where none fails. `plan_hash` is what the file states;
-    `unchecked` are the keys of the file that no check is about."""
+    """All checks, in order; the plan holds where none fails. `plan_hash` is the one stated in the file;
+    `unchecked` are the keys of the file that no check covers."""
 
     plan_hash: str
     checks: tuple[Check, ...]
@@ -145,11 +149,11 @@ class Verdict:
 
 
 def check_file(path: str, *, proof_budget_s: float = PROOF_BUDGET_S) -> Verdict:
-    """The verdict on the plan file at `path`. Where all else holds, the last check is the proof that nothing
-    is better; one that takes longer than `proof_budget_s` seconds is left open.
+    """The verdict on the plan file at `path`. Where all other checks hold, the last check is the proof of
+    optimality; it is left open if it takes longer than `proof_budget_s` seconds.
 
-    Raises ConfigError for what is no plan file, is of a newer version, was altered, or names a dtype that
-    the cluster lacks: then there is nothing to check.
+    Raises ConfigError where nothing can be checked: the file is not a plan, is of a newer version, was
+    altered, or names a dtype that the cluster lacks.
     """
     plan = read_plan(path)
     document = read_mapping(os.fspath(path), max_bytes=MAX_PLAN_BYTES, max_nodes=MAX_PLAN_NODES)
@@ -174,7 +178,7 @@ def _unchecked(plan: Plan) -> Iterator[UncheckedKey]:
 
 
 def plan_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
-    """What must hold of the plan itself. What has no meaning without an earlier check is left out."""
+    """Checks of the plan itself. Checks that need an earlier one that failed are omitted."""
     strategy = _strategy_check(plan, figures)
     yield strategy
     if strategy.ok:
@@ -190,7 +194,7 @@ def plan_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
 
 
 def hash_of(document: Mapping[str, object]) -> str:
-    """The digest of the content: JSON with sorted keys, without effort and provenance
+    """The hash of the content: JSON with sorted keys, without search effort and provenance
     (docs/reference/formats.md)."""
     body = {key: value for key, value in document.items() if key != "hash"}
     certificate = body.get("certificate")
@@ -209,7 +213,7 @@ def _without(value: object, keys: tuple[str, ...]) -> object:
 
 
 def _count_checks(plan: Plan, document: Mapping[str, object]) -> Iterator[Check]:
-    """The counts of elements that the file states."""
+    """The parameter counts that the file states."""
     model = document["model"]
     stated: Mapping[str, object] = model if isinstance(model, Mapping) else {}
     yield value_check("parameters", stated.get("parameters"), parameters(plan.model))
@@ -219,12 +223,12 @@ def _count_checks(plan: Plan, document: Mapping[str, object]) -> Iterator[Check]
 def _strategy_check(plan: Plan, figures: Figures) -> Check:
     strategy, proof = plan.best.strategy, plan.certificate
     space = proof.space
-    found, expected = "a candidate, legal", f"a legal candidate of the space {space!r}"
+    found, expected = "a legal candidate", f"a legal candidate of the space {space!r}"
     if not is_candidate(figures, strategy, space, proof.fixed, proof.axes):
-        found = "no candidate of the space"
+        found = "not a candidate of the space"
     elif broken := str(first_broken(rows_of([strategy]), figures)[0]):
         found = f"breaks {broken}"
-    return Check(name="strategy", ok=found == "a candidate, legal", found=found, expected=expected)
+    return Check(name="strategy", ok=found == "a legal candidate", found=found, expected=expected)
 
 
 def _layout_check(plan: Plan, family: Family) -> Check:
@@ -232,7 +236,7 @@ def _layout_check(plan: Plan, family: Family) -> Check:
     found = plan.best.layout
     if found == expected:
         text = f"{family.pp} stages, {family.stages} chunks"
-        return Check(name="layout", ok=True, found=text, expected="what the strategy means")
+        return Check(name="layout", ok=True, found=text, expected="the layout of the strategy")
     pairs = [
         (f"stage {number}: {asdict(stage)}", f"{asdict(should)}")
         for pipeline in found.pipelines
@@ -268,7 +272,7 @@ def _listed(ranks: tuple[int, ...]) -> str:
 
 
 def _first_difference(found: Table, expected: Table) -> tuple[str, str]:
-    """Where two tables differ first, and what is there in each."""
+    """The first difference of two tables, as found in each."""
     for rank, (row, own) in enumerate(zip(found, expected, strict=False)):
         for place, (action, should) in enumerate(zip(row, own, strict=False)):
             if action != should:
@@ -292,7 +296,7 @@ def table_in(plan: Plan) -> Table:
 
 
 def _best_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
-    """Times and bytes of the best strategy, on the actions of the file."""
+    """Times and bytes of the best strategy, with the actions of the file."""
     best = plan.best
     try:
         own = estimate_strategy(figures, best.strategy, table_in(plan))
@@ -300,7 +304,7 @@ def _best_checks(plan: Plan, figures: Figures) -> Iterator[Check]:
         yield Check(
             name="step time",
             ok=False,
-            found="actions that cannot all run",
+            found="a schedule that cannot run to its end",
             expected=repr(estimate_strategy(figures, best.strategy).step_time_s),
         )
         return

@@ -8,10 +8,11 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.accuracy import SHIPPED, Row, Validation, read_rows, validate
+from shardwise.accuracy import SHIPPED, Validation, read_rows, validate
 from shardwise.accuracy.case import Case, cases_of
 from shardwise.accuracy.fit import MeasuredRun, Numbers, chosen_strategy, predicted_log_s
 from shardwise.accuracy.measured import measured_of
+from shardwise.accuracy.rows import Row
 from shardwise.numbers import Number
 
 Floats = NDArray[np.float64]

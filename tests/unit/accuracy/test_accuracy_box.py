@@ -33,7 +33,7 @@ def least_of_all_sets(matrix: Floats, right: Floats, low: Floats, high: Floats) 
     return best
 
 
-def test_within_wide_ranges_it_is_the_solution() -> None:
+def test_within_wide_ranges_the_result_is_the_unconstrained_solution() -> None:
     matrix, right = np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([1.0, 2.0])
     far = np.full(2, 10.0)
     # 2 x + y = 1, x + 3 y = 2: x = 0.2, y = 0.6.
@@ -47,6 +47,7 @@ def test_free_numbers_are_solved_around_active_bounds() -> None:
     assert bounded_least_squares(matrix, right, low, high).tolist() == pytest.approx([0.35, 0.3])
 
 
+@pytest.mark.slow
 def test_a_bound_active_on_the_way_is_released() -> None:
     # From 0 towards (1.4, -0.2, ...) the first bound met is not one that holds at the end.
     rng = np.random.default_rng(3)
@@ -65,7 +66,7 @@ def test_a_bound_active_on_the_way_is_released() -> None:
     assert let_go > 100  # solving and clipping after is another answer
 
 
-def test_nothing_to_choose() -> None:
+def test_a_problem_without_free_numbers() -> None:
     here = np.array([0.0, 0.0])
     assert bounded_least_squares(np.eye(2), np.ones(2), here, here).tolist() == [0.0, 0.0]
     assert bounded_least_squares(np.empty((0, 0)), np.empty(0), np.empty(0), np.empty(0)).tolist() == []

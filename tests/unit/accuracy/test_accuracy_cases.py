@@ -14,7 +14,8 @@ from shardwise.accuracy.predict import Prediction, chosen_row, predicted, predic
 from shardwise.cost import ProblemShapes
 from shardwise.errors import ConfigError
 from shardwise.model import parameters
-from shardwise.search import step_figures, step_time_s
+from shardwise.search.answer import step_time_s
+from shardwise.search.step_times import step_figures
 
 
 def test_a_complete_row_needs_no_assumptions_but_defaults() -> None:
@@ -52,6 +53,7 @@ def assert_predicted_as_alone(cases: Sequence[Case]) -> list[Prediction]:
     return together
 
 
+@pytest.mark.slow
 def test_published_rows_of_every_shape_are_predicted_as_alone() -> None:
     cases = [case for case in cases_of(read_rows(str(SHIPPED))[0])[0] if case.mixed is None]
     shapes = ProblemShapes()
@@ -131,7 +133,7 @@ def test_an_unstated_choice_is_the_fastest_that_fits() -> None:
     assert prediction.step_time_s == pytest.approx(min(fitting), rel=1e-12)
 
 
-def test_where_nothing_fits_it_is_the_smallest() -> None:
+def test_an_unstated_choice_is_the_smallest_where_nothing_fits() -> None:
     case = case_of(recompute="", gpu="A100-10GB")
     prediction = predicted(case)
     assert prediction.device_bytes > case.problem.usable_bytes
@@ -178,7 +180,7 @@ def test_where_nothing_fits_it_is_the_smallest() -> None:
         ({"interconnect": "0 Gb/s InfiniBand"}, "inter-node: is not a network"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_a_reason_to_skip_the_row_alone(change: dict[str, str], words: str) -> None:
+def test_an_impossible_value_skips_its_row_alone(change: dict[str, str], words: str) -> None:
     cases, faults = cases_of(rows_of({}, change, {}))
     assert [case.row.line for case in cases] == [2, 4]
     (fault,) = faults
@@ -204,7 +206,7 @@ def test_units_around_the_layers_are_in_the_first_and_last_stage() -> None:
     assert "stage_layers: layers 6/6/6/6 of 30 units" in case.assumed
 
 
-def test_stages_with_the_ends_alone() -> None:
+def test_stages_may_hold_embedding_or_head_alone() -> None:
     # 26 stages of 24 layers: embedding and head have stages of their own.
     change = {"pp": "2", "vpp": "13", "schedule": "", "micro_batch": "4"}
     (strategy,) = case_of(**change).strategies
@@ -228,7 +230,7 @@ def test_shardings(text: str, shards: tuple[int, int, int]) -> None:
     assert (strategy.param_shard, strategy.grad_shard, strategy.optim_shard) == shards
 
 
-def test_a_model_has_the_rows_sizes_on_its_familys_shape() -> None:
+def test_a_model_has_the_sizes_of_the_row_and_the_shape_of_its_family() -> None:
     model, _ = model_of(row_of())
     # Megatron's count: 12 l h^2 (1 + 13 / (12 h)) and the embeddings of 51200 tokens and 2048 positions.
     h, layers = 2304, 24
@@ -255,7 +257,7 @@ def test_a_mixture_of_experts_is_its_public_config_with_the_rows_depth() -> None
     assert any("truncated" in line for line in assumed)
 
 
-def test_a_mixture_of_experts_of_ones_own_is_made_of_its_sizes() -> None:
+def test_an_unknown_mixture_of_experts_is_built_from_its_sizes() -> None:
     row = row_of(model_name="Mine", arch="moe", layers="2", hidden="64", heads="4", ffn="128", experts="8",
                  topk="2", vocab="1000")  # fmt: skip
     model, assumed = model_of(row)

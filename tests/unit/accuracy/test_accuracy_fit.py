@@ -117,7 +117,7 @@ def test_no_number_changes_beyond_the_trust_region() -> None:
     assert step(numbers, [[1.0]], [-3.0]) == [-MAX_LOG_CHANGE]
 
 
-def test_where_no_run_says_anything_relatives_decide() -> None:
+def test_without_runs_similar_numbers_decide() -> None:
     for began in (0.6, 0.4):
         numbers = numbers_by_hand(
             ampere__matmul_of_peak_fraction=0.5,
@@ -134,7 +134,7 @@ def test_where_no_run_says_anything_relatives_decide() -> None:
         assert host == -MAX_LOG_CHANGE > math.log(5.0 / 8.0)
 
 
-def test_a_run_outweighs_the_relatives() -> None:
+def test_a_run_outweighs_similar_numbers() -> None:
     numbers = numbers_by_hand(ampere__matmul_of_peak_fraction=0.5, volta__matmul_of_peak_fraction=0.6)
     ampere, volta = step(numbers, [[1.0, 0.0], [0.0, 1.0]], [0.0, -0.1])
     # Volta's run asks for -0.1; the mean of Ampere, Volta and the customary 0.65 pulls it up.
@@ -143,7 +143,7 @@ def test_a_run_outweighs_the_relatives() -> None:
     assert 0.0 < volta + 0.1 < 1e-3
 
 
-def test_relatives_shrink_towards_their_mean_and_the_initial_value() -> None:
+def test_similar_numbers_shrink_towards_their_mean_and_the_initial_value() -> None:
     numbers = numbers_by_hand(
         ampere__matmul_of_peak_fraction=0.4, volta__matmul_of_peak_fraction=0.5,
         all__launch_s=1e-5, software_all__dispatch_s=7e-5, software_fsdp__dispatch_s=14e-5,
@@ -173,7 +173,7 @@ def test_relatives_shrink_towards_their_mean_and_the_initial_value() -> None:
     assert change == pytest.approx(log_changes @ slopes + log_changes @ curves @ log_changes / 2, abs=1e-12)
 
 
-def test_numbers_that_are_not_fitted_are_nobodys_relatives() -> None:
+def test_numbers_that_are_not_fitted_do_not_shrink_others() -> None:
     numbers = numbers_by_hand(ampere__matmul_of_peak_fraction=0.4, volta__matmul_of_peak_fraction=0.8)
     assumed = replace(numbers.devices[1], source="assumed: a guess")
     alone = Numbers((numbers.devices[0], assumed), ())
@@ -261,6 +261,7 @@ def kinds() -> list[Case]:
     ]
 
 
+@pytest.mark.slow
 def test_slopes_are_those_of_predictions_one_number_at_a_time() -> None:
     """The fit prices a table whose rows differ in one number each; here every number is changed alone."""
     numbers = Numbers.shipped()
@@ -295,6 +296,7 @@ def test_a_slope_of_a_faster_device_is_negative_and_at_most_one() -> None:
     assert (slopes < -0.3).all() and (slopes >= -1.0).all()
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_validate() -> None:
     """For rows with one strategy, by the shipped numbers put in anew; and for those with a choice, the same
     choice."""
@@ -324,7 +326,7 @@ def test_overlap_that_was_switched_off_stays_off() -> None:
     assert problem_with(second, numbers).profile.data_overlap == 0.0 < first.problem.profile.data_overlap
 
 
-def test_what_a_source_leaves_open_is_chosen_under_the_numbers() -> None:
+def test_unstated_fields_of_a_source_are_chosen_under_the_fitted_numbers() -> None:
     (case,) = cases_of(rows_of({"gpu": "A100-30GB", "recompute": "", "micro_batch": ""}))[0]
     numbers = Numbers.shipped()
     slow_memory = numbers.with_values({"devices * memory.fraction": 0.02, "devices * launch_s": 1e-9})
@@ -343,6 +345,7 @@ TRUE = {
 """Numbers unlike those that a fit starts from."""
 
 
+@pytest.mark.slow
 def test_known_numbers_are_recovered_from_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """From scratch, with two runs that nothing explains; of two sources and kinds of devices."""
     scratch = Numbers.shipped().from_scratch()
@@ -381,6 +384,7 @@ def test_the_last_step_counts() -> None:
     assert error(1) < 0.5 * error(0)
 
 
+@pytest.mark.slow
 def test_a_step_that_makes_it_worse_is_rejected() -> None:
     """Every fit is at least as good as its start, also with derivatives that hold nowhere near."""
     scratch = Numbers.shipped().from_scratch()

@@ -50,8 +50,9 @@ def logs(runs: Sequence[MeasuredRun]) -> Floats:
     return np.log([run.measured_s for run in runs])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", sample_of(["vtrain-sn", "dlperf-gpt"], ["dlperf-gpt"]))
-def test_what_a_source_measured_does_not_shape_its_prediction(source: str) -> None:
+def test_the_prediction_of_a_source_does_not_depend_on_its_measurements(source: str) -> None:
     plain, changed = fit(), with_times(fit(), source, 3.0)
     one, other = left_out(plain, source), left_out(changed, source)
     assert one.source == source
@@ -124,7 +125,7 @@ def test_quantiles_by_hand() -> None:
     assert _quantile(values, 7.0 * equal, 0.5) == 3.0
 
 
-def test_sources_weigh_the_same_whatever_their_size() -> None:
+def test_sources_have_the_same_weight_at_any_size() -> None:
     # 98 good runs of one source, and two of another that lie 0.5 off: half of the unseen sources are such.
     large, small = np.linspace(-0.01, 0.01, 98), np.array([0.5, 0.5])
     spread = spread_of({"large": large, "small": small})

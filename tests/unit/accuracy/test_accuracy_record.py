@@ -12,12 +12,13 @@ import pytest
 from tests.unit.accuracy.runs import measured_runs, numbers_by_hand, published, some, validated
 from tests.unit.accuracy.tables import rows_of
 
-from shardwise.accuracy import SHIPPED, bands_of, fit_document, fit_rows, read_rows
+from shardwise.accuracy import SHIPPED, fit_document, fit_rows, read_rows
 from shardwise.accuracy.cross_validation import (
     DIGITS,
     LEAST_RUNS,
     FitResult,
     Spread,
+    bands_of,
     factors,
     is_warm,
     linear_errors,
@@ -218,7 +219,8 @@ def test_too_few_runs_are_refused() -> None:
     assert caught.value.allowed == f"{LEAST_RUNS} or more"
 
 
-def test_a_fit_from_scratch_gives_what_is_shipped(full: bool) -> None:
+@pytest.mark.slow
+def test_a_fit_from_scratch_gives_the_shipped_numbers(full: bool) -> None:
     """`--full`: of all published rows, the numbers and bands of both files within 2 %. Else of two sources
     with the times that the shipped numbers predict: from scratch, the same predictions within 1 % in the
     mean."""

@@ -22,7 +22,7 @@ def test_the_shipped_rows_are_all_read() -> None:
     assert all(row.source and row.id for row in rows)
 
 
-def test_the_shipped_rows_are_as_they_were_taken() -> None:
+def test_the_shipped_rows_are_unchanged() -> None:
     assert hashlib.sha256(SHIPPED.read_bytes()).hexdigest() == DIGEST
 
 
@@ -31,7 +31,7 @@ def test_the_shipped_rows_are_the_shared_ones(shared: Path) -> None:
     assert SHIPPED.read_bytes() == shared.read_bytes()
 
 
-def test_a_row_is_what_its_cells_say() -> None:
+def test_a_row_has_the_values_of_its_cells() -> None:
     row = row_of(gpus="16", step_time_s="2.5", notes='a "quoted", long note')
     assert (row.line, row.id, row.gpus, row.step_time_s) == (2, "mine-001", 16, 2.5)
     assert row.notes == 'a "quoted", long note'
@@ -55,7 +55,7 @@ def test_notes_are_read_in_full() -> None:
         ("layers", "1e999", "layers is not a number"),
     ],
 )
-def test_a_wrong_number_costs_its_row_alone(column: str, cell: str, reason: str) -> None:
+def test_a_wrong_number_skips_its_row_alone(column: str, cell: str, reason: str) -> None:
     rows, faults = parse_rows(text_of({}, {column: cell}, {}))
     assert [row.line for row in rows] == [2, 4]
     (fault,) = faults
@@ -77,7 +77,7 @@ def test_a_row_with_other_cells_than_the_header_is_a_fault() -> None:
     ]
 
 
-def test_a_quote_that_is_never_closed_does_not_swallow_the_rest() -> None:
+def test_an_unclosed_quote_does_not_swallow_the_following_rows() -> None:
     rows, faults = parse_rows('id,notes,gpus\na-1,"open,8\na-2,fine,8\na-3,"also fine",8\n')
     assert [row.line for row in rows] == [3, 4]
     assert [fault.line for fault in faults] == [2]
@@ -111,7 +111,7 @@ def test_line_ends_and_a_mark_at_the_start_do_not_matter(tmp_path: Path) -> None
         ("id,gpus,gpus\na-1,8,8\n", "has a column twice; found gpus"),
     ],
 )
-def test_a_file_of_which_nothing_can_be_read(tmp_path: Path, text: str, words: str) -> None:
+def test_a_file_without_a_readable_row_is_refused(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_rows(file_of(tmp_path, text))
     assert words in str(caught.value) and "rows.csv" in str(caught.value)

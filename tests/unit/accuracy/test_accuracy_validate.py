@@ -97,7 +97,7 @@ def test_groups_have_their_rows_and_the_skipped_ones(tmp_path: Path) -> None:
     assert [group.name for group in validate(path, by="row").groups] == ["a-1", "b-1", "a-2", "a-3", "c-1"]
 
 
-def test_levels_part_the_rows(tmp_path: Path) -> None:
+def test_a_level_selects_its_rows(tmp_path: Path) -> None:
     path = file_of(tmp_path, text_of({"level": "near"}, {}, {"level": "", "recompute": ""}))
     lines = {
         level: [one.row.line for one in validate(path, level=level).judged]
@@ -132,6 +132,7 @@ def published() -> list[JudgedRow]:
     return list(validate(str(SHIPPED)).judged)
 
 
+@pytest.mark.slow
 def test_all_published_rows_are_used_but_lora(published: list[JudgedRow]) -> None:
     found = validate(str(SHIPPED))
     reasons = {one.reason: len(one.lines) for one in skipped_by_reason(found.faults)}
@@ -149,6 +150,7 @@ def test_complete_rows_assume_nothing_about_the_strategy(published: list[JudgedR
             assert not [line for line in one.assumed if line.startswith(choices)], one.row.id
 
 
+@pytest.mark.slow
 def test_computed_times_agree_with_given_ones() -> None:
     """Rows that give a time and a rate: the rate, by the stated convention, gives the time again."""
     rows = [one.row for one in validate(str(SHIPPED), level="complete").judged]

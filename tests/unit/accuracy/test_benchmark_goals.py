@@ -22,7 +22,7 @@ def test_missed_goals_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert seconds.endswith("goal: at most 6, met") and proven.endswith("goal: at most 0.001, NOT met")
 
 
-def test_a_share_has_to_be_reached() -> None:
+def test_a_goal_with_a_share_must_be_reached() -> None:
     assert bench.report("workers deepseek_v3_2048", {"speedup": 1.7}) == []
     assert bench.report("workers deepseek_v3_2048", {"speedup": 1.69}) != []
 

@@ -19,7 +19,6 @@ from shardwise.accuracy.calibration import (
     MatmulSample,
     MemorySample,
     OverlapSample,
-    Tiles,
     attention_curve,
     collective_s,
     hidden_share,
@@ -29,7 +28,7 @@ from shardwise.accuracy.calibration import (
     with_bidirectional,
 )
 from shardwise.accuracy.calibration import curves as links
-from shardwise.accuracy.calibration.curves import coefficients
+from shardwise.accuracy.calibration.curves import Tiles, coefficients
 from shardwise.cluster import AttentionCurve, load_cluster
 from shardwise.cost.collectives import collective_model_of
 from shardwise.cost.problem import machine_of
@@ -109,7 +108,7 @@ def test_noise_moves_the_curves_little() -> None:
     assert found.k_half == pytest.approx(TRUE.k_half, rel=0.2)
 
 
-def test_measurements_that_settle_nothing_are_refused() -> None:
+def test_measurements_that_determine_no_curve_are_refused() -> None:
     with pytest.raises(ConfigError, match="too few"):
         kernel_curves(matmuls(TRUE)[:2], passes(TRUE))
     slow = [replace(sample, seconds=sample.seconds * 1e4) for sample in passes(TRUE)]
@@ -191,7 +190,7 @@ def test_small_bidirectional_collectives_do_not_determine_the_share() -> None:
     assert with_bidirectional(link, [small]).exchange_fraction == 1.0
 
 
-def test_small_collectives_that_come_late_hardly_move_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_small_collectives_hardly_change_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 4 KiB all take three times as long. A twin for which all sizes count alike is off at 8 MiB
     by more than twice as much."""
     samples = [
@@ -264,7 +263,7 @@ def test_a_collective_takes_the_predicted_time(ranks: int, nbytes: float, exchan
         assert collective_s(link, sample) == pytest.approx(float(expected_s[kind]), rel=1e-12), kind
 
 
-def test_links_that_settle_nothing_are_refused() -> None:
+def test_measurements_of_links_that_determine_no_curve_are_refused() -> None:
     with pytest.raises(ConfigError, match="too few"):
         link_curve(link_samples(LINK)[:2])
     constant = [replace(sample, seconds=1e-3) for sample in link_samples(LINK, ("message",))]

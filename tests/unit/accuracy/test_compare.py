@@ -63,7 +63,7 @@ def test_the_parts_of_a_step_by_hand() -> None:
     assert times.step_s == pytest.approx(13.5)
 
 
-def test_a_transfer_during_an_action_that_does_not_need_it_is_no_waiting() -> None:
+def test_a_transfer_during_an_independent_action_does_not_count_as_waiting() -> None:
     """A twin that takes every transfer for waiting would give the backward pass nothing of its 3.8 s."""
     later = [replace(s, name="1RECV_F7") if s.name == "1RECV_F1" else s for s in STEP]
     times = stage_breakdown(later, start_s=0.5, finish_s=14.0)
@@ -114,7 +114,7 @@ def measured_unevenly(plan: UnevenFile, *, slower: float = 1.0) -> Trace:
     return Trace(spans=tuple(spans), plan_hash=plan_hash(plan))
 
 
-def test_an_uneven_step_that_goes_as_planned_is_what_was_predicted() -> None:
+def test_an_uneven_step_as_planned_has_no_difference() -> None:
     """Two stages of two and one of one rank, 5 and 3 microbatches."""
     plan = make_uneven("5 tp2l1 l3 + 3 l4")
     found = compare(plan, measured_unevenly(plan, slower=2.0))
@@ -139,7 +139,7 @@ def test_an_uneven_step_that_goes_as_planned_is_what_was_predicted() -> None:
 
 
 @pytest.mark.parametrize("slower", [1.0, 2.5])
-def test_a_step_that_goes_as_planned_is_what_was_predicted(slower: float) -> None:
+def test_a_step_as_planned_has_no_difference(slower: float) -> None:
     plan = make_plan(PIPELINE)
     found = compare(plan, measured_like(plan, slower=slower))
     assert found.measured_s == pytest.approx(slower * found.predicted_s)
@@ -180,7 +180,7 @@ def renamed(trace: Trace, rank: int, names: dict[str, str]) -> Trace:
     return replace(trace, spans=tuple(spans))
 
 
-def test_a_rank_that_leaves_the_order_is_reported() -> None:
+def test_a_rank_that_violates_the_order_is_reported() -> None:
     plan = make_plan(PIPELINE)
     swapped = renamed(measured_like(plan), 3, {"1B0": "1F1", "1F1": "1B0"})
     found = compare(plan, swapped)

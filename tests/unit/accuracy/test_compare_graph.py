@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.property.layout_instances import chain
-from tests.runtime.graph_plans import estimated, sampled, sampled_in_stages
-from tests.runtime.test_runtime_graph_obeyed import without_recomputation
+from tests.runtime.graph_plans import estimated, sampled, sampled_in_stages, without_recomputation
 from tests.unit.search.test_search_graph_timeline import with_overlap
 
 from shardwise.accuracy import PARTS, compare_graph
@@ -65,7 +64,7 @@ def test_the_parts_of_a_step_by_hand() -> None:
     assert tuple(parts) == PARTS
 
 
-def test_waiting_for_an_input_is_no_computation() -> None:
+def test_waiting_for_an_input_does_not_count_as_computation() -> None:
     """It is there at 2.5: 1.5 s of the first pass are waiting, and 3.25 - 1.5 computing."""
     late = (span(COMMUNICATION, "0RECV_F0", 0.5, 0.75), span(COMMUNICATION, "recv", 0.6, 2.5))
     shifted = [replace(each, start_s=2.5, finish_s=2.75) if each == STEP[2] else each for each in STEP]
@@ -140,7 +139,7 @@ def test_overlapped_gradient_reduction_is_reported_and_counts_in_no_part() -> No
 
 
 @pytest.mark.parametrize("slower", [1.0, 2.5])
-def test_a_step_that_goes_as_predicted_is_what_was_predicted(slower: float) -> None:
+def test_a_step_as_predicted_has_no_difference(slower: float) -> None:
     for plan in [*whole_plans(), *staged_plans()]:
         found = compare_graph(plan, measured_like(plan, slower=slower))
         assert found.error == pytest.approx(1 / slower - 1) and found.order_violation is None
@@ -180,7 +179,7 @@ def test_repetitions_of_a_block_count_together_on_each_stage() -> None:
     assert [(each.stage, each.repetitions) for each in mix] == [(1, 2)]
 
 
-def test_a_rank_that_leaves_the_order_is_reported() -> None:
+def test_a_rank_that_violates_the_order_is_reported() -> None:
     plan = staged_plans()[0]
     trace = measured_like(plan)
     names = {"2B0": "2F1", "2F1": "2B0"}

@@ -20,7 +20,7 @@ def log(seconds: float, *, change: Any = None) -> list[dict[str, Any]]:
     return [*lines, {"step": 3, "tokens": 30, "loss": 0.5, "step_time_s": seconds, "change": None}]
 
 
-def test_what_holds_is_not_missed() -> None:
+def test_claims_that_hold_are_not_reported_as_missed() -> None:
     adaptive = log(1.0, change=MOVE)
     assert seconds_of(adaptive) == 3 * 1.0 + 0.5 + 2.0
     assert list(missed(log(1.0), log(2.0), adaptive, steps=3)) == []

@@ -47,6 +47,7 @@ def rows(
     return [{**row_fields, **dict(zip(names, each, strict=True))} for each in times]
 
 
+@pytest.mark.slow
 def test_a_slower_machine_trains_on_shorter_sequences(tmp_path: Path) -> None:
     """A step of the first plan computes for one to two seconds. Twice as many tokens take twice as long and,
     by attention, somewhat more: where 512 take 1.2 s, 1,024 take more than 2.4; where they take 2.4, 256 take

@@ -33,7 +33,7 @@ def test_the_picture_names_clusters_and_plans(tmp_path: Path) -> None:
     assert "<!-- two hosts -->" in text and "<!-- dp=2  mbs=4  zero=1 -->" in text
 
 
-def test_an_unknown_option_is_no_folder_to_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_option_is_not_taken_for_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="--help: no such option"):
         accuracy.main(["--help"])

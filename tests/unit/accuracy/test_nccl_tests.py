@@ -10,15 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.accuracy import (
-    LinkCurve,
-    LinkSample,
-    TierCurve,
-    collective_s,
-    link_curve,
-    table_samples,
-    with_link_fractions,
-)
+from shardwise.accuracy import LinkSample, TierCurve, link_curve
+from shardwise.accuracy.calibration import LinkCurve, collective_s, table_samples, with_link_fractions
 from shardwise.accuracy.calibration.nccl_tests import TESTS, bus_factor, nccl_tables
 from shardwise.cluster import Cluster, load_cluster
 from shardwise.cost.collectives import CollectiveModel, collective_model_of
@@ -209,6 +202,7 @@ def test_text_without_a_table_is_refused() -> None:
         nccl_tables(HEAD, file="x.txt")
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_damaged_output_is_read_or_refused(data: st.DataObject) -> None:
     """Any cut, any character put in the place of another: a table or a ConfigError, nothing else."""

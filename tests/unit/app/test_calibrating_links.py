@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from shardwise.accuracy import Collective, LinkCurve, LinkSample, OverlapSample, eager_profile
+from shardwise.accuracy import Collective, LinkSample, OverlapSample, eager_profile
+from shardwise.accuracy.calibration import LinkCurve
 from shardwise.accuracy.calibration.curves import collective_s
 from shardwise.app.cli.calibrating import _links
 from shardwise.app.cli.measuring import LinkMeasurement, Ranks, groups_of, median_samples
@@ -85,7 +86,7 @@ def test_a_calibration_in_rounds_shares_repeats_out_and_its_medians_count() -> N
     assert found.hidden == pytest.approx(0.2)
 
 
-def test_what_was_measured_in_some_rounds_only_counts_too() -> None:
+def test_measurements_of_some_rounds_only_are_used() -> None:
     """A size that a slow round left out; kinds and sizes apart."""
     found = median_samples(
         [

@@ -281,7 +281,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("command", ["model", "cluster", "plan"])
-def test_what_is_not_a_small_regular_file(
+def test_a_file_must_be_small_and_regular(
     run: Run, planner: Planner, tmp_path: Path, kind: str, command: str
 ) -> None:
     path = tmp_path / "input.yaml"
@@ -314,9 +314,7 @@ def test_odd_file_names_stay_on_one_line(run: Run, planner: Planner, tmp_path: P
 
 
 @pytest.mark.parametrize("which", ["model", "folder", "cluster", "link"])
-def test_a_plan_does_not_replace_what_it_is_made_from(
-    run: Run, planner: Planner, tmp_path: Path, which: str
-) -> None:
+def test_a_plan_does_not_overwrite_its_inputs(run: Run, planner: Planner, tmp_path: Path, which: str) -> None:
     config = json.dumps({"model_type": "gpt2"})
     model = put(tmp_path, "config.json", config)
     cluster = put(tmp_path, "cluster.yaml", CLUSTER)
@@ -408,6 +406,7 @@ def _mangled(data: bytes, rng: random.Random) -> bytes:
     return data
 
 
+@pytest.mark.slow
 def test_fuzzed_files_are_answered_or_refused_in_one_line(
     run: Run, planner: Planner, tmp_path: Path, full: bool
 ) -> None:
@@ -434,6 +433,7 @@ def test_fuzzed_files_are_answered_or_refused_in_one_line(
     assert min(codes.values()) > 0
 
 
+@pytest.mark.slow
 def test_fuzzed_plans_are_refused_in_one_line(run: Run, planner: Planner, tmp_path: Path, full: bool) -> None:
     """Only changes that the hash leaves out (spelling, timings, provenance text) are answered."""
     path = tmp_path / "plan.yaml"

@@ -16,8 +16,6 @@ from tests.unit.accuracy.test_nccl_tests import SIZES, run_head, table
 from tests.unit.app.conftest import Run
 
 from shardwise.accuracy import (
-    KernelCurves,
-    LinkCurve,
     MeasuredStep,
     TierCurve,
     accelerator_plans,
@@ -32,6 +30,7 @@ from shardwise.accuracy import (
     with_links,
     with_speed,
 )
+from shardwise.accuracy.calibration import KernelCurves, LinkCurve
 from shardwise.app.cli.measuring import groups_of
 from shardwise.cluster import AttentionCurve, Device, find_device, load_cluster
 from shardwise.errors import ConfigError
@@ -65,6 +64,7 @@ def steps(true: Device, software: Profile) -> list[MeasuredStep]:
     return [MeasuredStep(plan=plan, seconds=predicted_step_s(plan, true, software)) for plan in plans]
 
 
+@pytest.mark.slow
 def test_known_costs_of_software_are_recovered() -> None:
     true, software = device(), profile()
     blank = replace(software, pointwise_passes=9.0, host_action_s=1.0, host_step_s=1.0, dispatch_s=1.0)
@@ -76,6 +76,7 @@ def test_known_costs_of_software_are_recovered() -> None:
     assert costs.dispatch_s == 0.0
 
 
+@pytest.mark.slow
 def test_known_costs_on_a_device_that_kernels_are_queued_for_are_recovered() -> None:
     """Large steps tell all but the host's time per kernel, which the small ones tell; the launch is the
     device's own."""
@@ -98,6 +99,7 @@ def test_known_costs_on_a_device_that_kernels_are_queued_for_are_recovered() -> 
     assert with_dispatch(taken(plans.large, costs), true, costs) == costs
 
 
+@pytest.mark.slow
 def test_plans_that_do_not_fit_an_accelerator_are_not_measured() -> None:
     """An RTX3090 has 24 GB."""
     small, large = (
@@ -125,6 +127,7 @@ def action_deviation_s(of: list[MeasuredStep], true: Device, software: Profile) 
     return sqrt(variance)
 
 
+@pytest.mark.slow
 def test_noise_of_a_step_hardly_changes_the_time_of_an_action() -> None:
     """A pipeline of 8 microbatches on 4 stages has 22 actions in a row: 0.3 ms of each are 7 ms a step."""
     true, software = device(), replace(profile(), host_action_s=3e-3, host_step_s=2e-2)
@@ -152,7 +155,7 @@ def written(tmp_path: Path, **changes: Any) -> str:
     return str(path)
 
 
-def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_calibration_is_read_back_as_written(tmp_path: Path) -> None:
     calibration = read_calibration(written(tmp_path))
     read, true = calibration.devices["cpu"], device()
     assert read.peak_flop_per_s == {"fp32": 7.5e10, "bf16": 1.5e11}
@@ -171,7 +174,7 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert replace(found, provenance={}) == replace(profile(), provenance={})
 
 
-def test_shared_states_overlap_as_data_where_a_file_says_nothing_else(tmp_path: Path) -> None:
+def test_sharded_states_overlap_as_data_by_default(tmp_path: Path) -> None:
     def read(**software: object) -> Profile:
         found = read_calibration(written(tmp_path, software={"like": "fsdp2", **software})).profile
         assert found is not None
@@ -210,6 +213,7 @@ def test_a_calibrated_device_replaces_the_known_one(tmp_path: Path) -> None:
     assert load_cluster("2x2xcpu").classes["cpu"] != measured["cpu"]
 
 
+@pytest.mark.slow
 def test_the_planner_takes_a_calibration(run: Run, tmp_path: Path) -> None:
     model = tmp_path / "m.yaml"
     model.write_text("{layers: 4, hidden: 256, ffn: 1024, heads: 4, vocab: 512, seq_len: 128}\n")
@@ -244,6 +248,7 @@ def test_a_calibration_of_other_devices_is_refused(run: Run, tmp_path: Path, com
     )
 
 
+@pytest.mark.slow
 def test_our_measured_software_is_planned_for_on_an_accelerator_on_request(run: Run, tmp_path: Path) -> None:
     """Others' software runs there too: on the measured device, but as it is known."""
     model = tmp_path / "m.yaml"
@@ -273,18 +278,18 @@ def test_our_measured_software_is_planned_for_on_an_accelerator_on_request(run: 
     [
         ({"schema": "shardwise.plan"}, "is not a calibration"),
         ({"version": 2}, "is newer"),
-        ({"classes": {"cpu": {"device": "H100-SXM"}}}, "is not what the class is called"),
+        ({"classes": {"cpu": {"device": "H100-SXM"}}}, "differs from the name of its class"),
         ({"classes": {"gpu": {"device": "gpu"}}}, "is not a known device"),
         ({"software": {"like": "megatron"}}, "software.like"),
         ({"software": {"like": "fsdp2", "host_step_s": -1.0}}, "software.host_step_s"),
         ({"software": {"like": "fsdp2", "data_overlap": 1.5}}, "software.data_overlap"),
         ({"software": {"like": "fsdp2", "attention": ["flash-9"]}}, "attention"),
         ({"software": {"like": "fsdp2", "tensor_overlap": 0.6, "tensor_backward_overlap": 0.6}},
-         "hides more than there is"),
+         "at most 1 in sum with tensor_overlap"),
         ({"speed": 1}, "speed"),
     ],
 )  # fmt: skip
-def test_what_is_no_calibration_is_refused_by_its_key(
+def test_an_invalid_calibration_is_refused_by_its_key(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -324,7 +329,7 @@ def test_a_cluster_of_other_ranks_than_were_started_is_refused(
         (("--out", "base.yaml", "--from", "base.yaml"), "--out"),
     ],
 )
-def test_what_cannot_be_calibrated_is_refused_in_one_line(
+def test_an_impossible_calibration_is_refused_in_one_line(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], named: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -338,7 +343,7 @@ def test_what_cannot_be_calibrated_is_refused_in_one_line(
 # --- from what there is -------------------------------------------------------------------------------------
 
 
-def test_figures_of_links_come_from_nccl_tests(run: Run, tmp_path: Path) -> None:
+def test_figures_of_links_are_read_from_nccl_tests(run: Run, tmp_path: Path) -> None:
     """Two nodes by their output alone, one node more beside it; nothing else of the device changes."""
     path, out = tmp_path / "between.txt", str(tmp_path / "c.yaml")
     times = [(nbytes, 1e-4 + 15 / 8 * nbytes / (8 * 20e9)) for nbytes in SIZES]
@@ -399,6 +404,7 @@ def logged(tmp_path: Path, run: Run, factor: float, *, cluster: str = "1x5xA100-
     return str(plan), str(log)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.6, 1.2])
 def test_the_speed_of_a_device_comes_from_a_log_and_its_plan(run: Run, tmp_path: Path, factor: float) -> None:
     """The median behind the first quarter of six steps is the fourth smallest of five: `seconds`."""
@@ -413,6 +419,7 @@ def test_the_speed_of_a_device_comes_from_a_log_and_its_plan(run: Run, tmp_path:
     assert found.is_calibrated and found.scale_out == known.scale_out
 
 
+@pytest.mark.slow
 def test_files_that_do_not_go_together_are_refused_in_one_line(run: Run, tmp_path: Path) -> None:
     plan, log = logged(tmp_path, run, 1.0)
     other = tmp_path / "other.txt"

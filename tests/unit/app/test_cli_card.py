@@ -44,7 +44,7 @@ def row(card: list[str], label: str) -> str:
     return line[15:]
 
 
-def test_the_rows_say_what_the_answer_says(answer: Answer) -> None:
+def test_the_rows_of_the_card_show_the_answer(answer: Answer) -> None:
     card = card_of(answer)
     assert card[1] == " llama-3.1-8b on 2x8xA100-80G"
     # 64 x 4096 = 262,144 tokens.
@@ -177,7 +177,7 @@ def test_sharding_in_words(chosen: Strategy, text: str) -> None:
     assert words.sharding_text(chosen) == text
 
 
-def test_everything_unusual_about_a_strategy_is_shown() -> None:
+def test_every_non_default_field_of_a_strategy_is_shown() -> None:
     chosen = strategy(
         tp=4, pp=4, cp=2, cp_kind="all_to_all", micro_batch_size=2, schedule="interleaved_1f1b", vpp=2,
         recompute="full", recompute_layers=2, offload="both", first_stage_layers=3, axis_order="cp-tp-dp-pp",
@@ -189,7 +189,7 @@ def test_everything_unusual_about_a_strategy_is_shown() -> None:
     ]  # fmt: skip
 
 
-def test_one_layer_is_a_layer() -> None:
+def test_one_layer_is_written_in_the_singular() -> None:
     chosen = strategy(tp=2, pp=32, recompute="full", recompute_layers=1)
     assert "recompute 1 layer in full" in words.detail_texts(chosen, JOB, 32)
 

@@ -41,8 +41,8 @@ def test_a_plan_is_correct_line_by_line(run: Run, saved: Path) -> None:
     assert len(ok_lines) > 30
     assert all(line.startswith("ok ") and "; expected " in line for line in ok_lines)
     assert all(line.startswith("note   not judged ") for line in (given, counts, effort))
-    assert given.endswith(" model.name, model.config, job, cluster: the question, taken as it stands")
-    assert effort.endswith(" certificate.search_s, certificate.search_cpu_s: how long the search took")
+    assert given.endswith(" model.name, model.config, job, cluster: the question itself")
+    assert effort.endswith(" certificate.search_s, certificate.search_cpu_s: search effort")
 
 
 def test_json_has_the_same(run: Run, saved: Path) -> None:
@@ -55,7 +55,7 @@ def test_json_has_the_same(run: Run, saved: Path) -> None:
     assert document["plan_hash"] == plan_document(read_plan(str(saved)))["hash"]
     names = [check["name"] for check in document["checks"]]
     assert len(set(names)) == len(names)
-    assert {"key": "certificate.search_s", "why": "how long the search took"} in document["not_judged"]
+    assert {"key": "certificate.search_s", "why": "search effort"} in document["not_judged"]
 
 
 def test_a_plan_that_claims_too_much_exits_4(run: Run, saved: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_plan_that_claims_too_much_exits_4(run: Run, saved: Path) -> None:
     assert document["ok"] is False
 
 
-def test_what_is_no_plan_exits_2(run: Run, saved: Path, tmp_path: Path) -> None:
+def test_an_invalid_plan_file_exits_2(run: Run, saved: Path, tmp_path: Path) -> None:
     saved.write_text(saved.read_text().replace("optim_shard: 4", "optim_shard: 2", 1))
     for path, words in ((saved, "the file was changed"), (tmp_path / "none.yaml", "none.yaml")):
         ran = run("check", str(path))

@@ -54,14 +54,14 @@ def test_plan_passes_the_options_to_the_planner(run: Run, planner: Planner) -> N
 
 
 @pytest.mark.parametrize("cluster", ["2x8xA100-80G", "64x8xA100-80G"])
-def test_the_space_left_out_is_the_default_one_at_any_size(run: Run, planner: Planner, cluster: str) -> None:
+def test_the_default_space_is_used_at_any_size(run: Run, planner: Planner, cluster: str) -> None:
     planner.error = Infeasible("enough", reasons={})
     run("plan", "gpt2", "--cluster", cluster, "--seq-len", "1024", "--global-batch-size", "64")
     (question,) = planner.questions
     assert (question.space, question.axes, question.workers, question.budget_s) == ("default", {}, 1, None)
 
 
-def test_plan_passes_on_how_to_search(run: Run, planner: Planner) -> None:
+def test_plan_passes_the_search_options_on(run: Run, planner: Planner) -> None:
     options = ("--workers", "1", "--budget", "1.5min", "--frontier", "--use-all", "--objective", "memory")
     assert run("plan", *QUESTION, *options).code == 0
     (question,) = planner.questions
@@ -75,7 +75,7 @@ def test_plan_prints_the_card_on_stdout_and_nothing_else(run: Run, planner: Plan
     assert "12.500 s" in ran.out and "optimal among 1,234 candidates" in ran.out
 
 
-def test_plan_json_is_the_contract(run: Run, planner: Planner) -> None:
+def test_plan_json_has_the_documented_schema(run: Run, planner: Planner) -> None:
     ran = run("plan", *QUESTION, "--json")
     assert (ran.code, ran.err) == (0, "")
     document = validated(ran.out, "plan-answer")
@@ -90,7 +90,7 @@ def test_plan_json_is_the_contract(run: Run, planner: Planner) -> None:
     assert certificate["enumerated"] == sum(certificate["rejected"].values()) + 30 + 4
 
 
-def test_save_writes_a_plan_that_reads_back_and_says_so_on_stderr(
+def test_save_writes_a_readable_plan_and_reports_it_on_stderr(
     run: Run, planner: Planner, tmp_path: Path
 ) -> None:
     path = tmp_path / "plan.yaml"
@@ -168,7 +168,7 @@ def test_a_plan_whose_schedule_is_not_its_strategys_is_refused(
 
 
 @pytest.mark.parametrize("name", ["models", "devices", "graphs"])
-def test_lists_come_as_tables_and_as_json(run: Run, name: str) -> None:
+def test_lists_are_printed_as_tables_and_as_json(run: Run, name: str) -> None:
     ran = run(name)
     assert (ran.code, ran.err) == (0, "")
     document = validated(run(name, "--json").out, name)
@@ -178,7 +178,7 @@ def test_lists_come_as_tables_and_as_json(run: Run, name: str) -> None:
     assert [line.split()[0] for line in lines[1:]] == [entry["name"] for entry in document[name]]
 
 
-def test_an_infeasible_question_exits_3_with_reasons_and_what_would_fit(run: Run, planner: Planner) -> None:
+def test_an_infeasible_question_exits_3_with_reasons_and_relaxations(run: Run, planner: Planner) -> None:
     planner.error = Infeasible(
         "memory: rank 0 lacks 12.5 GiB",
         reasons={"memory": 90, "heads_tp": 1200},
@@ -210,7 +210,7 @@ def test_an_infeasible_question_exits_3_with_reasons_and_what_would_fit(run: Run
         (MemoryError(), "MemoryError"),
     ],
 )
-def test_what_nobody_foresaw_is_one_line_and_exit_1(
+def test_an_unexpected_error_is_one_line_with_exit_code_1(
     run: Run, planner: Planner, error: Exception, words: str
 ) -> None:
     planner.error = error
@@ -261,7 +261,7 @@ class ClosedPipe(io.StringIO):
 
 
 @pytest.mark.parametrize("argv", [("models",), ("models", "--json"), ("--help",)])
-def test_a_reader_that_left_is_no_error(
+def test_a_closed_pipe_is_no_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(sys, "stdout", ClosedPipe())
@@ -426,7 +426,7 @@ class Terminal(io.StringIO):
     ("variables", "is_styled"),
     [({"TERM": "xterm-256color"}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
 )
-def test_colour_only_on_a_terminal_that_wants_it(
+def test_colour_is_used_only_on_a_terminal_that_allows_it(
     planner: Planner, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], is_styled: bool
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -468,7 +468,7 @@ TINY = (
 )
 
 
-def test_plan_for_processes_of_this_machine_recommends_what_train_runs(run: Run) -> None:
+def test_plans_for_cpu_processes_are_ones_that_train_runs(run: Run) -> None:
     answer = validated(run("plan", *TINY, "--cluster", "1x4xcpu", "--json").out, "plan-answer")
     assert answer["not_run"] == []
     assert answer["certificate"]["axes"]["offload"] == ["none"]
@@ -476,7 +476,8 @@ def test_plan_for_processes_of_this_machine_recommends_what_train_runs(run: Run)
     assert "shardwise train plan.yaml" in card
 
 
-def test_what_train_does_not_run_is_planned_on_request_and_marked(run: Run) -> None:
+@pytest.mark.slow
+def test_plans_that_train_does_not_run_are_planned_on_request_and_marked(run: Run) -> None:
     command_line = (
         *TINY[:-1],
         "tp=2,pp=2,schedule=zb_h1,offload=both",
@@ -499,6 +500,7 @@ def test_what_train_does_not_run_is_planned_on_request_and_marked(run: Run) -> N
     assert "shardwise train" not in run("plan", *command_line, "--target", "any").out
 
 
+@pytest.mark.slow
 def test_context_ranks_are_planned_only_where_attention_has_no_windows(run: Run, tmp_path: Path) -> None:
     """Our runtime does not divide a sequence that layers look at through windows: the search knows."""
     config = {
@@ -529,6 +531,7 @@ def test_a_target_on_devices_that_it_does_not_know_is_refused(run: Run) -> None:
     assert validated(on_devices.out, "plan-answer")["not_run"] is None
 
 
+@pytest.mark.slow
 def test_plans_for_accelerators_are_marked_where_our_runtime_does_not_run_them(
     run: Run, tmp_path: Path
 ) -> None:
@@ -544,6 +547,7 @@ def test_plans_for_accelerators_are_marked_where_our_runtime_does_not_run_them(
     assert "shardwise launch" not in saved.out
 
 
+@pytest.mark.slow
 def test_plans_for_accelerators_are_our_runtime_s_on_request(run: Run) -> None:
     command_line = ("plan", *TINY, "--cluster", "1x4xA100-40G", "--json")
     free, own = (

@@ -78,14 +78,14 @@ def test_the_document_and_the_trace(run: Run, files: None) -> None:
     assert named[:2] == ["predicted: stage 0", "measured: rank 0"]
 
 
-def test_a_trace_for_perfetto_alone_is_refused_with_what_to_write_instead(run: Run, files: None) -> None:
+def test_a_trace_for_perfetto_alone_is_refused_with_the_option_to_use(run: Run, files: None) -> None:
     write_trace(read_trace("m.json"), "m.pftrace")
     ran = run("compare", "p.yaml", "m.pftrace")
     assert (ran.code, len(ran.err.splitlines())) == (2, 1)
     assert "m.pftrace: is a trace for Perfetto alone, which is not read; allowed: one in JSON" in ran.err
 
 
-def test_a_log_of_steps_is_refused_by_what_it_is(run: Run, files: None) -> None:
+def test_a_log_of_steps_is_refused_by_its_kind(run: Run, files: None) -> None:
     line = '{"step": 1, "loss": 4.0, "step_time_s": 0.5}\n'
     for lines in (1, 3):
         Path("steps.jsonl").write_text(line * lines)
@@ -150,7 +150,7 @@ def test_a_violated_order_is_exit_code_4(run: Run, files: None) -> None:
         ("[1, 2", "json"),
     ],
 )  # fmt: skip
-def test_what_is_no_trace_of_the_plan_is_refused_in_one_line(
+def test_a_file_without_a_trace_of_the_plan_is_refused_in_one_line(
     run: Run, files: None, content: str, words: str
 ) -> None:
     Path("x.json").write_text(content)

@@ -45,6 +45,7 @@ def test_a_plan_answers_in_full_and_its_ledger_has_the_whole_space(run: Run) -> 
     assert sum(layers) == 12
 
 
+@pytest.mark.slow
 def test_everything_evaluated_gives_the_same_plan_hash(run: Run) -> None:
     bounded = json.loads(run("plan", *CORE, "--json").out)
     exhaustive = json.loads(run("plan", *CORE, "--json", "--exhaustive").out)
@@ -89,7 +90,7 @@ def test_runners_up_are_slower_and_as_many_as_requested(run: Run) -> None:
     assert json.loads(run("plan", *CORE, "--json", "--top", "0").out)["runners_up"] == []
 
 
-def test_what_does_not_fit_exits_3_and_says_what_is_missing(run: Run) -> None:
+def test_a_model_that_does_not_fit_exits_3_with_the_missing_bytes(run: Run) -> None:
     """7 billion parameters with AdamW need 16 bytes each, over 100 GiB: not on one RTX 4090 of 24 GB."""
     question = ("llama-2-7b", "--cluster", "1xRTX4090", "--seq-len", "2048", "--global-batch-size", "1")
     ran = run("plan", *question, "--space", "core", "--json")

@@ -39,7 +39,7 @@ def test_json_has_the_counts_of_a_trace(run: Any, tmp_path: Path) -> None:
     assert document["events"] == 3 and document["kinds"] == {"joined": 2, "lost": 1} and document["told"]
 
 
-def test_bad_input_is_one_line_and_writes_nothing(run: Any, tmp_path: Path) -> None:
+def test_bad_input_is_a_one_line_error_and_writes_nothing(run: Any, tmp_path: Path) -> None:
     bad = tmp_path / "bad.csv"
     bad.write_text("1,add,a\nx,add,b\n")
     out = tmp_path / "out.jsonl"

@@ -47,6 +47,7 @@ def fits(text: str) -> bool:
     return max(map(len, text.splitlines())) <= 100
 
 
+@pytest.mark.slow
 def test_explain_counts_every_candidate(run: Run, saved: str) -> None:
     ran = run("explain", saved)
     assert (ran.code, ran.err) == (0, "")
@@ -62,6 +63,7 @@ def test_explain_counts_every_candidate(run: Run, saved: str) -> None:
     assert document["best"]["step_time_s"] == read_plan(saved).best.step_time_s
 
 
+@pytest.mark.slow
 def test_why_not_shows_the_difference_term_by_term(run: Run, saved: str) -> None:
     best = read_plan(saved).best.strategy.tp
     other = 2 if best == 1 else 1
@@ -79,13 +81,14 @@ def test_why_not_shows_the_difference_term_by_term(run: Run, saved: str) -> None
     assert f"tp {best} → {other}" in ran.out
 
 
-def test_why_not_what_is_illegal_exits_3_with_its_reasons(run: Run, saved: str) -> None:
+def test_why_not_of_an_illegal_change_exits_3_with_its_reasons(run: Run, saved: str) -> None:
     """A pipeline of 4 ranks with 12 / 6 = 2 microbatches has no interleaving."""
     ran = run("explain", saved, "--why-not", "pp=4,schedule=interleaved_1f1b,micro_batch_size=6")
     assert ran.code == 3
     assert ran.err.splitlines()[1].startswith("  rejected: interleaved_microbatches")
 
 
+@pytest.mark.slow
 def test_what_if_plans_again(run: Run, saved: str) -> None:
     ran = run("explain", saved, "--what-if", "nodes=2x")
     assert ran.code == 0 and fits(ran.out)
@@ -113,6 +116,7 @@ def test_a_plan_file_has_the_question_and_the_checker_agrees(run: Run, tmp_path:
     assert counted["axes"]["tp"] == ["1", "2"] and counted["axes"]["schedule"] == ["1f1b", "gpipe"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "fix", "words"),
     [
@@ -134,6 +138,7 @@ def test_values_that_exclude_each_other(
         assert all(word in ran.err for word in words), ran.err
 
 
+@pytest.mark.slow
 def test_the_frontier_is_listed_and_shown_in_part(run: Run) -> None:
     ran = run("plan", *CORE, "--frontier")
     assert ran.code == 0 and fits(ran.out.split(" next ")[0])
@@ -150,12 +155,13 @@ def test_the_frontier_is_listed_and_shown_in_part(run: Run) -> None:
     assert f"{len(points)} points" in lines[0]
 
 
-def test_places_of_a_long_frontier() -> None:
+def test_a_long_frontier_is_shown_at_selected_points() -> None:
     assert spaced_indices(5, 12) == [0, 1, 2, 3, 4]
     # 0 to 100 in eleven steps of 9.09.
     assert spaced_indices(101, 12) == [0, 9, 18, 27, 36, 45, 55, 64, 73, 82, 91, 100]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["memory", "devices", "cost"])
 def test_objectives_are_saved_with_the_cluster_used(run: Run, tmp_path: Path, objective: str) -> None:
     path = str(tmp_path / "plan.yaml")
@@ -172,7 +178,8 @@ def test_objectives_are_saved_with_the_cluster_used(run: Run, tmp_path: Path, ob
     assert checked.code == 0, checked.out
 
 
-def test_a_search_without_the_time_says_how_far_it_came(run: Run) -> None:
+@pytest.mark.slow
+def test_a_search_out_of_time_reports_its_gap(run: Run) -> None:
     question = (
         "llama-3.1-70b",
         "--cluster",
@@ -187,7 +194,7 @@ def test_a_search_without_the_time_says_how_far_it_came(run: Run) -> None:
     assert "not proven: gap " in ran.out and " unexplored" in ran.out
 
 
-def test_a_search_that_finds_nothing_in_time_says_so_in_a_line(run: Run) -> None:
+def test_a_search_that_finds_nothing_in_time_is_a_one_line_error(run: Run) -> None:
     question = (
         "llama-3.1-405b",
         "--cluster",
@@ -232,6 +239,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], No
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 def test_an_interrupt_in_the_first_heuristic_prints_the_best_so_far(
     run: Run, interrupted: Callable[[bool], None], tmp_path: Path
 ) -> None:
@@ -263,7 +271,8 @@ def test_an_interrupt_before_anything_was_found_is_one_line(
     assert validated(ran.out, "error")["error"]["kind"] == "interrupted"
 
 
-def test_an_interrupt_of_explain_prints_what_was_found(
+@pytest.mark.slow
+def test_an_interrupt_of_explain_prints_the_best_so_far(
     run: Run, saved: str, interrupted: Callable[[bool], None]
 ) -> None:
     line = "shardwise: interrupted; this is what was found so far\n"
@@ -284,6 +293,7 @@ def heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.slow
 def test_an_interrupt_from_the_keyboard_ends_all_processes() -> None:
     question = (
         "deepseek-v3",

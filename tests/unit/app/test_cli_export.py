@@ -18,7 +18,7 @@ from tests.unit.targets.test_megatron_lm_differences import READING, requested_p
 from shardwise.app.cli import exporting
 from shardwise.errors import ConfigError
 from shardwise.plans import write_graph_plan, write_plan, write_uneven_plan
-from shardwise.targets import Reading
+from shardwise.targets.megatron_lm_read_back import Reading
 
 TO = ("--to", "megatron-lm-0.19", "--out", "out")
 FILES = ["megatron-lm.args", "megatron-lm.sh"]
@@ -81,7 +81,7 @@ def test_plans_of_other_kinds_are_refused(run: Run, plan: str) -> None:
     assert not os.path.exists("out")
 
 
-def test_files_of_others_stay(run: Run, plan: str) -> None:
+def test_foreign_files_are_not_overwritten(run: Run, plan: str) -> None:
     os.mkdir("out")
     Path("out/megatron-lm.sh").write_text("echo mine\n")
     ran = run("export", plan, *TO)
@@ -90,7 +90,7 @@ def test_files_of_others_stay(run: Run, plan: str) -> None:
     assert Path("out/megatron-lm.sh").read_text() == "echo mine\n"
 
 
-def test_a_file_is_no_folder(run: Run, plan: str) -> None:
+def test_a_file_in_place_of_the_folder_is_refused(run: Run, plan: str) -> None:
     Path("out").write_text("")
     ran = run("export", plan, *TO)
     assert ran.code == 2 and "--out: is not a folder" in ran.err

@@ -117,7 +117,7 @@ def test_the_answer_for_people(run: Run, tmp_path: Path) -> None:
         ([], ("has no row that can be read", "a header alone")),
     ],
 )
-def test_rows_that_are_too_few(
+def test_too_few_rows_are_refused(
     run: Run, tmp_path: Path, changes: list[dict[str, str]], words: tuple[str, ...]
 ) -> None:
     rows, out = file_of(tmp_path, text_of(*changes)), tmp_path / "fit.json"

@@ -31,7 +31,8 @@ def trace(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_the_answer_is_the_policys_and_its_plan_goes_on(run: Any, trace: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_answer_follows_the_policy_and_its_plan_is_replayed(run: Any, trace: str, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.yaml")
     nodes = {}
     for policy in ("now", "worst"):
@@ -52,6 +53,7 @@ def test_the_answer_is_the_policys_and_its_plan_goes_on(run: Any, trace: str, tm
     assert decision["decision"] == "keep" and decision["plan"]["nodes"] == nodes["worst"]
 
 
+@pytest.mark.slow
 def test_the_card_has_all_policies(run: Any, trace: str) -> None:
     ran = run("plan", *JOB, "--events", trace)
     assert ran.code == 0 and ran.err == ""
@@ -68,7 +70,7 @@ def test_the_card_has_all_policies(run: Any, trace: str) -> None:
     assert words.code == 0 and "1 distinct situation" in words.out
 
 
-def test_what_does_not_fit_together_is_one_line_and_writes_nothing(
+def test_contradicting_options_are_a_one_line_error_and_write_nothing(
     run: Any, trace: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.yaml"
@@ -98,7 +100,8 @@ def test_what_does_not_fit_together_is_one_line_and_writes_nothing(
     assert gone.code == 3 and "nothing fits" in gone.err and not out.exists()
 
 
-def test_what_our_runtime_does_not_run_of_a_plan_for_a_trace_is_reported(run: Any) -> None:
+@pytest.mark.slow
+def test_parts_of_a_plan_for_a_trace_that_our_runtime_does_not_run_are_reported(run: Any) -> None:
     job = ("gpt2", "--cluster", "2x2xcpu", "--seq-len", "64", "--global-batch-size", "8", "--dtype", "fp32")
     for fix, expected in (("pp=2,schedule=1f1b", []), ("pp=2,schedule=zb_h1,offload=both", ["offload=both"])):
         command_line = ("plan", *job, "--fix", fix, "--events", "slow n1 0.5", "--json")
@@ -113,6 +116,7 @@ def test_what_our_runtime_does_not_run_of_a_plan_for_a_trace_is_reported(run: An
         assert ("does not run this plan" in ran.err) == bool(expected)
 
 
+@pytest.mark.slow
 def test_a_plan_file_with_another_trace_record_is_refused(run: Any, trace: str, tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     assert run("plan", *JOB, "--events", trace, "--policy", "worst", "--save", str(path)).code == 0

@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 
 from shardwise.plans import read_plan, write_plan
-from shardwise.search import Tradeoff
+from shardwise.search.bnb.incumbent import Tradeoff
 from shardwise.strategy import Strategy, strategy_text
 from shardwise.units import parse_quantity
 
@@ -55,6 +55,7 @@ def key_of(mode: str) -> Callable[[Any], tuple[float, ...]]:
     return lambda point: (point["time_s"],)
 
 
+@pytest.mark.slow
 def test_the_pick_is_the_best_of_the_points_within_the_limit(run: Run) -> None:
     profile = answer(run, *CORE, "--mode", "profile")["points"]
     assert {point["devices"] for point in profile} == {1, 2, 4}
@@ -68,7 +69,8 @@ def test_the_pick_is_the_best_of_the_points_within_the_limit(run: Run) -> None:
         assert document["memory_limit_bytes"] == (None if limit is None else limit_bytes)
 
 
-def test_reference_strategies_are_estimated_as_evaluate_does_and_beaten(run: Run) -> None:
+@pytest.mark.slow
+def test_reference_strategies_are_estimated_as_by_evaluate_and_beaten(run: Run) -> None:
     document = answer(run, *CORE, "--devices", "4")
     parallel, megatron = document["references"]
     assert (parallel["name"], megatron["name"]) == ("data parallel", "Megatron")
@@ -96,6 +98,7 @@ def test_a_reference_that_does_not_fit_is_its_smallest_variant(run: Run) -> None
     assert parallel["memory_bytes"] > 16 * 8.03e9
 
 
+@pytest.mark.slow
 def test_limits_change_the_pick(run: Run) -> None:
     """What keeps the test above from passing where the limit is ignored."""
     for mode in ("time", "devices"):
@@ -104,6 +107,7 @@ def test_limits_change_the_pick(run: Run) -> None:
         assert picks[0] != picks[1]
 
 
+@pytest.mark.slow
 def test_points_are_a_frontier_on_each_device_count(run: Run) -> None:
     document = answer(run, *CORE, "--mode", "profile")
     assert document["chosen"] is None
@@ -127,6 +131,7 @@ def test_points_are_a_frontier_on_each_device_count(run: Run) -> None:
     assert outcomes == certificate["enumerated"] == sum(counts)
 
 
+@pytest.mark.slow
 def test_the_frontier_is_that_of_plan(run: Run) -> None:
     planned = json.loads(run("plan", *QUESTION, "--space", "core", "--frontier", "--json").out)
     document = answer(run, *CORE)
@@ -137,6 +142,7 @@ def test_the_frontier_is_that_of_plan(run: Run) -> None:
     assert (document["operators"], document["layouts_per_operator"]) == (None, None)
 
 
+@pytest.mark.slow
 def test_cost_is_weighed_between_device_counts(run: Run) -> None:
     argv = (*NODES, "--mode", "profile", "--devices", "1,2,4")
     two, three = answer(run, *argv), answer(run, *argv, "--objectives", "time,memory,cost")
@@ -162,6 +168,7 @@ def _beats(other: Any, point: Any) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_cost_needs_prices(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text("name: mine\nnodes:\n  - {device: Ascend-910B, count: 4}\n")
@@ -171,6 +178,7 @@ def test_cost_needs_prices(run: Run, tmp_path: Path) -> None:
     assert "$" not in run(*question).out
 
 
+@pytest.mark.slow
 def test_a_limit_below_the_smallest_point_exits_3_with_that_point(run: Run) -> None:
     document = answer(run, *CORE, "--mode", "profile")
     least = min(document["points"], key=lambda point: point["memory_bytes"])
@@ -188,6 +196,7 @@ def test_a_limit_below_the_smallest_point_exits_3_with_that_point(run: Run) -> N
     assert run(*CORE, "--memory-limit", f"{needed - 1}B").code == 3
 
 
+@pytest.mark.slow
 def test_nothing_that_fits_at_all_exits_3_with_reasons(run: Run) -> None:
     argv = (
         "gpt3-175b",
@@ -205,6 +214,7 @@ def test_nothing_that_fits_at_all_exits_3_with_reasons(run: Run) -> None:
     assert "nothing fits" in ran.err and "rejected: " in ran.err
 
 
+@pytest.mark.slow
 def test_every_point_is_saved_as_a_plan_that_the_checker_accepts(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "plans"
     ran = run(*NODES, "--devices", "2,4", "--save", str(folder), "--json")
@@ -224,6 +234,7 @@ def test_every_point_is_saved_as_a_plan_that_the_checker_accepts(run: Run, tmp_p
         assert "open" not in [line.split()[0] for line in checked.out.splitlines() if line.split()]
 
 
+@pytest.mark.slow
 def test_a_point_saved_with_too_much_memory_is_detected(run: Run, tmp_path: Path) -> None:
     """The margin is what makes a slower point an optimum: with that of the fastest, the check fails."""
     run(*NODES, "--save", str(tmp_path))
@@ -237,6 +248,7 @@ def test_a_point_saved_with_too_much_memory_is_detected(run: Run, tmp_path: Path
     assert any(line.startswith("wrong") and "optimal" in line for line in checked.out.splitlines())
 
 
+@pytest.mark.slow
 def test_saving_again_overwrites(run: Run, tmp_path: Path) -> None:
     def contents() -> dict[str, str]:
         return {
@@ -250,11 +262,12 @@ def test_saving_again_overwrites(run: Run, tmp_path: Path) -> None:
     assert contents() == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "limit"),
     [((), ()), (("--mode", "devices"), LIMIT), (("--mode", "profile"), ()), (("--mode", "profile"), LIMIT)],
 )
-def test_the_card_says_the_same_within_its_columns(
+def test_the_card_shows_the_answer_within_its_columns(
     run: Run, more: tuple[str, ...], limit: tuple[str, ...]
 ) -> None:
     ran = run(*CORE, *more, *limit)
@@ -276,6 +289,7 @@ def test_the_card_says_the_same_within_its_columns(
         assert ran.out.count("  chosen") == 1
 
 
+@pytest.mark.slow
 def test_the_same_question_has_the_same_answer(run: Run) -> None:
     seen = set()
     for workers in ("1", "1", "2"):
@@ -286,6 +300,7 @@ def test_the_same_question_has_the_same_answer(run: Run) -> None:
     assert len(seen) == 1
 
 
+@pytest.mark.slow
 def test_epsilon_is_reported_and_never_used(run: Run) -> None:
     default, exact = answer(run, *CORE), answer(run, *CORE, "--epsilon", "0")
     assert (default["epsilon"], exact["epsilon"]) == (0.001, 0.0)
@@ -338,6 +353,7 @@ def test_device_counts_are_parts_of_the_cluster(run: Run) -> None:
     refused(run(*NODES, "--devices", "1,3"), "--devices", "found 3", "1 to 2, 4")
 
 
+@pytest.mark.slow
 def test_an_input_is_not_overwritten(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "frontier.json"
     path.write_text(json.dumps({"name": "mine", "nodes": [{"device": "L4", "count": 2}]}))
@@ -347,6 +363,7 @@ def test_an_input_is_not_overwritten(run: Run, tmp_path: Path) -> None:
     assert path.read_text() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "svg", "html"])
 def test_the_plot_is_written_in_addition_to_the_answer(run: Run, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"plot.{suffix}"
@@ -371,7 +388,9 @@ def test_plots_that_cannot_be_written(run: Run, tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == []
 
 
-def test_half_a_frontier_is_none(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_frontier_is_not_answered(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An interrupted search has found some points; they are not answered with as if they were all."""
     offer = Tradeoff.offer
 
@@ -386,6 +405,7 @@ def test_half_a_frontier_is_none(run: Run, tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_next_commands_can_be_copied(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ran = run(*CORE, "--mode", "devices", "--memory-limit", "3GiB", "--devices", "1,2")

@@ -22,7 +22,7 @@ from shardwise.cost import Training, estimate_layout
 from shardwise.errors import InternalError
 from shardwise.graph import graph_text, layout_from_record, load_graph, scaled
 from shardwise.inputs import dumps_yaml, parse_mapping, read_mapping
-from shardwise.pareto import frontier_of
+from shardwise.pareto.frontier import frontier_of
 from shardwise.plans import document_hash, read_graph_plan, write_graph_plan
 from shardwise.plans.graph_plan import graph_plan_document
 from shardwise.search import MeshChoice
@@ -46,7 +46,8 @@ def estimate_of(point: Any, batch: int) -> tuple[float, float]:
     return estimate.time_s, estimate.memory_bytes
 
 
-def test_every_point_costs_what_its_layout_does(run: Run) -> None:
+@pytest.mark.slow
+def test_every_point_has_the_cost_of_its_layout(run: Run) -> None:
     document = answer(run, *QUESTION, "--mode", "profile", "--devices", "2,4")
     assert {point["devices"] for point in document["points"]} == {2, 4}
     for point in document["points"]:
@@ -76,6 +77,7 @@ def test_measured_numbers_are_used_for_layouts(run: Run, tmp_path: Path) -> None
     assert measured["chosen"]["time_s"] != pytest.approx(shipped["chosen"]["time_s"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_modes_pick_from_the_points(run: Run) -> None:
     fastest = answer(run, *QUESTION)
     assert fastest["chosen"] == min(fastest["points"], key=lambda point: point["time_s"])
@@ -87,7 +89,8 @@ def test_the_modes_pick_from_the_points(run: Run) -> None:
     assert len(frontier_of(figures).points) == len(figures)
 
 
-def test_a_fine_frontier_is_matched_by_a_coarse_one(run: Run) -> None:
+@pytest.mark.slow
+def test_a_coarse_frontier_matches_a_fine_one_within_epsilon(run: Run) -> None:
     fine = answer(run, *QUESTION, "--epsilon", "0.002")
     coarse = answer(run, *QUESTION, "--epsilon", "0.05")
     assert fine["certificate"]["epsilon"] == 0.002 and coarse["certificate"]["epsilon"] == 0.05
@@ -105,7 +108,8 @@ def test_a_fine_frontier_is_matched_by_a_coarse_one(run: Run) -> None:
 LSTM = ("frontier", "graph:lstm-2x2048", "--cluster", "1x4xV100-32G", "--global-batch-size", "256")
 
 
-def test_other_meshes_add_points_and_say_which_they_are_on(run: Run) -> None:
+@pytest.mark.slow
+def test_other_meshes_add_points_that_name_their_mesh(run: Run) -> None:
     """A recurrent layer is divided best by units in pairs, and by samples among pairs."""
     tiers = answer(run, *LSTM, "--epsilon", "0.01")
     every = answer(run, *LSTM, "--epsilon", "0.01", "--meshes", "all")
@@ -128,11 +132,12 @@ def test_other_meshes_add_points_and_say_which_they_are_on(run: Run) -> None:
 
 
 @pytest.mark.parametrize("text", ["5", "2x3", "4x4", "4,4", "2x2,2x2", "", "x", "2x2x2x2", "99999999999x1"])
-def test_what_is_no_mesh_is_refused(run: Run, text: str) -> None:
+def test_an_invalid_mesh_is_refused(run: Run, text: str) -> None:
     refused(run(*LSTM, "--meshes", text), "--meshes", "2x2" if "," not in text else "twice")
 
 
-def test_each_device_count_has_those_of_the_meshes_that_are_its_own(run: Run) -> None:
+@pytest.mark.slow
+def test_each_device_count_uses_the_requested_meshes_of_its_size(run: Run) -> None:
     """A mesh that none of the counts has is refused, and so is a count that has none of the meshes."""
     few = (*LSTM, "--epsilon", "0.1")
     document = answer(run, *few, "--meshes", "2,1,4,2x2", "--mode", "profile")
@@ -145,11 +150,12 @@ def test_each_device_count_has_those_of_the_meshes_that_are_its_own(run: Run) ->
     refused(run(*few, "--meshes", "8", "--mode", "devices"), "'8'", "no mesh of 4 devices")
 
 
-def test_meshes_are_of_graphs(run: Run) -> None:
+def test_meshes_are_refused_for_models(run: Run) -> None:
     question = ("frontier", "gpt2", *LSTM[2:], "--seq-len", "1024", "--meshes", "all")
     refused(run(*question), "--meshes", "axis_order")
 
 
+@pytest.mark.slow
 def test_each_plan_has_the_mesh_of_its_point(run: Run, tmp_path: Path) -> None:
     ran = run(*LSTM, "--epsilon", "0.05", "--meshes", "all", "--save", str(tmp_path))
     assert ran.code == 0, ran.err
@@ -161,7 +167,7 @@ def test_each_plan_has_the_mesh_of_its_point(run: Run, tmp_path: Path) -> None:
         assert checked.code == 0, checked.err
 
 
-def test_what_is_about_strategies_is_refused(run: Run) -> None:
+def test_options_of_strategies_are_refused_for_graphs(run: Run) -> None:
     refused(run(*QUESTION, "--fix", "tp=2"), "--fix", "tp=2", "layout for each operator")
     refused(
         run("frontier", "graph:nothing", "--cluster", CLUSTER, "--global-batch-size", "8"), "graph:nothing"
@@ -177,6 +183,7 @@ def save(run: Run, folder: Path) -> list[Path]:
     return [folder / name for name in index["plans"]]
 
 
+@pytest.mark.slow
 def test_plans_of_several_graphs_each_contain_their_own(run: Run, tmp_path: Path) -> None:
     """One after the other in one process, and changed by nobody who looked into one."""
     first = read_graph_plan(str(save(run, tmp_path)[0]))
@@ -191,7 +198,8 @@ def test_plans_of_several_graphs_each_contain_their_own(run: Run, tmp_path: Path
         graph_document["blocks"].clear()
 
 
-def test_each_point_is_saved_as_a_plan_that_costs_what_it_says(run: Run, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_each_point_is_saved_as_a_plan_with_its_cost(run: Run, tmp_path: Path) -> None:
     paths = save(run, tmp_path)
     points = json.loads((tmp_path / "frontier.json").read_text())["points"]
     for path, point in zip(paths, points, strict=True):
@@ -214,7 +222,7 @@ def test_each_point_is_saved_as_a_plan_that_costs_what_it_says(run: Run, tmp_pat
 
 
 @pytest.mark.parametrize("field", ["time_s", "memory_bytes"])
-def test_a_point_that_its_layout_does_not_cost_is_no_plan(
+def test_a_point_whose_cost_differs_from_its_layout_is_no_plan(
     field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = load_cluster(CLUSTER)
@@ -247,6 +255,7 @@ def rewritten(path: Path, change: Callable[[Any], None]) -> Path:
     return changed
 
 
+@pytest.mark.slow
 def test_a_saved_plan_with_wrong_values_is_detected(run: Run, tmp_path: Path) -> None:
     path, *_, smallest = save(run, tmp_path)
 
@@ -333,6 +342,7 @@ def test_a_concat_without_output_is_refused_by_name(run: Run, tmp_path: Path) ->
     refused(ran, "mine.yaml", "blocks[0].operators[0].output", "'joined' needs a dim along which", "found []")
 
 
+@pytest.mark.slow
 def test_too_little_memory_shows_the_smallest_point(run: Run) -> None:
     ran = run(*QUESTION, "--memory-limit", "1MiB")
     assert ran.code == 3 and "the smallest takes" in ran.err
@@ -343,7 +353,8 @@ def test_too_little_memory_shows_the_smallest_point(run: Run) -> None:
 STAGES = ("frontier", "graph:mlp", "--cluster", CLUSTER, "--global-batch-size", "256", "--stages", "2")
 
 
-def test_stages_and_their_layouts_are_one_answer(run: Run, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_stages_and_their_layouts_are_answered_together(run: Run, tmp_path: Path) -> None:
     ran = run(*STAGES, "--microbatches", "4,8", "--save", str(tmp_path), "--json")
     assert ran.code == 0, ran.err
     document = json.loads(ran.out)
@@ -374,7 +385,8 @@ def test_stages_and_their_layouts_are_one_answer(run: Run, tmp_path: Path) -> No
     assert ran.code == 4 and "step time" in ran.err
 
 
-def test_the_card_says_what_is_not_run_by_micro_batches(run: Run, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_card_names_operators_that_compute_across_samples(run: Run, tmp_path: Path) -> None:
     """Statistics of a batch norm are those of the batch: `train` computes no others."""
     path = tmp_path / "normed.yaml"
     path.write_text(graph_text(chain(16, 8, 16, 4, norm="batch_norm")))
@@ -387,6 +399,7 @@ def test_the_card_says_what_is_not_run_by_micro_batches(run: Run, tmp_path: Path
     assert "train does not run them" not in run(*STAGES).out
 
 
+@pytest.mark.slow
 def test_stages_are_laid_out_on_any_of_their_meshes(run: Run, tmp_path: Path) -> None:
     """Each point says its mesh, and is what a plan of it costs; none of those on one mesh alone is better."""
     question = (
@@ -407,7 +420,8 @@ def test_stages_are_laid_out_on_any_of_their_meshes(run: Run, tmp_path: Path) ->
     assert all(run("check", str(tmp_path / name)).code == 0 for name in names)
 
 
-def test_the_fewest_devices_are_those_on_which_a_point_fits_whatever_it_costs(run: Run) -> None:
+@pytest.mark.slow
+def test_the_fewest_devices_are_the_smallest_count_on_which_a_point_fits(run: Run) -> None:
     """Two devices of a node cost as much as all four, which are faster; two are fewer all the same."""
     question = (*LSTM, "--epsilon", "0.1", "--mode", "devices", "--devices", "2,4")
     plain, weighed = answer(run, *question), answer(run, *question, "--objectives", "time,memory,cost")
@@ -437,7 +451,7 @@ def test_an_epsilon_may_be_a_power_of_ten(run: Run) -> None:
     assert answer(run, *LSTM, "--epsilon", "1e-1")["epsilon"] == 0.1
 
 
-def test_what_fits_on_no_device_comes_with_the_smallest_point(run: Run) -> None:
+def test_a_graph_that_fits_nowhere_is_refused_with_its_smallest_point(run: Run) -> None:
     question = ("frontier", "graph:mlp", "--cluster", "1x1xT4", "--global-batch-size", "64", "--json")
     for more in ((), ("--memory-limit", "1GiB")):
         ran = run(*question, *more)
@@ -448,7 +462,7 @@ def test_what_fits_on_no_device_comes_with_the_smallest_point(run: Run) -> None:
         assert error["point"]["devices"] == 1 and error["point"]["memory_bytes"] > 16 * 2**30
 
 
-def test_the_card_says_how_many_layouts_operators_have(run: Run) -> None:
+def test_the_card_shows_the_number_of_layouts_of_operators(run: Run) -> None:
     """By kind: each number with how many operators have it, repetitions counted."""
     document = answer(run, *LSTM, "--epsilon", "0.1")
     counts = document["layouts_per_operator"]
@@ -459,6 +473,7 @@ def test_the_card_says_how_many_layouts_operators_have(run: Run) -> None:
     assert len(counts) > 2
 
 
+@pytest.mark.slow
 def test_stages_are_compared_with_the_references(run: Run, tmp_path: Path) -> None:
     """On as many devices, all of them in one stage."""
     path = tmp_path / "plot.html"
@@ -469,6 +484,7 @@ def test_stages_are_compared_with_the_references(run: Run, tmp_path: Path) -> No
     assert "<td>data parallel</td>" in path.read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_stages_leave_no_devices_idle_unrequested(run: Run) -> None:
     """All devices where none are asked for, or what could be asked instead; in other modes the parts that can
     be shared out."""
@@ -487,7 +503,8 @@ def test_stages_leave_no_devices_idle_unrequested(run: Run) -> None:
     refused(run(*kinds), "--stages", "all of 4", "allowed: 2 with --devices 2")
 
 
-def test_stages_that_cannot_be_are_refused(run: Run) -> None:
+@pytest.mark.slow
+def test_impossible_stages_are_refused(run: Run) -> None:
     question = STAGES[:-1]
     refused(run(*question, "3"), "--stages", "3", "as many devices")
     refused(run(*question, "two"), "--stages", "two")
@@ -513,7 +530,7 @@ def test_stages_that_cannot_be_are_refused(run: Run) -> None:
         ("blocks: 3\n", "blocks: is not a list"),
     ],
 )
-def test_a_file_that_says_it_is_a_graph_is_read_as_one(
+def test_a_file_with_the_graph_schema_is_read_as_a_graph(
     content: str, message: str, run: Run, tmp_path: Path
 ) -> None:
     path = tmp_path / "graph.yaml"

@@ -43,6 +43,7 @@ def undominated(points: list[tuple[float, float, int]]) -> list[tuple[float, flo
     )
 
 
+@pytest.mark.slow
 @BY_SUBJECT
 def test_the_frontier_is_that_of_the_points_of_all_unions(run: Run, question: tuple[str, ...]) -> None:
     """As the pools alone and all devices have them, in any order of the pools."""
@@ -66,8 +67,9 @@ def test_the_frontier_is_that_of_the_points_of_all_unions(run: Run, question: tu
     assert {point["devices"] for point in found["points"]} == {2, 4}
 
 
+@pytest.mark.slow
 @BY_SUBJECT
-def test_the_card_says_what_stays_idle_and_what_all_devices_take(
+def test_the_card_shows_idle_devices_and_the_time_of_all_devices(
     run: Run, question: tuple[str, ...], tmp_path: Path
 ) -> None:
     cluster = f"{FAST}+{SLOW}"
@@ -83,7 +85,8 @@ def test_the_card_says_what_stays_idle_and_what_all_devices_take(
     assert "no smaller part" not in run(*on(question, FAST)).out
 
 
-def test_a_saved_plan_says_what_stays_idle_and_is_accepted(run: Run, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_saved_plan_names_idle_devices_and_is_accepted(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "frontier"
     assert run(*on(GRAPH, f"{SLOW}+{FAST}"), "--save", str(folder)).code == 0
     index = json.loads((folder / "frontier.json").read_text())
@@ -114,6 +117,7 @@ def test_the_fewest_devices_are_those_of_any_pool(run: Run) -> None:
     assert small["chosen"]["time_s"] == answer(run, *on(MODEL, FAST), *limit)["chosen"]["time_s"]
 
 
+@pytest.mark.slow
 def test_device_counts_are_of_any_pool(run: Run) -> None:
     found = answer(run, *on(GRAPH, f"{SLOW}+{FAST}"), "--devices", "2")
     alone = answer(run, *on(GRAPH, FAST))
@@ -122,6 +126,7 @@ def test_device_counts_are_of_any_pool(run: Run) -> None:
     assert first["chosen"]["time_s"] > found["chosen"]["time_s"]
 
 
+@pytest.mark.slow
 def test_stages_are_of_one_pool_where_they_cannot_share_all(run: Run) -> None:
     staged = (*on(GRAPH, f"{SLOW}+{FAST}"), "--stages", "2", "--microbatches", "4")
     found = answer(run, *staged)
@@ -130,7 +135,8 @@ def test_stages_are_of_one_pool_where_they_cannot_share_all(run: Run) -> None:
     refused(run(*staged, "--use-all"), "--stages", "all of 4")
 
 
-def test_a_mesh_is_of_the_parts_that_have_it(run: Run) -> None:
+@pytest.mark.slow
+def test_a_mesh_is_used_on_the_pools_that_have_it(run: Run) -> None:
     meshes = (*on(GRAPH, f"{SLOW}+{FAST}"), "--meshes")
     assert answer(run, *meshes, "2,2x2")["certificate"]["meshes"] == {"2": [[2]], "4": [[2, 2]]}
     refused(run(*meshes, "2,8"), "--meshes", "'8'")

@@ -25,7 +25,7 @@ def answer(text: str) -> Any:
     return document
 
 
-def test_it_is_shown_on_large_clusters_and_on_request(run: Run, planner: Planner) -> None:
+def test_goodput_is_shown_on_large_clusters_and_on_request(run: Run, planner: Planner) -> None:
     assert " goodput " in run(*LARGE).out
     assert " goodput " not in run(*SMALL).out
     for option, text in (
@@ -35,7 +35,7 @@ def test_it_is_shown_on_large_clusters_and_on_request(run: Run, planner: Planner
         assert " goodput " in run(*SMALL, option, text).out
 
 
-def test_the_card_says_what_is_left_and_what_takes_the_rest(run: Run, planner: Planner) -> None:
+def test_the_card_shows_goodput_and_its_losses(run: Run, planner: Planner) -> None:
     options = ("--mtbf", "16000h", "--checkpoint-interval", "30min", "--checkpoint-stall", "18s")
     lines = run(*SMALL, *options, "--restart", "600", "--jitter", "0.01").out.splitlines()
     start = next(index for index, line in enumerate(lines) if line.startswith(" goodput "))
@@ -76,7 +76,7 @@ def test_the_document_has_the_inputs_and_the_parts(run: Run, planner: Planner) -
     assert answer(run(*SMALL, "--json").out)["goodput"] is None
 
 
-def test_it_changes_neither_the_question_nor_the_plan(run: Run, planner: Planner) -> None:
+def test_goodput_options_change_neither_the_question_nor_the_plan(run: Run, planner: Planner) -> None:
     plain = answer(run(*LARGE, "--json").out)
     with_options = answer(run(*LARGE, "--json", "--mtbf", "10h", "--jitter", "0.5").out)
     first, second = planner.questions
@@ -104,7 +104,7 @@ def test_it_changes_neither_the_question_nor_the_plan(run: Run, planner: Planner
         ("--jitter", "-0.1", "is not a number in range"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(
+def test_impossible_goodput_options_are_refused_in_one_line(
     run: Run, planner: Planner, option: str, text: str, found: str
 ) -> None:
     ran = run(*SMALL, f"{option}={text}")

@@ -45,6 +45,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_trace(replace(trace, spans=tuple(swapped)), "swapped.json")
 
 
+@pytest.mark.slow
 def test_simulate_draws_a_step_and_writes_its_trace(run: Run, files: None) -> None:
     for name, stages in (("whole", 1), ("staged", 3)):
         plan = read_graph_plan(f"{name}.yaml")

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 HEAVY = ("torch", "scipy", "pandas", "transformers", "networkx", "rich", "sympy", "jsonschema")
 PROGRAM = """
 import json, sys
@@ -16,6 +18,7 @@ print(json.dumps([name for name in sys.argv[1:] if name in sys.modules]))
 """
 
 
+@pytest.mark.slow
 def test_planning_imports_nothing_heavy() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *HEAVY, "numpy"], capture_output=True, text=True, check=True
@@ -24,7 +27,7 @@ def test_planning_imports_nothing_heavy() -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == ["numpy"]
 
 
-def test_an_interrupt_while_modules_load_meets_the_command() -> None:
+def test_an_interrupt_while_modules_load_ends_the_command() -> None:
     """Before `main` runs, next to nothing is imported: an interrupt there would leave a traceback."""
     program = "import sys, shardwise.app.cli.main; print('\\n'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -43,6 +46,7 @@ def test_the_module_runs_as_the_command() -> None:
     assert done.stderr.startswith("shardwise: error: ") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_prints_nothing() -> None:
     """As in `shardwise models | head -0`: the reader is gone before anything is written."""
     with subprocess.Popen(

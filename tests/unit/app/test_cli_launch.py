@@ -56,7 +56,7 @@ def test_a_file_is_printed_and_nothing_is_written(run: Run, plan: str, launcher:
         ("k8s", "kubectl apply -f p.k8s.yaml"),
     ],
 )
-def test_a_launcher_that_is_not_installed_is_named_after_its_command(
+def test_a_launcher_that_is_not_installed_is_named_with_its_command(
     run: Run, plan: str, monkeypatch: pytest.MonkeyPatch, missing: str, line: str
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
@@ -83,7 +83,7 @@ def test_a_launcher_that_is_not_installed_is_named_after_its_command(
         (("--with", "torchrun", "--print", "--", "--adaptive"), "--adaptive: has no links to watch"),
     ],
 )
-def test_what_cannot_be_launched_is_refused_in_one_line(
+def test_an_impossible_launch_is_refused_in_one_line(
     run: Run, plan: str, arguments: tuple[str, ...], named: str
 ) -> None:
     ran = run("launch", plan, *arguments)
@@ -98,8 +98,8 @@ def test_a_plan_that_train_refuses_is_not_launched(run: Run, plan: str) -> None:
     for name, field in (("offload.yaml", "best.strategy.offload"), ("fp16.yaml", "job.dtype")):
         ran = run("launch", name, "--with", "torchrun", "--print")
         assert (ran.code, ran.out) == (2, "")
-        assert f"{field}: is not run by this runtime" in ran.err and ran.err.count("\n") == 1
-        assert ("as in what `plan --target shardwise` finds" in ran.err) == field.startswith("best.strategy")
+        assert f"{field}: is not supported by this runtime" in ran.err and ran.err.count("\n") == 1
+        assert ("as in plans of `plan --target shardwise`" in ran.err) == field.startswith("best.strategy")
     write_uneven_plan("u.yaml", make_uneven("5 tp2l4+3 l2 l2"))
     ran = run("launch", "u.yaml", "--with", "torchrun", "--print", "--", "--adaptive")
     assert ran.code == 2 and "--adaptive: is not there under an uneven plan" in ran.err

@@ -75,6 +75,7 @@ ON_PROCESSORS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_our_runtime_runs_uneven_plans(run: Any, dtype: str) -> None:
     trained = answer(run, *ON_PROCESSORS, dtype)
@@ -82,13 +83,15 @@ def test_our_runtime_runs_uneven_plans(run: Any, dtype: str) -> None:
     assert answer(run, *ON_PROCESSORS, dtype, "--target", "shardwise")["best"] == trained["best"]
 
 
-def test_what_our_runtime_does_not_run_is_planned_for_target_any(run: Any) -> None:
+@pytest.mark.slow
+def test_plans_that_our_runtime_does_not_run_are_planned_for_target_any(run: Any) -> None:
     ran = run(*ON_PROCESSORS, "bf16", "--optimizer", "muon", "--target", "any")
     assert "--target any --save plan.yaml" in ran.out and "does not run this plan" in ran.err
     refused = run(*ON_PROCESSORS, "bf16", "--optimizer", "muon")
     assert refused.code == 2 and "runs no plan of this job" in refused.err and "--target any" in refused.err
 
 
+@pytest.mark.slow
 def test_a_runtime_with_fewer_dtypes_under_uneven_plans_gets_the_best_uniform_one(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,8 +102,9 @@ def test_a_runtime_with_fewer_dtypes_under_uneven_plans_gets_the_best_uniform_on
     assert "in fp32 only" in run(*ON_PROCESSORS, "bf16").out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", [QUESTION, PIPED])
-def test_an_uneven_answer_is_whole(run: Any, question: tuple[str, ...]) -> None:
+def test_an_uneven_answer_is_complete(run: Any, question: tuple[str, ...]) -> None:
     document = answer(run, *question)
     best = document["best"]
     assert best["strategy"] is None and document["is_proven"]
@@ -131,6 +135,7 @@ def test_an_uneven_answer_is_whole(run: Any, question: tuple[str, ...]) -> None:
     assert certificate["simulated"] >= 1  # the plan itself was laid out
 
 
+@pytest.mark.slow
 def test_the_card_shows_pipelines_and_the_gain(run: Any) -> None:
     out = run(*QUESTION).out
     assert "uneven: 2 pipelines side by side" in out
@@ -139,6 +144,7 @@ def test_the_card_shows_pipelines_and_the_gain(run: Any) -> None:
     assert "optimal among all uneven plans" in out
 
 
+@pytest.mark.slow
 def test_devices_that_make_nothing_faster_are_left_idle_and_named(run: Any) -> None:
     out = run(
         "plan", "gpt2", "--cluster", "1x2xH100-SXM+1x2xT4", "--seq-len", "512", "--global-batch-size", "4"
@@ -146,6 +152,7 @@ def test_devices_that_make_nothing_faster_are_left_idle_and_named(run: Any) -> N
     assert "T4" in out and "left idle" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "why"),
     [
@@ -154,13 +161,14 @@ def test_devices_that_make_nothing_faster_are_left_idle_and_named(run: Any) -> N
         (("--exhaustive", "--space", "core"), "a space or fields were chosen"),
     ],
 )
-def test_a_uniform_answer_says_why(run: Any, more: tuple[str, ...], why: str) -> None:
+def test_a_uniform_answer_has_its_reason(run: Any, more: tuple[str, ...], why: str) -> None:
     document = answer(run, *QUESTION, *more)
     assert document["best"]["strategy"] is not None
     assert why in document["best"]["why"]
     assert document["best"]["uniform_step_time_s"] == document["best"]["step_time_s"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", [QUESTION, PIPED])
 def test_a_saved_uneven_plan_is_predicted_equally(
     run: Any, tmp_path: Path, question: tuple[str, ...]
@@ -177,6 +185,7 @@ def test_a_saved_uneven_plan_is_predicted_equally(
     assert found["optimal"]["is_open"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", [QUESTION, PIPED])
 def test_the_timeline_of_an_uneven_plan(run: Any, tmp_path: Path, question: tuple[str, ...]) -> None:
     """The event engine, which knows nothing of the walk that priced the plan, ends each pipeline when that
@@ -201,6 +210,7 @@ def test_the_timeline_of_an_uneven_plan(run: Any, tmp_path: Path, question: tupl
     assert "rank 0 |" in chart and "then gradient norm" in chart
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", [QUESTION, SHARED])
 def test_a_saved_file_matches_its_schema(run: Any, tmp_path: Path, question: tuple[str, ...]) -> None:
     path = tmp_path / "plan.yaml"
@@ -213,7 +223,7 @@ def test_a_saved_file_matches_its_schema(run: Any, tmp_path: Path, question: tup
     assert not SCHEMA_OF_FILE.is_valid(document | {"runners_up": []})
 
 
-def test_a_timeline_of_what_is_no_plan_is_refused(run: Any, saved: str) -> None:
+def test_the_timeline_of_an_invalid_plan_is_refused(run: Any, saved: str) -> None:
     plan = read_uneven_plan(saved)
     write_uneven_plan(saved, replace(plan, best=replace(plan.best, idle_devices=1)))
     refused = run("simulate", saved)
@@ -272,6 +282,7 @@ def relocated(layout: Layout) -> Layout:
     return Layout(pipelines=(Pipeline(stages=(stage, *first.stages[1:])), *others))
 
 
+@pytest.mark.slow
 def test_replicas_of_a_stage_share_rows_where_they_may(run: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.yaml")
     saved = run(*SHARED, "--save", path)
@@ -304,7 +315,8 @@ def test_stage_dp_is_refused_where_it_has_no_effect(
     assert ran.err.count("\n") == 1
 
 
-def test_requested_options_are_answered_for_an_uneven_plan(run: Any, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_an_uneven_plan_is_answered_with_the_requested_options(run: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.yaml")
     found = answer(run, *QUESTION, "--mtbf", "1000h")
     assert 0.0 < found["goodput"]["fraction"] < 1.0 and found["parts"]
@@ -313,7 +325,8 @@ def test_requested_options_are_answered_for_an_uneven_plan(run: Any, tmp_path: P
     assert json.loads(saved.out)["plan_hash"] == found["plan_hash"] == verdict["plan_hash"]
 
 
-def test_uniform_strategies_that_were_not_searched_to_the_end_leave_nothing_proven(
+@pytest.mark.slow
+def test_an_unfinished_uniform_search_leaves_nothing_proven(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert answer(run, *QUESTION)["is_proven"]
@@ -336,7 +349,7 @@ def test_ranks_that_no_cluster_has_are_detected(run: Any, saved: str, ranks: str
             _ = stage.rank_numbers
 
 
-def test_a_space_file_of_what_one_pool_alone_has_is_taken(run: Any, tmp_path: Path) -> None:
+def test_a_space_file_with_values_of_one_pool_is_accepted(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text("axes: {tp: [8]}\n")
     argv = ("plan", "opt-350m", "--cluster", "1x8xA100-80G+1x4xT4", "--seq-len", "1024")
@@ -344,7 +357,7 @@ def test_a_space_file_of_what_one_pool_alone_has_is_taken(run: Any, tmp_path: Pa
     assert found["best"]["strategy"]["tp"] == 8 and found["devices_used"] == 8
 
 
-def test_an_altered_file_is_refused_and_other_commands_say_what_it_is(run: Any, saved: str) -> None:
+def test_an_altered_file_is_refused_and_other_commands_name_its_kind(run: Any, saved: str) -> None:
     path = Path(saved)
     other = run("explain", str(path))
     assert other.code == 2 and "shardwise.uneven-plan" in other.err
@@ -353,6 +366,7 @@ def test_an_altered_file_is_refused_and_other_commands_say_what_it_is(run: Any, 
     assert altered.code == 2 and "the file was changed" in altered.err
 
 
+@pytest.mark.slow
 def test_a_saved_uneven_plan_is_replanned(run: Any, saved: str) -> None:
     cluster = QUESTION[QUESTION.index("--cluster") + 1]
     schema = json.loads(REPLAN_SCHEMA.read_text())
@@ -374,6 +388,7 @@ def test_a_saved_uneven_plan_is_replanned(run: Any, saved: str) -> None:
     assert other.code == 2 and "is not of this cluster" in other.err
 
 
+@pytest.mark.slow
 def test_allow_idle_is_the_default(run: Any) -> None:
     own, allowed = answer(run, *QUESTION), answer(run, *QUESTION, "--allow-idle")
     assert allowed["best"] == own["best"] and allowed["devices_used"] == own["devices_used"]
@@ -381,6 +396,7 @@ def test_allow_idle_is_the_default(run: Any) -> None:
     assert both.code == 2 and "--use-all: does not go with --allow-idle" in both.err
 
 
+@pytest.mark.slow
 def test_a_saved_uneven_plan_is_replayed(run: Any, saved: str, tmp_path: Path) -> None:
     plot = tmp_path / "replay.html"
     command_line = ("replay", saved, "--cluster", QUESTION[3], "--events", "slow n0 0.5", "--length", "2h")
@@ -399,6 +415,7 @@ def test_a_saved_uneven_plan_is_replayed(run: Any, saved: str, tmp_path: Path) -
     assert card.code == 0 and "adaptive" in card.out
 
 
+@pytest.mark.slow
 def test_a_plan_for_a_trace_may_be_uneven(run: Any, tmp_path: Path) -> None:
     path, cluster = str(tmp_path / "plan.yaml"), QUESTION[3]
     command_line = (*QUESTION, "--events", "slow n1 0.9", "--policy", "worst")
@@ -427,6 +444,7 @@ def test_a_plan_for_a_trace_may_be_uneven(run: Any, tmp_path: Path) -> None:
     assert run("check", path).code == 2
 
 
+@pytest.mark.slow
 def test_a_gap_that_uneven_plans_leave_is_not_called_proven(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,7 +470,8 @@ def test_a_gap_that_uneven_plans_leave_is_not_called_proven(
     assert whole["is_proven"] and whole["uneven_gap"] <= PROVEN_GAP
 
 
-def test_a_cluster_of_many_kinds_of_nodes_says_why_it_is_planned_as_one(run: Any) -> None:
+@pytest.mark.slow
+def test_a_cluster_of_many_pools_reports_why_it_is_planned_as_one(run: Any) -> None:
     kinds = "1x2xA100-40G+1x2xV100-16G+1x2xT4+1x2xA10G+1x2xL4"
     document = answer(
         run, "plan", "gpt2", "--cluster", kinds, "--seq-len", "512", "--global-batch-size", "20"
@@ -481,7 +500,8 @@ def test_space_counts_the_pipelines_of_uneven_plans(run: Any) -> None:
     assert shared["axes"]["dp of a stage"] == ["1", "2"] and shared["pipelines"] > uneven["pipelines"]
 
 
-def test_other_objectives_say_that_only_uniform_strategies_are_looked_for(run: Any) -> None:
+@pytest.mark.slow
+def test_other_objectives_report_that_only_uniform_strategies_are_searched(run: Any) -> None:
     ran = run("plan", *SPACE[1:], "--objective", "memory")
     assert ran.code == 0 and "uneven plans are looked for by time alone" in ran.err
     assert "looked for by time alone" not in run("plan", *SPACE[1:]).err

@@ -56,7 +56,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path
 
 
-def test_such_a_plan_is_faster_shown_and_complete(run: Any) -> None:
+@pytest.mark.slow
+def test_a_plan_with_mixed_pool_stages_is_faster_and_complete(run: Any) -> None:
     document = json.loads(run(*QUESTION, "--json").out)
     schema = json.loads((SCHEMAS / "plan-answer.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(document)
@@ -84,7 +85,7 @@ def test_a_saved_plan_is_read_back_and_predicted_equally(run: Any, saved: str) -
     assert [check["name"] for check in verdict["checks"] if not check["ok"]] == ["optimal"]
 
 
-def test_its_timeline_has_both_parts_as_one(run: Any, saved: str) -> None:
+def test_the_timeline_shows_both_parts_of_a_stage_as_one(run: Any, saved: str) -> None:
     timeline = json.loads(run("simulate", saved, "--json").out)
     assert [rank["rank"] for rank in timeline["ranks"]] == [0, 1]  # first ranks of 0,2 and of 1,3
     assert timeline["timeline_s"] < timeline["step_time_s"]
@@ -129,7 +130,7 @@ def test_wrong_parts_are_detected(
     assert checked.code == 4 and not layout["ok"] and message in layout["found"]
 
 
-def test_rows_that_are_split_otherwise_take_another_time(run: Any, saved: str, tmp_path: Path) -> None:
+def test_another_split_of_rows_takes_another_time(run: Any, saved: str, tmp_path: Path) -> None:
     """Both parts do their rows: with one row more the slower one tells."""
     plan, path = read_uneven_plan(saved), str(tmp_path / "plan.yaml")
     other = with_parts(plan.best, lambda a, b: (replace(a, rows=2), replace(b, rows=2)))
@@ -138,7 +139,7 @@ def test_rows_that_are_split_otherwise_take_another_time(run: Any, saved: str, t
     assert checks["layout"]["ok"] and not checks["pipeline 0"]["ok"] and not checks["step time"]["ok"]
 
 
-def test_it_is_not_replanned(run: Any, saved: str) -> None:
+def test_a_plan_with_mixed_pool_stages_is_not_replanned(run: Any, saved: str) -> None:
     ran = run("replan", saved, "--cluster", CLUSTER, "--events", "lost n1")
     assert ran.code == 2 and ran.err.count("\n") == 1
     assert ran.err.startswith("shardwise: error: best.layout: is not replanned; found a stage on two pools")
@@ -152,13 +153,13 @@ def test_it_is_not_replanned(run: Any, saved: str) -> None:
         ((*ON_CPU, "--braid", "4"), "shardwise train runs no stage on two pools"),
     ],
 )
-def test_it_is_refused_where_it_has_no_effect(run: Any, argv: tuple[str, ...], message: str) -> None:
+def test_the_option_is_refused_where_it_has_no_effect(run: Any, argv: tuple[str, ...], message: str) -> None:
     ran = run(*argv)
     assert ran.code == 2 and "--braid" in ran.err and message in ran.err
     assert ran.err.count("\n") == 1
 
 
-def test_space_counts_them(run: Any) -> None:
+def test_space_counts_mixed_pool_stages(run: Any) -> None:
     counts = [
         json.loads(run("space", *ABOUT, *more, "--json").out)["uneven"] for more in ((), ("--braid", "4"))
     ]

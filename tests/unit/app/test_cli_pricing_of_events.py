@@ -88,6 +88,7 @@ def read(run: Run, *argv: str) -> str:
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schema", "argv"),
     [
@@ -96,7 +97,7 @@ def read(run: Run, *argv: str) -> str:
         ("frontier", ("frontier", "gpt2", "--space", "core")),
     ],
 )
-def test_answers_on_links_say_what_they_were_priced_as(
+def test_answers_on_links_name_the_tiers_that_approximate_them(
     run: Run, cluster: str, schema: str, argv: tuple[str, ...]
 ) -> None:
     command_line = (*argv, "--cluster", cluster, *JOB)
@@ -104,6 +105,7 @@ def test_answers_on_links_say_what_they_were_priced_as(
     assert answered(run, schema, *command_line)["priced_as"] == [LINE]
 
 
+@pytest.mark.slow
 def test_a_plan_on_links_is_not_proven(run: Run, cluster: str) -> None:
     command_line = ("plan", "gpt2", "--space", "core", "--use-all", "--cluster", cluster, *JOB)
     document = answered(run, "plan-answer", *command_line)
@@ -119,6 +121,7 @@ def test_the_space_of_links_is_counted_as_any(run: Run, cluster: str) -> None:
     assert answered(run, "space", "space", "gpt2", "--cluster", cluster, *JOB)["priced_as"] == [LINE]
 
 
+@pytest.mark.slow
 def test_a_graph_on_links_is_not_exact(run: Run, cluster: str, tmp_path: Path) -> None:
     command_line = ("frontier", "graph:lstm-2x2048", "--cluster", cluster, "--global-batch-size", "16")
     document = answered(run, "frontier", *command_line, "--epsilon", "0.1", "--save", str(tmp_path / "plans"))
@@ -127,10 +130,11 @@ def test_a_graph_on_links_is_not_exact(run: Run, cluster: str, tmp_path: Path) -
     plan = str(next((tmp_path / "plans").glob("*.yaml")))
     assert f"priced as {LINE}" in read(run, "simulate", plan)
     assert answered(run, "timeline", "simulate", plan)["priced_as"] == [LINE]
-    assert "as priced: matches all layouts within" in run("check", plan).out
+    assert "as estimated: matches all layouts within" in run("check", plan).out
 
 
-def test_a_saved_plan_says_so_wherever_it_is_read(run: Run, saved: str) -> None:
+@pytest.mark.slow
+def test_a_saved_plan_on_links_names_its_approximation_in_every_command(run: Run, saved: str) -> None:
     validate(read_mapping(saved), "plan")
     assert read_plan(saved).priced_as == (LINE,)
     for command in ("explain", "simulate"):
@@ -147,7 +151,7 @@ def test_check_leaves_the_proof_open(run: Run, saved: str) -> None:
     ran = run("check", saved)
     assert ran.code == 0 and ran.err == "shardwise: not proven: optimal\n"
     lines = [line for line in ran.out.splitlines() if line.startswith("open")]
-    assert len(lines) == 1 and "as priced:" in lines[0] and "a proof on what was given" in lines[0]
+    assert len(lines) == 1 and "as estimated:" in lines[0] and "a proof for the input as given" in lines[0]
     assert "gap" not in ran.out
 
 
@@ -175,7 +179,7 @@ def test_a_plan_on_links_that_claims_more_is_refused(
     assert ran.code in (2, 4) and message in ran.err
 
 
-def test_a_plan_on_links_without_a_line_is_refused(run: Run, saved: str) -> None:
+def test_a_plan_on_links_without_its_approximation_is_refused(run: Run, saved: str) -> None:
     def change(document: Any) -> None:
         del document["certificate"]["priced_as"]
         document["certificate"]["gap"] = 0.0
@@ -185,7 +189,8 @@ def test_a_plan_on_links_without_a_line_is_refused(run: Run, saved: str) -> None
     assert ran.code == 4 and "priced as" in ran.err
 
 
-def test_a_plan_on_a_part_of_links_says_so(run: Run, cluster: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_plan_on_a_part_of_links_names_its_approximation(run: Run, cluster: str, tmp_path: Path) -> None:
     """One device has no links; that it serves the objective best was found by pricing them."""
     path = str(tmp_path / "part.yaml")
     command_line = ("plan", "gpt2", "--cluster", cluster, *JOB, "--space", "core", "--objective", "devices")
@@ -196,7 +201,8 @@ def test_a_plan_on_a_part_of_links_says_so(run: Run, cluster: str, tmp_path: Pat
     assert document["is_proven"] is False and document["priced_as"] == list(plan.priced_as)
 
 
-def test_replan_on_links_says_so(run: Run, saved: str, cluster: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_replan_on_links_names_its_approximation(run: Run, saved: str, cluster: str, tmp_path: Path) -> None:
     path = str(tmp_path / "after.yaml")
     command_line = ("replan", saved, "--cluster", cluster, "--events", "slow n0 0.9")
     assert answered(run, "replan", *command_line)["priced_as"] == [LINE]
@@ -224,7 +230,7 @@ def paired(run: Run, tmp_path: Path) -> str:
         ("lost d0", "lost n0", TAKEN.format("count as lost")),
     ],
 )
-def test_a_device_is_planned_for_as_its_node_and_the_answer_says_so(
+def test_an_event_of_a_device_is_planned_as_one_of_its_node(
     run: Run, paired: str, tmp_path: Path, device: str, node: str, line: str
 ) -> None:
     command_line = ("replan", paired, "--cluster", PAIRS, "--events")
@@ -240,8 +246,9 @@ def test_a_device_is_planned_for_as_its_node_and_the_answer_says_so(
     assert checked.code == 0 and "not proven: optimal" in checked.err and line in checked.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("events", ["slow d0 0.5", "link n0>s1g0 1GB/s"])
-def test_a_plan_for_a_trace_has_no_gap_then(run: Run, tmp_path: Path, events: str) -> None:
+def test_a_plan_for_a_trace_with_device_events_has_no_gap(run: Run, tmp_path: Path, events: str) -> None:
     path = str(tmp_path / "plan.yaml")
     command_line = ("plan", "gpt2", "--cluster", PAIRS, *JOB, "--space", "core", "--events")
     document = answered(run, "plan-answer", *command_line, events, "--save", path)
@@ -257,7 +264,8 @@ def test_a_plan_for_a_trace_has_no_gap_then(run: Run, tmp_path: Path, events: st
     assert plain["priced_as"] == [] and plain["for_trace"]["gap"] is not None
 
 
-def test_a_gap_for_a_trace_that_was_not_priced_as_given_is_refused(run: Run, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_gap_for_an_approximated_trace_is_refused(run: Run, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.yaml")
     command_line = ("plan", "gpt2", "--cluster", PAIRS, *JOB, "--space", "core", "--events", "slow d0 0.5")
     assert run(*command_line, "--save", path).code == 0
@@ -266,7 +274,8 @@ def test_a_gap_for_a_trace_that_was_not_priced_as_given_is_refused(run: Run, tmp
     assert ran.code == 2 and "for_trace.gap: does not go with priced_as" in ran.err
 
 
-def test_a_replay_says_so(run: Run) -> None:
+@pytest.mark.slow
+def test_a_replay_names_its_approximation(run: Run) -> None:
     command_line = ("replay", "gpt2", "--cluster", PAIRS, *JOB, "--events", "slow d0 0.5", "--length", "1h")
     line = TAKEN.format("run at 0.5")
     assert answered(run, "replay", *command_line, "--policy", "static")["priced_as"] == [line]

@@ -47,14 +47,16 @@ def test_the_line_is_cleared_where_the_search_fails(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("stderr", [io.StringIO(), None])
-def test_no_terminal_no_line(monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO | None) -> None:
+def test_no_progress_is_shown_without_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO | None
+) -> None:
     monkeypatch.setattr(sys, "stderr", stderr)
     with progress() as show:
         assert show is None
     assert stderr is None or stderr.getvalue() == ""
 
 
-def test_a_terminal_that_went_away_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_terminal_does_not_stop_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", ClosedTerminal())
     with progress() as show:
         assert show is not None

@@ -30,6 +30,7 @@ def saved(run: Any, tmp_path: Path) -> str:
     return path
 
 
+@pytest.mark.slow
 def test_decisions_follow_the_events(run: Any, saved: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text(
@@ -50,6 +51,7 @@ def test_decisions_follow_the_events(run: Any, saved: str, tmp_path: Path) -> No
         assert card.code == 0 and document["decision"] in card.out
 
 
+@pytest.mark.slow
 def test_a_patch_has_the_given_costs(run: Any, saved: str) -> None:
     argv = ("replan", saved, "--cluster", CLUSTER, "--events", "lost n3", "--json")
     cheap = json.loads(run(*argv, "--regroup", "0s", "--restart", "0s", "--checkpoint-interval", "0s").out)
@@ -60,6 +62,7 @@ def test_a_patch_has_the_given_costs(run: Any, saved: str) -> None:
     assert dear["transition"]["seconds"] == pytest.approx(3600.0 + dear["transition"]["moving_s"] + lost_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["lost n1; joined n1", "joined n1"])
 def test_a_node_that_comes_back_fetches_what_it_needs(run: Any, saved: str, words: str) -> None:
     """The plan runs on n1, which is there but was not: what it held is gone."""
@@ -69,6 +72,7 @@ def test_a_node_that_comes_back_fetches_what_it_needs(run: Any, saved: str, word
     assert found["transition"]["seconds"] > 10.0
 
 
+@pytest.mark.slow
 def test_a_raised_horizon_is_reported(run: Any, saved: str) -> None:
     """Ten restarts of 60 s are 600 s, of 6 s 60 s; a plan that goes on is decided for what is requested."""
     lost = ("replan", saved, "--cluster", CLUSTER, "--events", "lost n1", "--horizon", "2min")
@@ -89,7 +93,8 @@ def test_a_raised_horizon_is_reported(run: Any, saved: str) -> None:
         assert "requested" not in card
 
 
-def test_an_uneven_plan_says_it_too(run: Any, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_an_uneven_plan_reports_a_raised_horizon(run: Any, tmp_path: Path) -> None:
     path, cluster = str(tmp_path / "plan.yaml"), "1x2xA100-40G+1x2xV100-16G"
     job = ("opt-350m", "--cluster", cluster, "--seq-len", "2048", "--global-batch-size", "64")
     assert run("plan", *job, "--save", path).code == 0
@@ -99,6 +104,7 @@ def test_an_uneven_plan_says_it_too(run: Any, tmp_path: Path) -> None:
     assert "2 min requested; 10 min used" in found["horizon_reason"]
 
 
+@pytest.mark.slow
 def test_rerouting_is_a_named_choice(run: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.yaml")
     fix = "tp=1,pp=2,schedule=1f1b,zero_stage=0,micro_batch_size=1"
@@ -114,7 +120,8 @@ def test_rerouting_is_a_named_choice(run: Any, tmp_path: Path) -> None:
     assert json.loads(run(*command_line[:-1], "slow n1 0.5", "--json").out)["rerouted"] is None
 
 
-def test_a_node_behind_a_dead_link_is_named(run: Any, saved: str) -> None:
+@pytest.mark.slow
+def test_a_node_that_a_dead_link_cuts_off_is_named(run: Any, saved: str) -> None:
     ran = run("replan", saved, "--cluster", CLUSTER, "--events", "link n1>s1g0 0B/s", "--json")
     assert ran.code == 0 and "unreachable: n1" in ran.err
     assert "n1" not in json.loads(ran.out)["plan"]["nodes"]
@@ -131,6 +138,7 @@ def cut(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_sites_that_are_cut_off_work_alone(run: Any, saved: str, tmp_path: Path) -> None:
     trace = cut(tmp_path)
     found = json.loads(run("replan", saved, "--cluster", CLUSTER, "--events", trace, "--json").out)
@@ -143,6 +151,7 @@ def test_sites_that_are_cut_off_work_alone(run: Any, saved: str, tmp_path: Path)
         assert ran.code == 0, ran.err
 
 
+@pytest.mark.slow
 def test_devices_are_those_that_the_plan_was_made_for(run: Any, saved: str, tmp_path: Path) -> None:
     """They may have been measured: a plan for devices of half the speed is kept at its own step time."""
     plan = read_plan(saved)
@@ -163,6 +172,7 @@ def test_devices_are_those_that_the_plan_was_made_for(run: Any, saved: str, tmp_
     assert found["keep_step_time_s"] > 1.2 * plan.best.step_time_s
 
 
+@pytest.mark.slow
 def test_a_strategy_on_nodes_of_two_sizes_is_refused(run: Any, tmp_path: Path) -> None:
     path, cluster = str(tmp_path / "u.yaml"), "2x4xA100-80G+1x8xA100-40G"
     job = ("--seq-len", "512", "--global-batch-size", "512", "--fix", "dp=16", "--top", "0")
@@ -172,7 +182,8 @@ def test_a_strategy_on_nodes_of_two_sizes_is_refused(run: Any, tmp_path: Path) -
         assert ran.code == 2 and ran.err.count("\n") == 1 and "nodes of several sizes" in ran.err
 
 
-def test_bad_input_is_one_line(run: Any, saved: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_bad_input_is_a_one_line_error(run: Any, saved: str, tmp_path: Path) -> None:
     head = '{"schema": "shardwise.events", "version": 1, "nodes": 4}\n'
     lost = '{"time_s": 5.0, "kind": "lost", "node": "n1"}\n'
     traces = {

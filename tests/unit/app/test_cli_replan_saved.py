@@ -42,7 +42,8 @@ def decided(run: Any, path: str, cluster: str, events: str, *more: str) -> dict[
     return found
 
 
-def test_the_file_says_what_was_decided(run: Any, saved: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_saved_file_has_the_decision(run: Any, saved: str, tmp_path: Path) -> None:
     """On the nodes that it names, and goes on from there."""
     path = str(tmp_path / "decided.yaml")
     found = decided(run, saved, CLUSTER, "lost n1", "--save", path)
@@ -59,6 +60,7 @@ def test_the_file_says_what_was_decided(run: Any, saved: str, tmp_path: Path) ->
     assert again["decision"] == "keep" and again["plan"]["nodes"] == found["plan"]["nodes"]
 
 
+@pytest.mark.slow
 def test_an_unchanged_plan_is_saved_as_it_is(run: Any, saved: str, tmp_path: Path) -> None:
     """For a second nothing pays. It is slower than the file says, since a node is: the file is of the nodes
     as the cluster has them."""
@@ -70,6 +72,7 @@ def test_an_unchanged_plan_is_saved_as_it_is(run: Any, saved: str, tmp_path: Pat
     assert found["step_time_s"] > after.best.step_time_s
 
 
+@pytest.mark.slow
 def test_shares_that_a_file_cannot_represent_are_not_chosen(run: Any, saved: str, tmp_path: Path) -> None:
     """For a minute and a half the pipeline of a slow node is best given less to do, and nothing else pays."""
     command_line = (saved, CLUSTER, "slow n1 0.5", "--horizon", "90s")
@@ -79,6 +82,7 @@ def test_shares_that_a_file_cannot_represent_are_not_chosen(run: Any, saved: str
     assert found["decision"] == "keep" and set(found["plan"]["microbatches"]) == {4}
 
 
+@pytest.mark.slow
 def test_an_uneven_plan_is_saved_too(run: Any, tmp_path: Path) -> None:
     first, path = str(tmp_path / "plan.yaml"), str(tmp_path / "decided.yaml")
     job = ("opt-350m", "--cluster", MIXED, "--seq-len", "2048", "--global-batch-size", "64")
@@ -91,7 +95,8 @@ def test_an_uneven_plan_is_saved_too(run: Any, tmp_path: Path) -> None:
     assert decided(run, path, MIXED, "slow n1 0.8")["decision"] == "keep"
 
 
-def test_on_devices_of_our_runtime_it_is_what_that_runs(
+@pytest.mark.slow
+def test_on_devices_of_our_runtime_the_saved_plan_is_one_that_it_runs(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On clusters of processes a plan file is for `shardwise train`: if that ran micro-batches of one sample
@@ -138,6 +143,7 @@ def test_nothing_is_written_where_nothing_runs(run: Any, saved: str, tmp_path: P
     assert ran.code == 3 and not path.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("events", ["slow d0 1.0", "slow n0 0.5; slow n0 1.0"])
 def test_events_that_change_nothing_are_answered_by_keep(run: Any, tmp_path: Path, events: str) -> None:
     """gpt2-xl on 6 nodes of 2 RTX4090: `slow d0 1.0` was answered by a move."""
@@ -154,6 +160,7 @@ def test_events_that_change_nothing_are_answered_by_keep(run: Any, tmp_path: Pat
     assert json.loads(slower.out)["step_time_s"] != document["step_time_s"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fix", ["schedule=gpipe", "recompute=full", "tp=2"])
 def test_a_new_plan_has_the_restrictions_of_the_old_one(run: Any, tmp_path: Path, fix: str) -> None:
     first, path = str(tmp_path / "plan.yaml"), str(tmp_path / "decided.yaml")
@@ -174,6 +181,7 @@ def test_a_new_plan_has_the_restrictions_of_the_old_one(run: Any, tmp_path: Path
     assert str(getattr(free.strategy, name)) != value or free.strategy.pp != 2
 
 
+@pytest.mark.slow
 def test_nodes_that_are_not_used_are_idle_and_those_that_are_gone_are_not(run: Any, tmp_path: Path) -> None:
     """2 of 3 nodes run what needs an even number of them; the third is idle, or gone."""
     path, cluster = str(tmp_path / "plan.yaml"), "3x2xV100-32G"
@@ -190,7 +198,8 @@ def test_nodes_that_are_not_used_are_idle_and_those_that_are_gone_are_not(run: A
     assert ran.code == 2 and "plan with --use-all for whole nodes" in ran.err
 
 
-def test_where_the_question_leaves_nothing_the_error_names_it(run: Any, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_error_names_the_restriction_that_leaves_no_plan(run: Any, tmp_path: Path) -> None:
     path, cluster = str(tmp_path / "plan.yaml"), "2x2xV100-32G"
     job = ("opt-350m", "--cluster", cluster, "--seq-len", "512", "--global-batch-size", "16")
     assert run("plan", *job, "--fix", "tp=2,pp=2", "--save", path).code == 0

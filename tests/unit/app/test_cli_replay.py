@@ -28,6 +28,7 @@ def trace(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_json_has_every_requested_policy(run: Any, trace: str) -> None:
     ran = run("replay", *JOB, "--events", trace, "--length", "4h", "--json")
     assert ran.code == 0
@@ -43,6 +44,7 @@ def test_json_has_every_requested_policy(run: Any, trace: str) -> None:
     assert json.loads(every.out) == document
 
 
+@pytest.mark.slow
 def test_pictures_and_pages_are_written(run: Any, trace: str, tmp_path: Path) -> None:
     for name, start in (("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.html", b"<!doctype html>")):
         path = tmp_path / name
@@ -57,7 +59,8 @@ def test_pictures_and_pages_are_written(run: Any, trace: str, tmp_path: Path) ->
     assert "<script" not in page and "src=" not in page and "default-src 'none'" in page
 
 
-def test_a_plan_file_is_what_runs_at_first(run: Any, trace: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_replay_starts_with_the_plan_of_the_file(run: Any, trace: str, tmp_path: Path) -> None:
     path = str(tmp_path / "plan.yaml")
     run("plan", *JOB, "--fix", "tp=2", "--top", "0", "--save", path)
     argv = ("replay", path, "--cluster", CLUSTER, "--events", trace, "--json", "--policy", "static")
@@ -79,7 +82,8 @@ def test_a_plan_file_is_what_runs_at_first(run: Any, trace: str, tmp_path: Path)
     ]
 
 
-def test_nodes_behind_a_dead_link_are_named(run: Any, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_nodes_that_a_dead_link_cuts_off_are_named(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     dead = '{"time_s": 60.0, "kind": "link", "link": "n1>s1g0", "bytes_per_s": 0.0}\n'
     path.write_text('{"schema": "shardwise.events", "version": 1, "nodes": 4}\n' + dead)
@@ -88,7 +92,7 @@ def test_nodes_behind_a_dead_link_are_named(run: Any, tmp_path: Path) -> None:
         assert ran.code == 0 and ran.err == "shardwise: unreachable for some time: n1\n"
 
 
-def test_bad_input_is_one_line_and_writes_nothing(run: Any, trace: str, tmp_path: Path) -> None:
+def test_bad_input_is_a_one_line_error_and_writes_nothing(run: Any, trace: str, tmp_path: Path) -> None:
     out = tmp_path / "out.png"
     empty = tmp_path / "empty.jsonl"
     empty.write_text('{"schema": "shardwise.events", "version": 1, "nodes": 4}\n')
@@ -108,7 +112,8 @@ def test_bad_input_is_one_line_and_writes_nothing(run: Any, trace: str, tmp_path
         assert ran.code == 2 and ran.out == "" and "--plot" in ran.err, plot
 
 
-def test_what_is_lost_is_lost_by_every_policy(run: Any, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_every_policy_loses_the_steps_of_a_lost_node(run: Any, tmp_path: Path) -> None:
     """On one node all policies do the same: they wait where it is gone, and start again behind it with half
     of what lies between checkpoints done again; nothing where it had notice."""
     head = '{"schema": "shardwise.events", "version": 1, "nodes": 1}\n'
@@ -128,6 +133,7 @@ def test_what_is_lost_is_lost_by_every_policy(run: Any, tmp_path: Path) -> None:
     assert tokens[0] < tokens[1]
 
 
+@pytest.mark.slow
 def test_a_loss_after_the_end_costs_nothing(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "one.jsonl"
     head = '{"schema": "shardwise.events", "version": 1, "nodes": 4}\n'
@@ -136,6 +142,7 @@ def test_a_loss_after_the_end_costs_nothing(run: Any, tmp_path: Path) -> None:
     assert [one["goodput"] for one in found["policies"]] == [1.0] * 5
 
 
+@pytest.mark.slow
 def test_a_source_with_signs_of_formulas_is_drawn_as_it_is(run: Any, trace: str, tmp_path: Path) -> None:
     text = Path(trace).read_text()
     odd = tmp_path / "odd.jsonl"

@@ -41,7 +41,7 @@ def test_a_report_after_an_interrupt_is_the_last_too() -> None:
     assert done.returncode == 2
 
 
-def test_an_interrupt_comes_once() -> None:
+def test_an_interrupt_is_raised_once() -> None:
     done = ran(
         "with signals_as_interrupts():", f"  try: {SENDS}", f"  except KeyboardInterrupt: {SENDS}",
         "raise SystemExit(2)",

@@ -30,7 +30,8 @@ def validated(text: str, name: str) -> Any:
     return document
 
 
-def test_the_newest_version_is_meant_where_none_is_named(run: Run) -> None:
+@pytest.mark.slow
+def test_a_target_without_a_version_means_the_newest(run: Run) -> None:
     assert newest_target("megatron-lm") == MEGATRON
     assert newest_target("megatron") == "megatron" and newest_target("any") == "any"
     named, newest = (
@@ -42,6 +43,7 @@ def test_the_newest_version_is_meant_where_none_is_named(run: Run) -> None:
     assert validated(run("plan", *DENSE, "--json").out, "plan-answer")["target"] == "any"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command_line", [DENSE, EXPERTS], ids=["dense", "experts"])
 def test_a_plan_is_one_that_the_target_runs_and_its_file_names_it(
     run: Run, tmp_path: Path, command_line: tuple[str, ...]
@@ -81,7 +83,8 @@ def test_a_target_that_is_not_known_is_refused(run: Run, tmp_path: Path) -> None
     assert ran.code == 2 and "target" in ran.err and "megatron-lm-9.9" in ran.err
 
 
-def test_what_the_target_does_not_run_is_not_planned_for_it(run: Run) -> None:
+@pytest.mark.slow
+def test_plans_for_a_target_are_ones_that_it_runs(run: Run) -> None:
     for fixed in ("schedule=zb_v", "recompute=selective", "param_shard=2", "offload=activations"):
         ran = run("plan", *DENSE, "--target", MEGATRON, "--fix", fixed)
         assert ran.code == 2 and "is not run by Megatron-LM 0.19" in ran.err
@@ -93,6 +96,7 @@ def test_what_the_target_does_not_run_is_not_planned_for_it(run: Run) -> None:
     assert bloom.code == 2 and "model family bloom" in bloom.err
 
 
+@pytest.mark.slow
 def test_a_mixed_cluster_is_planned_uniform_for_a_target_without_uneven_plans(run: Run) -> None:
     command_line = ("llama-3.1-8b", "--cluster", "1x8xA100-80G+1x8xH100-SXM", *DENSE[3:])
     answer = validated(run("plan", *command_line, "--target", MEGATRON, "--json").out, "plan-answer")

@@ -33,6 +33,7 @@ def answered(ran: Ran) -> Any:
     return document
 
 
+@pytest.mark.slow
 def test_without_a_file_the_published_rows_are_used(run: Run) -> None:
     ran = run("validate")
     assert (ran.code, ran.err) == (0, "")
@@ -46,6 +47,7 @@ def test_without_a_file_the_published_rows_are_used(run: Run) -> None:
     assert max(map(len, lines)) <= WIDTH
 
 
+@pytest.mark.slow
 def test_the_answer_as_json(run: Run) -> None:
     document = answered(run("validate", "--json"))
     overall = document["overall"]
@@ -70,6 +72,7 @@ def test_the_answer_as_json(run: Run) -> None:
     assert overall["regret"] == max(workload["regret"] for workload in workloads)
 
 
+@pytest.mark.slow
 def test_the_same_question_has_the_same_answer(run: Run) -> None:
     assert (
         run("validate", "--level", "complete", "--json").out
@@ -163,7 +166,9 @@ def test_arguments_that_cannot_be_used(run: Run, argv: tuple[str, ...], words: t
         (b'id,gpus,gpu\na,"8,H100\n', "has no row that can be read"),
     ],
 )
-def test_files_of_which_nothing_can_be_read(run: Run, tmp_path: Path, content: bytes, words: str) -> None:
+def test_files_without_a_readable_row_are_refused(
+    run: Run, tmp_path: Path, content: bytes, words: str
+) -> None:
     path = tmp_path / "rows.csv"
     path.write_bytes(content)
     refused(run("validate", str(path)), "rows.csv", words)

@@ -15,7 +15,8 @@ from shardwise.app.cli.output import Line, plain_text
 from shardwise.cluster import Cluster, load_cluster, part_of
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.plans import Idle, Plan
-from shardwise.search import Curve, Point, Progress, Reference
+from shardwise.search import Curve, Point, Reference
+from shardwise.search.bnb.solver import Progress
 
 CLUSTER = load_cluster("1x4xV100-32G")
 
@@ -144,7 +145,7 @@ def options(**given: str) -> FrontierOptions:
         ("profile", inf, [1, 2, 4], None),
     ],
 )
-def test_each_mode_asks_and_picks(
+def test_each_mode_requests_and_picks_its_points(
     mode: str, limit_gib: float, searched: list[int], chosen: tuple[float, int] | None
 ) -> None:
     graph = Graph()
@@ -164,7 +165,7 @@ def test_each_mode_asks_and_picks(
     assert json.loads(json.dumps(document)) == document
 
 
-def test_people_read_the_same() -> None:
+def test_the_card_shows_the_same_as_the_document() -> None:
     text = plain_text(answered(Graph(), query("profile"), options(), inputs=()).lines)
     assert text.startswith("graph:two\n") and "tracked" in text
     assert "6 points of time and memory on 3 device counts" in text
@@ -200,7 +201,7 @@ def test_a_device_count_on_which_nothing_fits_is_named() -> None:
         (0.5, 0.25, "more than 50.00 %; not proven to --epsilon 25.00 %"),
     ],
 )
-def test_what_is_reported_of_the_points_is_proven(proven: float, allowed: float, text_expected: str) -> None:
+def test_the_reported_epsilon_is_proven(proven: float, allowed: float, text_expected: str) -> None:
     graph = Graph()
     graph.curves.proven = proven
     text = plain_text(answered(graph, replace(query("time"), epsilon=allowed), options(), inputs=()).lines)
@@ -251,6 +252,7 @@ def test_references_are_compared_with_the_pick(
         assert f"<td>{name}</td><td>{time_s:g}</td><td>{gib:g}</td>" in page
 
 
+@pytest.mark.slow
 def test_the_full_layout_is_in_the_page_once(tmp_path: Path) -> None:
     path = tmp_path / "plot.html"
     answered(Graph(), query("profile"), options(plot=str(path)), inputs=())

@@ -97,6 +97,7 @@ def crossed(plot: Plot) -> int:
     return sum(leads[one].intersects_bbox(boxes[other]) for one, other in pairs)
 
 
+@pytest.mark.slow
 def test_no_line_to_a_label_passes_under_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of marks close to each other, drawn at random; a twin that does not look for lines draws some."""
     plots = []
@@ -131,6 +132,7 @@ def test_a_line_is_a_step_function_that_claims_no_more_than_its_points() -> None
     assert np.array_equal(steps.get_data(), [[d.time_s for d in dots], [d.memory_bytes for d in dots]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "svg", "html"])
 def test_the_same_plot_gives_the_same_bytes(tmp_path: Path, suffix: str) -> None:
     seen = set()
@@ -141,6 +143,7 @@ def test_the_same_plot_gives_the_same_bytes(tmp_path: Path, suffix: str) -> None
     assert len(seen) == 1
 
 
+@pytest.mark.slow
 def test_a_png_has_its_size_and_is_not_blank(tmp_path: Path) -> None:
     path = tmp_path / "plot.PNG"
     write_plot(str(path), PLOT)
@@ -201,7 +204,7 @@ def page_of(path: Path, plot: Plot) -> tuple[_Page, list[Any]]:
     return page, json.loads(found.group(1))
 
 
-def test_a_page_says_of_each_dot_what_it_is(tmp_path: Path) -> None:
+def test_a_page_describes_each_dot(tmp_path: Path) -> None:
     page, dots = page_of(tmp_path / "plot.html", PLOT)
     assert [(entry["name"], tuple(entry["lines"])) for entry in dots] == [
         (name, dot.lines) for name, dot in PLOT.dots()
@@ -243,7 +246,7 @@ def test_all_labels_are_within_the_figure(gib: float) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_few_points_are_drawn_too(tmp_path: Path, count: int) -> None:
+def test_few_points_are_drawn(tmp_path: Path, count: int) -> None:
     few = PlotLine(name="1 device", dots=(dot(0.1, 3.0), dot(0.1000001, 2.9999))[:count], knee=None)
     write_plot(str(tmp_path / "plot.png"), Plot(title="t", subtitle="s", lines=(few,)))
 
@@ -254,7 +257,7 @@ def test_other_suffixes_are_refused(name: str) -> None:
         check_plot_file(name, key="--plot")
 
 
-def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardwise.app.plot.file.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"matplotlib.*pip install 'shardwise\[plot\]'"):
         check_plot_file("plot.png", key="--plot")

@@ -95,7 +95,7 @@ def test_a_node_whose_link_stands_still_is_unreachable() -> None:
     assert situation_of(VIEW, down).unreachable == {"n1"}
 
 
-def test_latency_counts_from_what_the_tier_has() -> None:
+def test_added_latency_starts_from_that_of_the_tier() -> None:
     # The tier's latency is spread over the way: more on one link is more on the whole.
     name = next(link.name for link in link_graph(CLUSTER) if link.name.startswith("n1>s"))
     own_s = next(link.latency_s for link in link_graph(CLUSTER) if link.name == name)

@@ -107,7 +107,7 @@ def test_every_device_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_peaks_are_dense_and_memory_is_what_the_driver_reports(name: str) -> None:
+def test_peaks_are_dense_and_memory_is_as_the_driver_reports(name: str) -> None:
     assert sparse_or_nominal(devices()[name], *DENSE_16_BIT[name]) == []
 
 

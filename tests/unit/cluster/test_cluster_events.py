@@ -19,12 +19,12 @@ from shardwise.cluster import (
     check_events,
     convert_events,
     events_text,
-    first_invalid_event,
     generate_events,
     load_cluster,
     load_events,
-    parse_events,
 )
+from shardwise.cluster.event_file import parse_events
+from shardwise.cluster.events import first_invalid_event
 from shardwise.errors import ConfigError
 
 HEAD = '{"schema": "shardwise.events", "version": 1, "nodes": 3}\n'
@@ -54,6 +54,7 @@ def test_a_file_is_read_back_as_it_was_written() -> None:
     assert list(trace.present()) == [(0.0, frozenset(n[:3])), (4.0, frozenset(n[1:]))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EVENT_KINDS)
 def test_generated_traces_are_complete_deterministic_and_fit_their_cluster(kind: str) -> None:
     cluster = load_cluster("3x4xA100-80G+2x2xT4")

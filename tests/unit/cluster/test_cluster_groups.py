@@ -66,7 +66,7 @@ def test_a_tier_joins_those_that_the_cluster_has_together(
     assert spans(uniform_cluster(racks, pools_of(racks)[0], len(places), state)) == expected
 
 
-def test_nodes_that_change_places_within_their_racks_are_the_cluster_itself(racks: Cluster) -> None:
+def test_a_permutation_of_nodes_within_racks_keeps_the_cluster(racks: Cluster) -> None:
     assert cluster_of_nodes(racks, [1, 0, 2, 3, 5, 4, 7, 6]) is racks
     assert cluster_of_nodes(racks, [4, 5, 6, 7, 0, 1, 2, 3]) is racks
     assert cluster_of_nodes(racks, [0, 2, 1, 3, 4, 5, 6, 7]) is not racks
@@ -96,7 +96,7 @@ def test_scale_up_groups_are_filled_node_by_node() -> None:
     assert spans(cluster_of_nodes(cluster, [0, 1])) == {"NVLink 5": 8}
 
 
-def test_groups_stay_together_and_full_ones_come_first(racks: Cluster) -> None:
+def test_groups_stay_whole_and_full_ones_are_used_first(racks: Cluster) -> None:
     groups = NodeGroups(racks)
     # n2 is the worst and n0 is gone: of the first room three nodes are left, its whole rack before n1 alone.
     order = groups.ordered([1, 2, 3, 4, 5, 6, 7], lambda place: (place == 2, place))
@@ -142,7 +142,7 @@ tiers:
     assert spans(uniform_cluster(cluster, small, 4, state)) == {"NVLink": 4, "rack": 8, "room": 16}
 
 
-def test_a_pool_whose_nodes_are_in_several_racks_has_none(tmp_path: Path) -> None:
+def test_a_pool_over_several_racks_has_no_groups(tmp_path: Path) -> None:
     """Racks of an A100 node and a V100 node each: the A100 nodes meet between racks; so do all four."""
     path = tmp_path / "pools.yaml"
     nodes = ", ".join("{device: A100-80G, devices: 8}, {device: V100-32G, devices: 8}" for _ in range(2))

@@ -19,7 +19,7 @@ from shardwise.errors import ConfigError
         ("8x8xH100-SXM", 7, ["7"]),
     ],
 )
-def test_meshes_lie_within_tiers_or_span_whole_ones(cluster: str, devices: int, names: list[str]) -> None:
+def test_meshes_are_within_tiers_or_span_whole_ones(cluster: str, devices: int, names: list[str]) -> None:
     assert [mesh.name for mesh in meshes_of(load_cluster(cluster), devices)] == names
 
 
@@ -49,7 +49,7 @@ def test_one_axis_per_tier() -> None:
 
 
 @pytest.mark.parametrize("ranks", [(), (9, 8), (2, 2, 2, 2), (0,)])
-def test_what_is_no_mesh_is_refused(ranks: tuple[int, ...]) -> None:
+def test_an_invalid_mesh_is_refused(ranks: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match="mesh"):
         mesh_of(load_cluster("8x8xH100-SXM"), ranks)
 

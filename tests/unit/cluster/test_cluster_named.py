@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import shardwise.cluster
-from shardwise.cluster import cluster_names, load_cluster, pools_of
+from shardwise.cluster import load_cluster, pools_of
+from shardwise.cluster.load import cluster_names
 from shardwise.errors import ConfigError
 
 # By pool: name, nodes, devices of a node, bytes per second of all cards of a node.
@@ -43,7 +44,7 @@ def test_a_name_stands_for_its_pools_and_cards(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "rate"), [("two-sites-10g", 10e9 / 8), ("two-sites-1g", 1e9 / 8)])
-def test_between_sites_there_is_the_rate_of_the_name(name: str, rate: float) -> None:
+def test_links_between_sites_have_the_rate_of_the_named_cluster(name: str, rate: float) -> None:
     tier = load_cluster(name).tiers[-1]
     assert (tier.name, tier.bytes_per_s, tier.latency_s) == ("WAN", rate, 11e-3)
 
@@ -65,6 +66,6 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     assert "three-classes" in str(caught.value.allowed)
 
 
-def test_a_name_has_no_other_network() -> None:
+def test_a_named_cluster_refuses_another_network() -> None:
     with pytest.raises(ConfigError, match="is for shorthands"):
         load_cluster("spot-mix", inter_node="100Gb/s")

@@ -9,15 +9,8 @@ import pytest
 from tests.unit.cost.hand_made import cluster as uniform
 from tests.unit.cost.hand_made import with_efficiency
 
-from shardwise.cluster import (
-    Cluster,
-    CollectiveCurve,
-    Tier,
-    cluster_of_pools,
-    load_cluster,
-    pools_of,
-    tier_of_pool,
-)
+from shardwise.cluster import Cluster, Tier, cluster_of_pools, load_cluster, pools_of, tier_of_pool
+from shardwise.cluster.device import CollectiveCurve
 
 GIVEN = """\
 nodes:
@@ -113,7 +106,7 @@ def test_a_tier_goes_at_the_pace_of_its_slowest_end(
     assert [tier.flow_bytes_per_s for tier in tiers] == pytest.approx([4 * one for one in seen])
 
 
-def test_a_fabric_inside_nodes_is_as_it_is() -> None:
+def test_a_fabric_inside_nodes_is_unchanged() -> None:
     cluster = mixed(2.5, (0.8, 0.4))
     inside = replace(cluster, tiers=(replace(cluster.tiers[0], is_network=False),))
     assert tier_of_pool(pools_of(inside)[1], inside) == inside.tiers[0]

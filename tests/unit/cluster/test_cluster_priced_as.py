@@ -22,9 +22,9 @@ from shardwise.cluster import (
     events_of_nodes,
     events_text,
     load_cluster,
-    parse_events,
     part_of,
 )
+from shardwise.cluster.event_file import parse_events
 from shardwise.errors import ConfigError, InternalError
 
 LINE = (
@@ -127,7 +127,7 @@ def test_a_device_approximated_by_its_node_is_named(words: str, line: str) -> No
         "link n0>s1g0 6.25GB/s",  # as it is
     ],
 )
-def test_events_of_whole_nodes_and_those_that_change_nothing_need_no_approximation(words: str) -> None:
+def test_events_of_whole_nodes_and_void_ones_need_no_approximation(words: str) -> None:
     assert events_of_nodes(events_from_text(words, 3), PAIRS).priced_as == ()
 
 
@@ -139,7 +139,7 @@ def test_a_device_that_is_all_of_its_node_is_its_node(words: str) -> None:
     assert words != "lost d1" or found.trace.events == (NodeLost(time_s=0.0, node="n1"),)
 
 
-def test_many_devices_are_one_line() -> None:
+def test_many_approximated_devices_are_reported_in_one_line() -> None:
     many = load_cluster("9x2xT4")
     words = "; ".join(f"slow d{2 * node} 0.5" for node in range(9))
     (line,) = events_of_nodes(events_from_text(words, 9), many).priced_as
@@ -147,12 +147,12 @@ def test_many_devices_are_one_line() -> None:
 
 
 @pytest.mark.parametrize("words", ["link n0>s1g0 1GB/s", "latency n0>s1g0 2ms"])
-def test_links_that_change_are_one_line(words: str) -> None:
+def test_approximated_changes_of_links_are_reported_in_one_line(words: str) -> None:
     (line,) = events_of_nodes(events_from_text(f"{words}; slow n0 0.5", 3), PAIRS).priced_as
     assert line.startswith("n0>s1g0 changes: ") and line.endswith("nothing is proven of the links themselves")
 
 
-def test_what_lies_between_sites_is_one_line() -> None:
+def test_approximated_changes_between_sites_are_reported_in_one_line() -> None:
     head = (
         '{"schema": "shardwise.events", "version": 1, "nodes": 3, "sites": {"a": ["n0"], "b": ["n1"]}}\n'
         '{"time_s": 1, "kind": "sites", "sites": ["a", "b"], "bytes_per_s": 1e9}\n'
@@ -239,7 +239,7 @@ def test_a_file_names_devices_by_their_numbers(device: str) -> None:
         parse_events(f'{head}{{"time_s": 1, "kind": "lost", "device": "{device}"}}\n')
 
 
-def test_a_device_alone_is_never_lost_in_plans() -> None:
+def test_conditions_refuse_the_loss_of_a_single_device() -> None:
     trace = events_from_text("lost d1", 3)
     with pytest.raises(InternalError):
         Conditions.at_start(trace).after(trace.events[0])

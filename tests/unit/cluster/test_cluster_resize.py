@@ -46,7 +46,7 @@ def test_whole_nodes_keep_their_tiers() -> None:
     assert part_of(whole, 32) is whole
 
 
-def test_a_part_of_a_mixed_cluster_is_not_as_slow_as_what_is_left_out() -> None:
+def test_a_part_of_a_mixed_cluster_is_not_slowed_by_omitted_nodes() -> None:
     mixed = load_cluster("1x4xA100-80G+2x4xA10G")
     assert part_of(mixed, 4).tiers == load_cluster("1x4xA100-80G").tiers
     assert part_of(mixed, 4).tiers[0].bytes_per_s > mixed.tiers[0].bytes_per_s
@@ -62,7 +62,7 @@ def test_a_part_is_a_cluster_that_can_be_written_and_read() -> None:
 
 
 @pytest.mark.parametrize("devices", [0, 9, 15, 17])
-def test_other_numbers_are_no_parts(devices: int) -> None:
+def test_other_numbers_of_devices_are_refused(devices: int) -> None:
     with pytest.raises(ConfigError, match="no part or multiple"):
         part_of(load_cluster("2x8xH100-SXM"), devices)
 
@@ -75,7 +75,7 @@ def test_multiples_are_the_default_cluster_of_that_size() -> None:
         assert [node.devices for node in found.nodes] == [node.devices for node in expected.nodes]
 
 
-def test_a_changed_network_stays_as_it_was_changed() -> None:
+def test_a_changed_network_stays_changed_after_a_resize() -> None:
     slow = load_cluster("2x8xH100-SXM")
     network = replace(slow.tiers[1], bytes_per_s=1e9, flow_bytes_per_s=1e9)
     found = multiplied(replace(slow, tiers=(slow.tiers[0], network)), 3)

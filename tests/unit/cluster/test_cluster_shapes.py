@@ -20,7 +20,6 @@ from shardwise.cluster import (
     cluster_record,
     find_device,
     group_members,
-    group_members_of,
     link_graph,
     load_cluster,
     multiplied,
@@ -29,6 +28,7 @@ from shardwise.cluster import (
     route,
 )
 from shardwise.cluster.file import cluster_of_fields
+from shardwise.cluster.tiers import group_members_of
 from shardwise.errors import ConfigError
 from shardwise.inputs import Fields, parse_mapping
 
@@ -124,14 +124,14 @@ def test_counts_and_prices() -> None:
         ("-1xH100", "neither"),
     ],
 )  # fmt: skip
-def test_texts_that_are_no_cluster(text: str, message: str) -> None:
+def test_malformed_clusters_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_cluster(text)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["abc", "0Gb/s", "-1Gb/s", "0x100Gb/s", "400", "1e30Gb/s", ""])
-def test_networks_that_are_none(text: str) -> None:
+def test_malformed_networks_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="inter-node"):
         load_cluster("2x8xH100", inter_node=text)
 
@@ -287,7 +287,7 @@ NODES = "nodes: [{device: H100, count: 2}]\n"
         (NODES + "tiers: [{name: a}]\nlinks: [{}]", "tiers", "not both"),
     ],
 )  # fmt: skip
-def test_errors_of_files_are_located(text: str, key: str, message: str) -> None:
+def test_errors_name_the_key(text: str, key: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         of_yaml(text)
     error = caught.value
@@ -307,6 +307,7 @@ def test_members_of_mesh_axes_in_nodes_of_8() -> None:
     assert everywhere.tolist() == [8, 8, 16, 64, 8, 6]
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(1, 12), st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.integers(1, 4))
 def test_columns_agree_with_explicit_groups(stride: int, size: int, node: int, pod: int, more: int) -> None:
@@ -362,7 +363,7 @@ def test_links_of_two_nodes_share_their_cards() -> None:
         assert min(links[name].capacity.at(0.0) for name in route_links) == tier.flow_bytes_per_s
 
 
-def test_a_spine_carries_what_the_oversubscription_leaves() -> None:
+def test_a_spine_carries_the_oversubscribed_bandwidth() -> None:
     pods = load_cluster(str(next(path for path in EXAMPLES if path.name == "two-pods.yaml")))
     links = {link.name: link for link in link_graph(pods)}
     # 128 devices of a pod at 25 GB/s each.
@@ -378,7 +379,7 @@ def test_a_mixed_cluster_keeps_the_bandwidth_of_each_node() -> None:
     assert links["n0>s1g0"].capacity.at(0.0) == 200e9 and links["n5>s1g0"].capacity.at(0.0) == 6.25e9
 
 
-def test_ranks_outside_are_refused() -> None:
+def test_ranks_outside_of_the_cluster_are_refused() -> None:
     for source, target in ((0, 8), (-1, 0)):
         with pytest.raises(ConfigError, match="not a rank"):
             route(load_cluster("8xH100"), source, target)

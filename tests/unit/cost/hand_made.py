@@ -10,30 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from shardwise.cluster import (
-    AttentionCurve,
-    Cluster,
-    CollectiveCurve,
-    Device,
-    Efficiency,
-    GroupedMatmulCurve,
-    MatmulCurve,
-    MemoryCurve,
-    Node,
-    Tier,
-)
-from shardwise.cost import (
-    Problem,
-    RankBytes,
-    StageTimes,
-    StepEnd,
-    bind,
-    costs_of_all_stages,
-    rank_bytes,
-    stage_times,
-    step_end,
-)
-from shardwise.model import Layer, Model
+from shardwise.cluster import AttentionCurve, Cluster, Device, Efficiency, Node, Tier
+from shardwise.cluster.device import CollectiveCurve, GroupedMatmulCurve, MatmulCurve, MemoryCurve
+from shardwise.cost import Problem, StageTimes, bind, costs_of_all_stages, rank_bytes, stage_times, step_end
+from shardwise.cost.memory import RankBytes
+from shardwise.cost.times import StepEnd
+from shardwise.model import Model
+from shardwise.model.model import Layer
 from shardwise.operators import Extent, Lookup, Loss, Matmul, Operator, Pointwise, Saved, Weight
 from shardwise.strategy import Job, Profile, StrategyTable, complete, parse_fields
 

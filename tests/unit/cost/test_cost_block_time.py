@@ -33,8 +33,8 @@ from shardwise.cost import (
     lower_bound_s,
     peaks_of,
     subproblem_of,
-    traffic_of,
 )
+from shardwise.cost.bounds.subproblem import traffic_of
 from shardwise.search.step_times import step_times_s
 
 
@@ -142,7 +142,7 @@ def test_host_cost_on_the_longest_path(text: str, expected: float) -> None:
         (4, "pp=4,schedule=gpipe", 13.2 / (1 - 0.875**4)),
     ],
 )
-def test_any_split(layers: int, text: str, expected: float) -> None:
+def test_any_split_of_layers_by_recomputation_and_offload(layers: int, text: str, expected: float) -> None:
     p = stack(layers)
     nothing = Split(*(np.array([n]) for n in (0, 0, 0, layers)))
     assert path_s(p, text, nothing) == pytest.approx(expected, rel=1e-12)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from tests.unit.cost.hand_made import cluster, device, problem, table, with_efficiency
 
-from shardwise.cluster import Backend, CollectiveCurve, Tier
+from shardwise.cluster import Backend, Tier
+from shardwise.cluster.device import CollectiveCurve
 from shardwise.cost import Problem
 from shardwise.cost.collectives import (
     ProcessGroups,
@@ -192,7 +193,7 @@ def test_the_tiers_between_neighbouring_stages(order: str, expected: list[int], 
     assert int(found.wraparound_tier[0]) == ends
 
 
-def test_orders_that_put_groups_alike_are_one() -> None:
+def test_axis_orders_with_the_same_groups_are_one() -> None:
     # On one tier all orders are alike; on nodes of 4, those that keep tp and the rest where they are.
     p = problem(on=cluster(2))
     texts = [f"tp=4,dp=2,axis_order={order}" for order in ("tp-cp-dp-pp", "tp-cp-pp-dp", "dp-tp-cp-pp")]
@@ -207,7 +208,7 @@ def test_orders_that_put_groups_alike_are_one() -> None:
     assert len(alike_grids(one, table(one, *texts))[0]) == 1
 
 
-def test_orders_that_send_more_at_once_are_not_alike() -> None:
+def test_orders_with_more_concurrent_senders_are_not_equivalent() -> None:
     # Stages that lie across nodes of 4 in every way, one device of a node sending or three: the groups are
     # alike, the hops are not, unless each device has a card of its own.
     texts = [f"tp=4,pp=3,dp=3,axis_order={order}" for order in ("pp-dp-tp-cp", "dp-pp-tp-cp")]
@@ -218,7 +219,7 @@ def test_orders_that_send_more_at_once_are_not_alike() -> None:
         assert len(alike_grids(p, table(p, *texts))[0]) == number
 
 
-def test_alike_orders_cost_the_same() -> None:
+def test_equivalent_orders_cost_the_same() -> None:
     p = problem(on=cluster(2))
     plain = "cp=2,dp=2,pp=2,zero_stage=3,axis_order="
     rows = table(p, *(plain + order for order in ORDERS))
@@ -310,7 +311,9 @@ def test_ranks_wait_for_each_other_at_collectives_and_not_at_messages() -> None:
         ((1, 1), (1, 2), False),
     ],
 )
-def test_who_leaves_by_the_cards_of_the_replicas(group: Sizes, replicas: Sizes, expected: bool) -> None:
+def test_groups_that_share_network_cards_with_the_replicas_contend(
+    group: Sizes, replicas: Sizes, expected: bool
+) -> None:
     tiers = cluster(2).tiers
     assert contends(tiers, group, replicas) == expected
     columns = [tuple(np.array([size, 1]) for size in sizes) for sizes in (group, replicas)]
@@ -320,7 +323,7 @@ def test_who_leaves_by_the_cards_of_the_replicas(group: Sizes, replicas: Sizes, 
     assert contends(racks, (1, 2, 1), (1, 1, 2)) and not contends(racks, (2, 1, 1), (1, 1, 2))
 
 
-def test_a_scatter_is_what_the_backend_does_for_it() -> None:
+def test_a_reduce_scatter_costs_the_collectives_that_the_backend_uses() -> None:
     # Once around four of a node, 3.2 s as above; or all reduced, 6.2 s as below.
     own = collective_model_of(slow_problem())
     assert float(own.reduce_scatter_s(100.0, (4, 1))) == pytest.approx(3.2, rel=1e-14)

@@ -60,7 +60,7 @@ def test_tiers_are_those_of_listed_ranks(spans: tuple[int, ...], pp: int, stride
     ]
 
 
-def test_the_settings_tell_hops_apart() -> None:
+def test_the_settings_distinguish_hops() -> None:
     counted = [
         {counted_tier(spans, pp, stride, *pair) for pair in pairwise(range(pp))}
         for spans, pp, stride in SETTINGS

@@ -23,7 +23,8 @@ from tests.unit.cost.hand_made import (
 from shardwise.cost import PhaseTimes, Problem
 from shardwise.cost.collectives import collective_model_of, groups_of
 from shardwise.cost.layers import BlockCost, block_cost, grid_cost, tensor_sync_s
-from shardwise.model import Experts, Layer
+from shardwise.model import Experts
+from shardwise.model.model import Layer
 from shardwise.operators import Attention, Extent, GroupedMatmul, Matmul, Pointwise, Saved, Weight
 
 
@@ -46,7 +47,7 @@ def test_parts_add_up() -> None:
     assert parts.scaled(3.0).expert_s == 96.0
 
 
-def test_a_brick_on_one_device() -> None:
+def test_a_layer_on_one_device() -> None:
     cost = layer_cost(problem(), "tp=1", brick())
     close(cost.forward.matmul_s, 1.0)  # 2 * 5 * 10 * 10 flop at 1000 flop/s
     close(cost.forward.memory_bound_s, 0.1)  # 5 * 10 * 2 B at 1000 B/s
@@ -67,7 +68,7 @@ def test_a_brick_on_one_device() -> None:
 @pytest.mark.parametrize(
     ("sequence_parallel", "norm_s", "saved_bytes"), [("no", 0.1, 300.0), ("yes", 0.05, 150.0)]
 )
-def test_a_brick_on_two_tensor_ranks(sequence_parallel: str, norm_s: float, saved_bytes: float) -> None:
+def test_a_layer_on_two_tensor_ranks(sequence_parallel: str, norm_s: float, saved_bytes: float) -> None:
     cost = layer_cost(problem(), f"tp=2,sequence_parallel={sequence_parallel}", brick())
     close(cost.forward.matmul_s, 0.5)
     close(cost.forward.memory_bound_s, norm_s)
@@ -154,7 +155,7 @@ def test_a_pass_through_experts_keeps_the_host_busy_longer() -> None:
     close(layer_cost(p, "ep=1", brick()).forward.host_s, 0.0)
 
 
-def test_the_ends_wait_for_the_host_too() -> None:
+def test_embedding_and_head_wait_for_the_host_too() -> None:
     p = with_software(problem(), dispatch_s=2.0)
     grid = grid_cost(p, table(p, "tp=1"))
     # The embedding is one kernel of 0.2 s, one for its gradient of 0.5 s; the host starts one for the input's
@@ -167,7 +168,7 @@ def test_the_ends_wait_for_the_host_too() -> None:
     close(grid.head.backward_weight.host_s, 0.0)
 
 
-def test_recomputation_that_stops_early_leaves_out_the_last_product_and_what_follows() -> None:
+def test_recomputation_that_stops_early_omits_the_last_matmul_and_its_successors() -> None:
     early = with_software(problem(), recompute_stops_early=True)
     close(layer_cost(problem(), "tp=1", brick()).repeated_s, 1.1)
     close(layer_cost(early, "tp=1", brick()).repeated_s, 0.0)  # the matmul comes first
@@ -315,7 +316,7 @@ def test_a_block_without_routed_work_sends_nothing() -> None:
     close(cost.forward.expert_s, 0.0)
 
 
-def test_a_capacity_bounds_what_is_sent() -> None:
+def test_a_capacity_bounds_the_tokens_sent() -> None:
     capped = Experts(experts=8, top_k=2, capacity_factor=2.0)
     cost = layer_cost(expert_problem(capped, expert_imbalance=1.5), "ep=2", expert_layer(capped))
     close(cost.forward.expert_s, 6.4)
@@ -412,7 +413,7 @@ def test_a_grid_has_costs_of_every_kind_and_both_ends() -> None:
     assert IDEAL is p.efficiency
 
 
-def test_ends_join_their_vocabulary() -> None:
+def test_embedding_and_head_gather_their_vocabulary() -> None:
     p = problem()
     grid = grid_cost(p, table(p, "tp=2"))
     # One region of 100 B: what was looked up, forward; the gradients of the head's input, backward.

@@ -82,7 +82,7 @@ def test_sharded_states(
     close(memory.gathered, gathered)
 
 
-def test_tensor_ranks_share_what_is_split() -> None:
+def test_tensor_ranks_share_split_states() -> None:
     # Norms of 10 are whole on both ranks: 4 * 60 + 200.
     close(bytes_of(one_node(), "tp=2").parameters, 880.0)
 
@@ -181,7 +181,9 @@ def test_recomputation_saves_fewer_activations(recompute: str, activations: tupl
         ("pp=2,schedule=dualpipe_v,recompute=full", (800, 1100, 1100, 800)),
     ],
 )
-def test_what_is_recomputed_waits_for_the_weights(text: str, activations: tuple[float, ...]) -> None:
+def test_recomputed_activations_are_held_until_the_weight_gradients(
+    text: str, activations: tuple[float, ...]
+) -> None:
     close(bytes_of(one_node(), text).activations, *activations)
 
 
@@ -281,7 +283,7 @@ def test_temporaries_of_blocks_that_are_reduced_one_by_one(
     close(bytes_of(p, text).gradients, *gradients)
 
 
-def test_gathered_inputs_are_saved_where_the_profile_says_so() -> None:
+def test_gathered_inputs_are_saved_if_the_profile_says_so() -> None:
     # Four layers: the product's input of 100 B is a half on either tensor rank, so is the norm's 200 B.
     p = one_node()
     close(bytes_of(p, "tp=2,dp=2").activations, 4 * (50.0 + 100.0))

@@ -18,7 +18,8 @@ from tests.unit.cost.hand_made import (
     with_software,
 )
 
-from shardwise.cluster import AttentionCurve, Efficiency, GroupedMatmulCurve, MatmulCurve, MemoryCurve
+from shardwise.cluster import AttentionCurve, Efficiency
+from shardwise.cluster.device import GroupedMatmulCurve, MatmulCurve, MemoryCurve
 from shardwise.cost import Problem
 from shardwise.cost.operators import degree_of, element_bytes, operator_times, rows_of, width_of
 from shardwise.model import Experts
@@ -234,7 +235,7 @@ def test_unfused_attention() -> None:
     assert seconds(unfused({"launch_s": 0.5}), ATTENTION, "tp=1") == pytest.approx(started, rel=1e-14)
 
 
-def test_unfused_attention_computes_what_a_window_would_leave_out() -> None:
+def test_unfused_attention_computes_scores_outside_of_a_window() -> None:
     core = Attention(
         name="a", heads=Extent(4, "heads"), kv_heads=Extent(2, "kv_heads"), qk_dim=3, v_dim=5, window=2
     )
@@ -242,7 +243,7 @@ def test_unfused_attention_computes_what_a_window_would_leave_out() -> None:
     assert seconds(given({}, seq_len=8), core, "tp=1")[0] < 1.0
 
 
-def test_unfused_attention_runs_as_products_do() -> None:
+def test_unfused_attention_runs_at_the_speed_of_matmuls() -> None:
     # Half of the peak, times 3 / 13 and 8 / 18 of it for the short inner dimensions; the softmax as before.
     found = seconds(unfused({"matmul": HALF_SPEED}), ATTENTION, "tp=1")
     forward = 1.536 / (0.5 * 3 / 13) + 2.56 / (0.5 * 8 / 18)
@@ -272,7 +273,7 @@ def test_software_prefers_its_first_kernel_that_the_device_has() -> None:
         assert with_software(p, attention=order).attention is curve
 
 
-def test_memory_bound_work_moves_as_often_as_software_makes_it() -> None:
+def test_memory_bound_work_moves_bytes_as_often_as_the_profile_says() -> None:
     p = with_software(given({"memory": SLOW_MEMORY, "launch_s": 0.5}), pointwise_passes=2.0)
     pointwise = Pointwise(name="p", forward=(Extent(10),), backward=(Extent(30),), rows="tokens")
     # 5 * 10 * 2 B and 5 * 30 * 2 B, twice, each with 100 B, at 500 B/s.

@@ -9,7 +9,8 @@ import pytest
 from tests.property.layout_instances import op
 
 from shardwise.cluster import load_cluster, mesh_of
-from shardwise.cost import LayoutEstimate, StepCounts, Training, estimate_stage
+from shardwise.cost import LayoutEstimate, StepCounts, Training
+from shardwise.cost.one_layout import estimate_stage
 from shardwise.cost.one_layout.layout import StepLedger
 from shardwise.graph import REPLICATE, Block, BlockLayout, GraphLayout, Mode, OpGraph, rules_of
 
@@ -104,7 +105,7 @@ def test_other_micro_batches_count_in_full() -> None:
     assert peak_tensor_bytes(estimate) == pytest.approx(MOST + SAVED_BYTES, abs=1.0)
 
 
-def test_a_twin_to_which_all_is_there_from_the_start_counts_all() -> None:
+def test_a_twin_that_counts_all_tensors_from_the_start_is_larger() -> None:
     save = StepLedger.save
     with patch.object(StepLedger, "save", lambda ledger, nbytes, since: save(ledger, nbytes, 0)):
         assert peak_tensor_bytes(estimate_on_one("kept", StepCounts())) == pytest.approx(

@@ -69,7 +69,7 @@ def test_the_slowest_device_depends_on_the_matmul_dtype() -> None:
     assert p.matmul_flop_per_s == 100.0
 
 
-def test_products_of_low_precision_reach_less_of_their_peak() -> None:
+def test_matmuls_of_low_precision_reach_less_of_their_peak() -> None:
     curve = replace(IDEAL.matmul, fp8_fraction=0.75, fp4_fraction=0.5)
     peaks = {"bf16": 1000.0, "fp8": 2000.0, "fp4": 4000.0, "fp32": 500.0}
     of = device(replace(IDEAL, matmul=curve), peak_flop_per_s=peaks)
@@ -186,7 +186,7 @@ def test_optimizer_states_per_parameter() -> None:
     assert OPTIMIZERS["adamw"].work_flop_per_hidden == 0.0
 
 
-def test_limits_are_what_all_kinds_have_in_common() -> None:
+def test_limits_are_those_common_to_all_device_kinds() -> None:
     def core(heads: int, kv_heads: int) -> Attention:
         extents = Extent(heads, "heads"), Extent(kv_heads, "kv_heads")
         return Attention(name="a", heads=extents[0], kv_heads=extents[1], qk_dim=2, v_dim=2)
@@ -216,6 +216,6 @@ def test_limits_are_what_all_kinds_have_in_common() -> None:
     assert (limits.layers, limits.seq_len, limits.global_batch_size) == (2, 7, 9)
 
 
-def test_what_a_model_lacks_limits_nothing() -> None:
+def test_parts_that_a_model_lacks_limit_nothing() -> None:
     limits = problem(brick_model()).limits
     assert (limits.heads, limits.experts, limits.expert_ffn) == (0, 0, 0)

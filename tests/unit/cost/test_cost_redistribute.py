@@ -103,7 +103,7 @@ def test_axes_that_need_the_same_collective_are_one_group() -> None:
     )
 
 
-def test_what_shrinks_comes_before_what_grows() -> None:
+def test_collectives_that_shrink_come_before_those_that_grow() -> None:
     # The reduce-scatter in the node shrinks what the all-reduce among nodes moves to an eighth.
     expected = ring_s(NBYTES, (8, 1)) + float(FABRIC.all_reduce_s(NBYTES / 8, (1, 8)))
     assert redistributed_s((P, P), (R, S0), (8, 8)) == pytest.approx(expected, rel=1e-12)
@@ -172,7 +172,7 @@ def is_alone(ranks: tuple[int, ...], start: tuple[int, ...], end: tuple[int, ...
 
 
 @pytest.mark.parametrize("ranks", [(4,), (2, 4), (8, 2), (2, 3), (2, 2, 2)])
-def test_nothing_is_free_but_what_each_rank_does_alone(ranks: tuple[int, ...]) -> None:
+def test_only_redistributions_without_communication_are_free(ranks: tuple[int, ...]) -> None:
     table = redistributions_of(FABRIC, mesh_of(CLUSTER, ranks), (SIZE, SIZE), 2.0)
     free = 0
     for (i, start), (j, end) in product(enumerate(table.table.named), repeat=2):

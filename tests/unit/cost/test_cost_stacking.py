@@ -21,12 +21,13 @@ from tests.unit.cost.hand_made import (
     with_efficiency,
 )
 
-from shardwise.cluster import CollectiveCurve
+from shardwise.cluster.device import CollectiveCurve
 from shardwise.cost import Problem, ProblemShapes
 from shardwise.cost.stacking import UNUSED_FIELDS
 from shardwise.model import load_model
 from shardwise.operators import Extent
-from shardwise.search import StepFigures, step_figures, step_figures_of
+from shardwise.search import StepFigures, step_figures_of
+from shardwise.search.step_times import step_figures
 from shardwise.strategy import StrategyTable
 
 WIDTH = Extent(10)
@@ -53,7 +54,7 @@ def assert_same(found: StepFigures, expected: StepFigures) -> None:
         assert getattr(found, each.name) == pytest.approx(getattr(expected, each.name), rel=1e-13), each.name
 
 
-def test_every_row_costs_what_it_costs_alone() -> None:
+def test_every_row_costs_the_same_as_alone() -> None:
     problems = [cases for cases, _ in PROBLEMS]
     shapes = ProblemShapes()
     assert len({shapes.of(cases) for cases in problems}) == 1
@@ -132,7 +133,7 @@ def _with_operator(place: int, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("change", CHANGED)
-def test_what_formulas_treat_differently_has_another_shape(change: str) -> None:
+def test_problems_with_different_formulas_have_different_shapes(change: str) -> None:
     shapes = ProblemShapes()
     assert shapes.of(CHANGED[change]()) != shapes.of(problem())
 

@@ -66,7 +66,7 @@ def test_a_pipeline_with_uneven_ends() -> None:
     assert listed(places.rank_has_head) == [0.0, 0.0, 0.0, 1.0]
 
 
-def test_interleaved_stages_go_round() -> None:
+def test_interleaved_stages_are_placed_round_robin() -> None:
     # Layers 10 | 00 | 10 | 00 on ranks 0, 1, 0, 1.
     places = placed("pp=2,vpp=2")
     assert listed(places.rank) == [0, 1, 0, 1]
@@ -121,7 +121,7 @@ def test_the_first_remaining_stage_is_stage_0() -> None:
     assert peak_places(p, rows).stage[0].tolist() == [0, 0, 0, 0, 0]
 
 
-def test_rows_of_three_and_of_four_stages_stand_together() -> None:
+def test_rows_of_different_stage_counts_share_a_table() -> None:
     p = problem(brick_model(PATTERN), cluster(3), batch=12)
     texts = ("pp=3", "pp=4", "pp=2", "pp=3,first_stage_layers=1")
     together = all_places(p, table(p, *texts))

@@ -26,7 +26,7 @@ from tests.unit.cost.hand_made import (
     with_software,
 )
 
-from shardwise.cluster import MemoryCurve
+from shardwise.cluster.device import MemoryCurve
 from shardwise.cost import Problem
 from shardwise.model import Experts
 from shardwise.operators import Extent, GroupedMatmul, Weight
@@ -55,7 +55,7 @@ def test_two_stages() -> None:
     close(times.recompute_s, 0.0, 0.0)
 
 
-def test_kinds_of_layers_and_uneven_ends() -> None:
+def test_layers_of_several_kinds_and_uneven_end_stages() -> None:
     # The other kind: 2 s a phase and its norm.
     p = exposed(problem(brick_model((1, 0, 0, 1)), cluster(1)))
     times = times_of(p, "pp=2,first_stage_layers=1")
@@ -72,7 +72,7 @@ def test_the_host_launches_every_action() -> None:
     close(times.backward_weight_s, 2.75, 4.25)
 
 
-def test_a_sender_waits_for_what_does_not_hide() -> None:
+def test_a_sender_waits_for_exposed_communication() -> None:
     # 100 B inside a node take a second: three quarters of it with each forward but the last stage's and each
     # backward for inputs but the first stage's, which send nothing.
     times = times_of(with_software(one_node(), pipeline_overlap=0.25, host_action_s=0.25), "pp=2")
@@ -93,7 +93,7 @@ def test_gradients_in_the_dtype_of_the_weights_are_half_as_long() -> None:
     close(end.optimizer_s, 840 * 28 / 1000)  # 2 + 2 * 4 + 2 * 8 + 2
 
 
-def test_what_tensor_ranks_send_by_the_same_cards_hides_no_gradients() -> None:
+def test_tensor_communication_on_the_same_cards_hides_no_gradients() -> None:
     """A backward of 16.3 s over one node, of which 9 s join tensor ranks' parts (2 of 1 s in each of four
     layers, 1 in the head): 7.3 s are left to sum 17.6 s of gradients in four buckets, 17.6 - 3/4 * 7.3."""
     hiding = with_software(one_node(), data_overlap=1.0, state_overlap=1.0)
@@ -332,7 +332,7 @@ def test_adamw_moves_thirty_bytes_per_parameter() -> None:
     close(end_of(one_node(), "pp=2").optimizer_s, 12.6)  # 420 on either stage
 
 
-def test_software_that_goes_by_block_copies_what_it_gathers_and_reduces() -> None:
+def test_software_that_works_by_block_copies_gathered_and_reduced_tensors() -> None:
     """Beside the update's 30 B (7.5 where a quarter is owned), of an owned weight: 4 read to be narrowed,
     2 * 2 into what is gathered; of each: 2 * 2 out of it, with two microbatches 6 and 10 to add gradients up
     and 2 * 4 into what is reduced; where a rank is alone with them, 2 * 2 and 2 * 4 to gather and reduce."""
@@ -473,7 +473,7 @@ def test_experts_are_reduced_over_their_own_replicas(shards: str, gather: float,
     close(times.reduce_s, reduce)
 
 
-def test_four_replicas_of_experts_gather_what_their_states_share() -> None:
+def test_four_replicas_of_experts_gather_their_sharded_states() -> None:
     # Pairs hold a half of 220 and of 3200 weights: two pairs gather 1/2 of 220 B and of 3200 B.
     times = times_of(expert_problem(), "ep=1,param_shard=2,grad_shard=2,optim_shard=4")
     close(times.gather_s, 17.1)
@@ -497,7 +497,7 @@ def test_a_stage_without_experts_pays_no_latency_for_them() -> None:
     close(times_of(with_ends, "pp=2,ep=1,zero_stage=3").shard_s[:1], 2 * 4.1 + 7.2)
 
 
-def test_offload_that_hides_altogether() -> None:
+def test_offload_that_is_fully_overlapped() -> None:
     fast = replace(cluster(1), nodes=(node(host_link_bytes_per_s=1000.0),))
     # 600 B take 0.6 s beside 2.4 s, both ways; nothing is slowed.
     close(times_of(exposed(problem(on=fast)), "pp=2,offload=activations").offload_s[:1], 0.0)
@@ -530,7 +530,7 @@ def test_the_norm_joins_all_ranks() -> None:
     close(end_of(far, "cp=4,dp=2").norm_s, 10.08 + 3.0)
 
 
-def test_all_that_ends_a_step_is_added() -> None:
+def test_all_parts_at_the_end_of_a_step_are_added() -> None:
     tied = with_software(exposed(problem(brick_model(tied=True), cluster(1))), host_step_s=0.5)
     # 640 weights: norm 7.68, update 19.2; pp 2: 420 on each stage, 5.04 and 12.6, and 800 B twice at 100 B/s.
     close(end_of(tied, "dp=4").total_s, 7.68 + 19.2 + 0.5)

@@ -127,6 +127,7 @@ with open(sys.argv[1] + os.environ["RANK"], "w") as file:
 """
 
 
+@pytest.mark.slow
 def test_every_rank_has_its_place_its_link_and_its_share(
     emulate: Emulate, cluster: str, tmp_path: Path
 ) -> None:
@@ -148,6 +149,7 @@ def test_every_rank_has_its_place_its_link_and_its_share(
     assert [one["group"] for one in reported] == ["d0", "d1", "d2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "code"),
     [
@@ -173,8 +175,9 @@ def test_tools_are_found_outside_the_path(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert network.tool_path("tc") == str(tmp_path / "tc")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_takes_everything_down(
+def test_an_interrupt_removes_the_whole_emulation(
     emulate: Emulate, cluster: str, tmp_path: Path, number: int
 ) -> None:
     ended = interrupted(emulate, cluster, tmp_path / "ready", (number,), apart_s=0.0)
@@ -182,9 +185,10 @@ def test_an_interrupt_takes_everything_down(
         assert ended.returncode == 130 and ended.stderr.startswith("shardwise: error: interrupted")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apart_s", sample_of([0.0, 0.005, 0.02], [0.005]))
 @pytest.mark.parametrize("numbers", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGHUP)])
-def test_more_interrupts_do_not_stop_what_takes_down(
+def test_further_interrupts_do_not_stop_the_removal(
     emulate: Emulate, cluster: str, tmp_path: Path, numbers: tuple[int, ...], apart_s: float
 ) -> None:
     """What is left is looked for by the fixture."""
@@ -209,7 +213,8 @@ def interrupted(
     return subprocess.CompletedProcess(process.args, process.returncode, "", messages)
 
 
-def test_what_a_killed_emulation_left_is_removed_by_the_next(
+@pytest.mark.slow
+def test_remains_of_a_killed_emulation_are_removed_by_the_next(
     emulate: Emulate, cluster: str, tmp_path: Path
 ) -> None:
     ready = tmp_path / "ready"
@@ -269,7 +274,8 @@ else:
 """
 
 
-def test_what_waits_at_a_link_goes_on_when_it_becomes_slow(emulate: Emulate, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_queued_packets_continue_when_a_link_becomes_slow(emulate: Emulate, tmp_path: Path) -> None:
     """Pieces of 64 KiB waited at a bucket of 80 kB; when it became one of 32 they never left it."""
     hosts, events = tmp_path / "hosts.yaml", tmp_path / "events.jsonl"
     hosts.write_text(
@@ -283,7 +289,8 @@ def test_what_waits_at_a_link_goes_on_when_it_becomes_slow(emulate: Emulate, tmp
     assert not is_possible(ran) or (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_links_and_shares_change_on_the_way(emulate: Emulate, cluster: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_links_and_shares_change_during_a_run(emulate: Emulate, cluster: str, tmp_path: Path) -> None:
     """The command of rank 0 ends once it has seen its link at the changed bandwidth."""
     events = tmp_path / "events.jsonl"
     events.write_text(
@@ -403,12 +410,13 @@ def test_events_become_changes_of_links_and_ranks(tmp_path: Path) -> None:
         EmulatedChange(time_s=5.0, value=0.125, ranks=(1,)),
     ]
     for refused in (NodeLost(time_s=1.0, node="n0"), LinkChange(time_s=1.0, link="n1>s1g0", latency_s=1.0)):
-        with pytest.raises(ConfigError, match="is not emulated"):
+        with pytest.raises(ConfigError, match="cannot be emulated"):
             changes_of(EventTrace(nodes=2, events=(refused,)), place)
     with pytest.raises(ConfigError, match="another cluster"):
         changes_of(EventTrace(nodes=3, events=()), place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -420,7 +428,7 @@ def test_events_become_changes_of_links_and_ranks(tmp_path: Path) -> None:
         (("1x2xcpu", "--events", "missing.jsonl", "--", "true"), "missing.jsonl"),
     ],
 )
-def test_what_cannot_be_emulated_is_refused_in_one_line(
+def test_an_impossible_emulation_is_refused_in_one_line(
     emulate: Emulate, words: tuple[str, ...], named: str
 ) -> None:
     ran = emulate(*words)

@@ -16,7 +16,7 @@ ALPHAS_S = [0.5, 2.0]
 RATES = [10.0, 5.0]
 
 
-def test_a_group_of_one_is_not_at_work() -> None:
+def test_a_group_of_one_rank_does_not_communicate() -> None:
     np.testing.assert_array_equal(comm.has_peers(np.array([1, 2, 8])), [0, 1, 1])
 
 
@@ -33,7 +33,7 @@ def test_one_message() -> None:
         (4, 4.5),  # 3 * 0.5 + 3/4 * 100 / 25
     ],
 )
-def test_a_trip_around_a_ring(n: int, expected: float) -> None:
+def test_the_time_of_a_ring_all_gather(n: int, expected: float) -> None:
     assert comm.ring_all_gather_s(100.0, n, 0.5, 25.0) == expected
 
 
@@ -149,7 +149,7 @@ def test_all_to_all(sizes: list[int], copies: list[float], expected: float) -> N
         (4, 8, 4 * (1 - 0.75**8)),
     ],
 )
-def test_groups_that_draws_reach(groups: int, drawn: int, expected: float) -> None:
+def test_expected_groups_of_random_draws(groups: int, drawn: int, expected: float) -> None:
     assert comm.expected_groups(groups, drawn) == pytest.approx(expected, rel=1e-14)
     draws = itertools.product(range(groups), repeat=drawn)
     if groups**drawn < 100:

@@ -30,7 +30,7 @@ def test_every_public_function_has_its_row() -> None:
     assert len(names) >= 30
 
 
-def test_every_row_of_an_equation_names_a_test_of_its_file() -> None:
+def test_every_row_of_the_table_names_a_test_of_its_file() -> None:
     for module in {name.split(".")[0] for name in equations()}:
         source = (ROOT / "tests/unit/equations" / f"test_equations_{module}.py").read_text(encoding="utf-8")
         rows = re.findall(r"^\| `\w+` \|.*\| `(test_\w+)` \|$", section(module), re.M)
@@ -50,7 +50,7 @@ def test_every_named_test_and_file_exists() -> None:
         assert (ROOT / "src/shardwise/cost" / name).is_file(), name
 
 
-def test_the_number_of_frozen_prices_is_told() -> None:
+def test_the_number_of_recorded_costs_is_documented() -> None:
     recorded = (ROOT / "tests/golden/prices.json").read_text(encoding="utf-8")
     count = len(re.findall(r'^   "tp=', recorded, re.M))
     assert f"Frozen prices of {count} strategies" in PAGE.read_text(encoding="utf-8")

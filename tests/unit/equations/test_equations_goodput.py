@@ -25,7 +25,7 @@ def test_share_of_checkpoints() -> None:
     assert goodput.checkpoint_fraction(90.0, 0.0) == 0.0
 
 
-def test_half_an_interval_is_done_again() -> None:
+def test_half_a_checkpoint_interval_is_repeated() -> None:
     assert goodput.lost_per_failure_s(90.0, 10.0, 600.0) == 650.0  # (90 + 10) / 2 + 600
 
 
@@ -86,7 +86,7 @@ def test_rare_failures_take_their_loss_times_their_rate() -> None:
     assert lost == pytest.approx(goodput.lost_per_failure_s(90.0, 10.0, 600.0) / 1e9, rel=1e-4)
 
 
-def test_a_cluster_that_always_fails_leaves_nothing_and_says_so_without_overflow() -> None:
+def test_a_cluster_that_always_fails_has_zero_goodput_without_overflow() -> None:
     assert goodput.surviving_fraction(3600.0, 6.0, 600.0, 0.01) == 0.0
     columns = goodput.surviving_fraction(3600.0, 6.0, 600.0, np.array([0.01, 1e3, 1e5, 1e9]))
     assert np.all(np.diff(columns) > 0.0) and columns[-1] < 1.0

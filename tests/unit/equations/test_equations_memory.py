@@ -29,7 +29,7 @@ def test_share_of_a_stage_that_is_recomputed(recomputed: int, layers: int, expec
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 100.0), (0.5, 55.0), (1.0, 10.0)])
-def test_activations_that_are_kept(share: float, expected: float) -> None:
+def test_saved_activations(share: float, expected: float) -> None:
     assert memory.saved_activation_bytes(100.0, 10.0, share) == expected  # 100 - share * 90
 
 
@@ -42,7 +42,7 @@ def test_activations_that_are_kept(share: float, expected: float) -> None:
         (30.0, 1, 80.0),
     ],
 )
-def test_gradients_of_a_block_beside_its_work_or_beside_what_is_sent(
+def test_gradients_of_a_block_during_its_work_or_its_reduction(
     at_work: float, weights_freed: int, expected: float
 ) -> None:
     assert memory.block_reduction_bytes(at_work, 40.0, 80.0, weights_freed) == expected

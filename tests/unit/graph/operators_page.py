@@ -13,11 +13,8 @@ from pathlib import Path
 from tests.unit.graph.operators import operator
 
 from shardwise.graph import (
-    KINDS,
-    Attribute,
     CollectiveCall,
     KernelWork,
-    Moved,
     OpNode,
     SavedTensors,
     ShardingRule,
@@ -27,6 +24,8 @@ from shardwise.graph import (
     work_of,
 )
 from shardwise.graph import placement_text as place
+from shardwise.graph.kinds import KINDS, Attribute
+from shardwise.graph.record import Moved
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "operators.md"
 HEADING = "## Kinds\n"

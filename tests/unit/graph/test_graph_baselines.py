@@ -39,7 +39,7 @@ def words(layout: GraphLayout | None, name: str) -> tuple[dict[str, list[str]], 
 
 @pytest.mark.parametrize("name", graph_names())
 @pytest.mark.parametrize("ranks", MESHES, ids=str)
-def test_they_are_layouts_of_every_shipped_graph(name: str, ranks: tuple[int, ...]) -> None:
+def test_baselines_are_layouts_of_every_shipped_graph(name: str, ranks: tuple[int, ...]) -> None:
     graph = graph_of(name)
     for baseline in (data_parallel, megatron):
         layout = baseline(graph, ranks)
@@ -102,7 +102,7 @@ def test_megatron_has_four_all_reduces_a_layer() -> None:
     assert seconds[1] - seconds[0] == pytest.approx(4.0 * each_s, rel=1e-9)
 
 
-def test_where_they_cannot_be_there_is_none() -> None:
+def test_an_impossible_baseline_is_none() -> None:
     llama = graph_of("llama-3.1-8b")
     assert data_parallel(scaled(llama, 4), (8,)) is None  # 4 samples for 8 ranks
     assert megatron(scaled(llama, 4), (8, 2)) is None
@@ -112,7 +112,7 @@ def test_where_they_cannot_be_there_is_none() -> None:
     assert data_parallel(fixed, (8,)) is None
 
 
-def test_a_width_that_leaves_its_block_is_not_split() -> None:
+def test_a_width_that_other_blocks_read_is_not_split() -> None:
     """Of a layer cut behind its activation the MLP has no rows to end with; attention is split as before."""
     llama = graph_of("llama-3.1-8b")
     layer = llama.blocks[1]

@@ -61,7 +61,7 @@ def test_json_and_the_schema_agree(tmp_path: Path) -> None:
         replace(parse_graph(SMALL), source=""),
     ],
 )
-def test_what_is_written_is_read_again(graph: OpGraph, tmp_path: Path) -> None:
+def test_a_written_graph_is_read_back(graph: OpGraph, tmp_path: Path) -> None:
     path = tmp_path / "again.yaml"
     path.write_text(graph_text(graph))
     assert load_graph(str(path)) == graph
@@ -372,7 +372,7 @@ def test_unknown_names_suggest_a_near_one() -> None:
         load_graph("graph:no-such-thing")
 
 
-def test_a_graph_grows_with_its_batch_and_sequence() -> None:
+def test_a_graph_scales_with_its_batch_and_sequence() -> None:
     graph = parse_graph(bent("blocks.1.operators.0.flop", 100.0))
     larger = scaled(graph, 16, 12)
     assert (larger.batch, larger.seq_len) == (16, 12)
@@ -387,7 +387,7 @@ def test_a_graph_grows_with_its_batch_and_sequence() -> None:
     assert scaled(parse_graph(SMALL), 16, 12) == parse_graph(document)
 
 
-def test_a_graph_that_cannot_grow_says_so() -> None:
+def test_a_graph_that_cannot_scale_is_refused() -> None:
     document = bent("blocks.1.operators.0.dims", {"half": "batch/2"})
     with pytest.raises(ConfigError, match=r"gives 'up', dim half no size; found 3\.5"):
         scaled(parse_graph(document), 7)

@@ -36,13 +36,13 @@ def test_means_of_micro_batches_count_their_share_and_sums_in_full() -> None:
     assert loss_weight(chain(8, 6, 12, 5), 2) == 0.5
 
 
-def test_what_is_linear_after_a_sum_changes_nothing() -> None:
+def test_linear_operators_after_a_sum_keep_the_loss_weight() -> None:
     scaled = op("half", "elementwise", SIZES, [("loss", "")], "", function="scale", number=0.5)
     assert loss_weight(graph(HEAD, EACH, summed("sum"), scaled), 4) == 1.0
     assert loss_weight(graph(HEAD, MEAN, scaled), 4) == 0.25
 
 
-def test_what_all_micro_batches_read_is_whole() -> None:
+def test_tensors_read_by_all_micro_batches_are_whole() -> None:
     """Positions without a batch: each micro-batch adds all of them."""
     added = op("add", "elementwise", SIZES, [("x", "bse"), ("places", "se")], "bse", function="add")
     loss = op("loss", "mean_square", SIZES, [("add", "bse"), ("x", "bse")], "")
@@ -89,7 +89,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_computes_across_samples_is_refused_by_name(name: str) -> None:
+def test_operators_across_samples_are_refused_by_name(name: str) -> None:
     refused = graph(*REFUSED[name])
     with pytest.raises(ConfigError, match="computes across samples") as caught:
         loss_weight(refused, 2)

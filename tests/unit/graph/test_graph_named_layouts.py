@@ -40,7 +40,7 @@ def record() -> dict[str, Any]:
     }
 
 
-def test_a_record_is_read_back() -> None:
+def test_a_layout_record_is_read_back() -> None:
     layout = layout_from_record(record(), graph(), (2, 4))
     assert len(layout.blocks) == 5
     assert layout.blocks[1] is layout.blocks[3]
@@ -82,7 +82,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_no_layout_is_refused(case: str) -> None:
+def test_an_invalid_layout_record_is_refused(case: str) -> None:
     bad, key = BAD[case]
     with pytest.raises(ConfigError) as caught:
         layout_from_record(bad, graph(), (2, 8) if case == "too many parts" else (2, 4))

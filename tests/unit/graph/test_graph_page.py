@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.unit.graph.operators_page import EXAMPLES, HEADING, PAGE, rendered, written
 
-from shardwise.graph import KINDS, check_op
+from shardwise.graph import check_op
+from shardwise.graph.kinds import KINDS
 
 
 def test_every_kind_has_an_example_that_passes_its_check() -> None:
@@ -13,7 +14,7 @@ def test_every_kind_has_an_example_that_passes_its_check() -> None:
         check_op(op)
 
 
-def test_the_page_is_what_the_kinds_say() -> None:
+def test_the_page_of_operators_is_generated_from_the_kinds() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert text == written(), "python -m tests.unit.graph.operators_page writes it anew"
     assert text.count(HEADING) == 1

@@ -137,7 +137,7 @@ def test_parameters_are_the_published_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", graph_names())
-def test_flop_are_those_of_the_arithmetic(name: str) -> None:
+def test_flop_equal_the_arithmetic(name: str) -> None:
     graph = load_graph(f"graph:{name}")
     assert forward_flop(graph) == pytest.approx(FORWARD_FLOP[name], rel=1e-12)
     assert step_flop(graph) == pytest.approx(3 * FORWARD_FLOP[name] - FREE_FLOP.get(name, 0.0), rel=1e-12)
@@ -150,13 +150,13 @@ def test_files_are_in_the_written_form_and_say_their_source(name: str) -> None:
     assert graph.source and graph.name == name
 
 
-def test_convolutions_cost_what_is_published() -> None:
+def test_convolutions_have_the_published_flop() -> None:
     """torchvision gives 15.47 and 4.09 billion multiplications and additions per image."""
     assert forward_flop(load_graph("graph:vgg16")) / 256 / 2 == pytest.approx(15.47e9, rel=1e-3)
     assert forward_flop(load_graph("graph:resnet50")) / 256 / 2 == pytest.approx(4.09e9, rel=1e-3)
 
 
-def test_the_arithmetic_of_residual_networks_meets_what_is_published() -> None:
+def test_the_flop_of_residual_networks_are_the_published_ones() -> None:
     assert _resnet_parameters((3, 4, 6, 3), 1) == PARAMETERS["resnet50"]
 
 

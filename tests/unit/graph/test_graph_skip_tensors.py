@@ -42,7 +42,7 @@ def test_entries_results_and_inner_tensors_are_skip_outputs() -> None:
     check_graph(SKIPS)
 
 
-def test_shapes_are_those_of_all_that_a_block_has() -> None:
+def test_a_block_has_the_shapes_of_all_its_tensors() -> None:
     shapes = tensor_shapes(SKIPS)
     assert shapes[MIDDLE] == dict.fromkeys(("bend", "n", "m", "mix", "gate", "add"), (8, 12))
     assert shapes[LAST] == {"up": (8, 12), "z": (8, 12), "join": (8, 12), "down": (8, 5), "loss": ()}
@@ -53,7 +53,7 @@ def test_a_graph_with_skip_tensors_is_written_and_read_again() -> None:
     assert parse_graph(parse_mapping(graph_text(SKIPS))) == SKIPS
 
 
-def test_no_cut_separates_maker_and_reader_of_a_skip_tensor() -> None:
+def test_no_stage_boundary_separates_producer_and_reader_of_a_skip_tensor() -> None:
     """Of first, second, middle[0], middle[1], last the first lends to the last."""
     assert blocks_joined_by_skips(SKIPS) == {1, 2, 3, 4}
     graph = skips_after_the_first(8, 6, 12, 5)
@@ -69,7 +69,7 @@ BAD: dict[str, tuple[int, int, str, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_a_skip_tensor_is_refused(case: str) -> None:
+def test_an_invalid_skip_tensor_is_refused(case: str) -> None:
     place, number, source, message = BAD[case]
     document: dict[str, Any] = parse_mapping(graph_text(SKIPS))
     document["blocks"][place]["operators"][number]["inputs"][0]["from"] = source
@@ -89,7 +89,7 @@ def test_an_entry_name_of_two_blocks_is_no_skip_tensor() -> None:
         parse_graph(document)
 
 
-def test_a_skip_tensor_grows_as_where_it_is_made() -> None:
+def test_a_skip_tensor_scales_like_its_producer() -> None:
     document = copy.deepcopy(SMALL)
     head = document["blocks"][2]["operators"]
     head.insert(0, {
@@ -130,7 +130,7 @@ def test_a_skip_tensor_missing_from_a_layout_is_refused() -> None:
         layout_from_record(record, SKIPS, (2,))
 
 
-def test_stages_do_not_separate_maker_and_reader_of_a_skip_tensor() -> None:
+def test_stages_do_not_separate_producer_and_reader_of_a_skip_tensor() -> None:
     layout = data_parallel(SKIPS, (2,))
     assert layout is not None
     blocks = layout_record(layout)["blocks"]
@@ -141,7 +141,7 @@ def test_stages_do_not_separate_maker_and_reader_of_a_skip_tensor() -> None:
     assert "begin where tensors cross besides; found second" in str(caught.value)
 
 
-def test_baselines_place_skip_tensors_as_all_readers_need_them() -> None:
+def test_baselines_place_skip_tensors_for_all_readers() -> None:
     layout = data_parallel(SKIPS, (2, 2))
     assert layout is not None
     split = (shard(0), shard(0))

@@ -190,7 +190,7 @@ def elements(op: OpNode, dims: tuple[str, ...]) -> int:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_work_is_what_a_hand_counts(name: str) -> None:
+def test_flop_and_bytes_equal_counts_by_hand(name: str) -> None:
     counted = CASES[name]
     op = counted.op
     check_op(op)
@@ -213,7 +213,7 @@ def test_work_is_what_a_hand_counts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_saved_tensors_are_what_a_hand_counts(name: str) -> None:
+def test_saved_tensors_equal_counts_by_hand(name: str) -> None:
     counted = CASES[name]
     op, saved = counted.op, saved_of(counted.op)
     nbytes = sum(2 * elements(op, op.inputs[slot].dims) for slot in saved.inputs)
@@ -223,7 +223,7 @@ def test_saved_tensors_are_what_a_hand_counts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_ranks_share_the_products(name: str) -> None:
+def test_matmuls_are_divided_among_ranks(name: str) -> None:
     """Splitting a dim of a product in two halves its work, or it is done by all alike."""
     op = CASES[name].op
     for work in work_of(op):

@@ -64,13 +64,13 @@ def test_torchrun_on_unequal_hosts() -> None:
     ]
 
 
-def test_several_hosts_need_a_place_to_meet() -> None:
+def test_several_hosts_need_a_rendezvous_address() -> None:
     with pytest.raises(ConfigError, match="--head"):
         torchrun_commands(launch(4, 4))
 
 
 @pytest.mark.parametrize("write", [slurm_script, ray_script])
-def test_files_are_for_hosts_that_are_alike(write: Any) -> None:
+def test_launch_files_need_identical_hosts(write: Any) -> None:
     with pytest.raises(ConfigError, match="hosts of 2, 4 devices"):
         write(launch(4, 2))
 
@@ -117,7 +117,7 @@ def test_the_slurm_script_starts_torchrun_on_each_host(tmp_path: Path) -> None:
     assert calls == [words_of(0), words_of(1)]
 
 
-def test_what_slurm_is_requested() -> None:
+def test_the_resources_requested_of_slurm() -> None:
     lines = slurm_script(launch(8, 8, gpu="NVIDIA")).splitlines()
     assert lines[:6] == [
         "#!/bin/bash",
@@ -223,17 +223,17 @@ def test_pods_ask_for_devices(vendor: str, resource: str) -> None:
     assert pod["containers"][0]["resources"] == {"limits": {resource: 8}}
 
 
-def test_what_kubernetes_cannot_take_is_refused() -> None:
+def test_plans_that_kubernetes_cannot_run_are_refused() -> None:
     with pytest.raises(ConfigError, match="too large for a ConfigMap"):
         manifest(launch(4), "x" * 1_000_001)
-    with pytest.raises(ConfigError, match="no device plugin"):
+    with pytest.raises(ConfigError, match="no known device plugin"):
         manifest(launch(4, gpu="Huawei"))
 
 
 @pytest.mark.parametrize(
     "write", [slurm_script, ray_script, lambda start: kubernetes_manifest(start, plan_text="", image="it")]
 )
-def test_files_are_for_hosts_that_may_change_places(write: Any) -> None:
+def test_launch_files_need_interchangeable_hosts(write: Any) -> None:
     """Hosts of an uneven plan have as many devices, but not the same: no file says which of them is which."""
     unlike = replace(launch(4, 4), unlike=("A100-80G", "V100-32G"))
     with pytest.raises(ConfigError, match="hosts of A100-80G, V100-32G"):

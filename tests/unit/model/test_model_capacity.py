@@ -10,7 +10,8 @@ import pytest
 from shardwise.cluster import load_cluster
 from shardwise.errors import ConfigError
 from shardwise.model import catalogue, model_from_config
-from shardwise.search import default_job, step_time_s
+from shardwise.search import default_job
+from shardwise.search.answer import step_time_s
 from shardwise.strategy import complete
 
 DIMENSIONS: dict[str, Any] = {
@@ -35,7 +36,7 @@ def test_a_capacity_is_a_positive_number(value: object) -> None:
         model_from_config(DIMENSIONS | {"expert_capacity_factor": value})
 
 
-def test_a_capacity_without_experts_means_nothing() -> None:
+def test_a_capacity_without_experts_is_refused() -> None:
     dense = {key: value for key, value in DIMENSIONS.items() if key not in ("experts", "top_k")}
     with pytest.raises(ConfigError, match="expert_capacity_factor"):
         model_from_config(dense | {"expert_capacity_factor": 1.0})

@@ -9,13 +9,13 @@ from shardwise.model import (
     active_parameters,
     attention_flop_per_token,
     catalogue_names,
-    keys_per_query,
     load_model,
     model_flop_per_token,
     model_from_config,
     mtp_parameters,
     parameters,
 )
+from shardwise.model.counts import keys_per_query
 
 # Totals of the public weights, buffers apart.
 PUBLISHED = {

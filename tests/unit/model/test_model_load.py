@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from shardwise.errors import ConfigError
-from shardwise.model import FAMILIES, catalogue, catalogue_names, load_model, model_from_config, parameters
+from shardwise.model import catalogue, catalogue_names, load_model, model_from_config, parameters
+from shardwise.model.families import FAMILIES
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "llama-3.1-70b"
 LLAMA: dict[str, Any] = dict(catalogue()["llama-3.1-8b"].config)

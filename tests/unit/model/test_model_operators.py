@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.model import Layer, Model, load_model, model_from_config
+from shardwise.model import Model, load_model, model_from_config
+from shardwise.model.model import Layer
 from shardwise.operators import Attention, GroupedMatmul, Loss, Matmul, Operator, Pointwise, Saved, Weight
 
 ELEMENT_BYTES = {"compute": 2, "operand": 2, "fp32": 4, "mask": 1}
@@ -47,7 +48,7 @@ def test_gpt_layer_saves_34_bytes_per_hidden_element_and_the_log_sum_exp() -> No
     assert bytes_per_token(layer) == 34 * 64 + 4 * 4
 
 
-def test_selective_recompute_of_a_gpt_layer_saves_what_is_expensive_to_recompute() -> None:
+def test_selective_recompute_of_a_gpt_layer_saves_the_expensive_tensors() -> None:
     # Without norm outputs 2 + 2, attention output 2, log-sum-exp and GeLU output 8: 34 - 14 = 20 per element.
     assert bytes_per_token(model_from_config(GPT).kinds[0], selective=True) == 20 * 64
 
@@ -211,7 +212,7 @@ def test_parallel_layer_shares_its_input_and_norm() -> None:
     assert "mlp.norm.output" not in {t.name for t in saved(one)}
 
 
-def test_dropout_masks_appear_only_where_dropout_is() -> None:
+def test_dropout_masks_appear_only_with_dropout() -> None:
     with_dropout = saved(model_from_config(GPT).kinds[0].operators)
     without = saved(model_from_config(GPT | {"dropout": 0.0}).kinds[0].operators)
     assert [t.name for t in with_dropout if t.dtype == "mask"] == [
@@ -291,7 +292,7 @@ def test_pointwise_traffic_of_a_deepseek_v3_layer() -> None:
     }
 
 
-def test_pointwise_traffic_of_what_other_families_add() -> None:
+def test_pointwise_traffic_that_other_families_add() -> None:
     # Parallel layer: stream, attention and MLP outputs read, one written. Query and key norms: as any norm.
     # Capped logits: read and written; backward reads them and a gradient and writes one.
     assert traffic(load_model("falcon-40b").kinds[0].operators)["layer.residual"] == (4 * 8192, 4 * 8192)

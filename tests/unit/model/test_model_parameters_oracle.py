@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from shardwise.model import FAMILIES, catalogue, catalogue_names, model_from_config, parameters
+from shardwise.model import catalogue, catalogue_names, model_from_config, parameters
+from shardwise.model.families import FAMILIES
 
 torch = pytest.importorskip("torch", reason="torch builds the models that the counts are held against")
 transformers = pytest.importorskip("transformers", reason="transformers builds the models to count")

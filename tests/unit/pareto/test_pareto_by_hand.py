@@ -7,7 +7,8 @@ import pytest
 
 import shardwise.pareto.frontier
 from shardwise.errors import InternalError
-from shardwise.pareto import Frontier, frontier_of, non_dominated, product, union, union_all
+from shardwise.pareto import non_dominated
+from shardwise.pareto.frontier import Frontier, frontier_of, product, union, union_all
 
 
 def test_non_dominated_points_of_two_objectives() -> None:
@@ -61,7 +62,7 @@ def test_a_point_at_infinity_stays_only_where_it_is_better() -> None:
     assert non_dominated(np.array([[1.0, np.inf], [2.0, np.inf], [3.0, 1.0]])).tolist() == [0, 2]
 
 
-def test_epsilon_drops_what_another_point_covers() -> None:
+def test_epsilon_drops_points_that_another_covers() -> None:
     """A factor of 1.1: (1, 100) and (1.01, 99.5) share a cell, (2, 50) is far, the last is the best in
     objective 1."""
     points = np.array([[1.0, 100.0], [1.01, 99.5], [2.0, 50.0], [2.001, 49.99]])
@@ -103,7 +104,7 @@ def test_a_product_in_blocks_equals_a_product_at_once(
 
 
 @pytest.mark.parametrize("points", [[1.0, 2.0], [[], []], [[[1.0, 2.0]]], [[1.0, float("nan")], [1.0, 2.0]]])
-def test_what_is_no_set_of_points_is_refused(points: object) -> None:
+def test_an_invalid_set_of_points_is_refused(points: object) -> None:
     with pytest.raises(InternalError):
         non_dominated(np.array(points))
 

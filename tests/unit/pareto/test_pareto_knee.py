@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwise.pareto import frontier_of, knee
+from shardwise.pareto import knee
+from shardwise.pareto.frontier import frontier_of
 
 
 def test_the_point_farthest_below_the_chord() -> None:
@@ -15,7 +16,7 @@ def test_the_point_farthest_below_the_chord() -> None:
     assert knee(points) == 1
 
 
-def test_of_equals_the_first() -> None:
+def test_the_first_of_equal_points_is_chosen() -> None:
     # (0, 4) (1, 2) (2, 1) (4, 0): sums 1, 0.75, 0.75, 1.
     assert knee(np.exp2([[0.0, 4.0], [1.0, 2.0], [2.0, 1.0], [4.0, 0.0]])) == 1
 
@@ -31,12 +32,12 @@ def test_of_equals_the_first() -> None:
         [[3.0**k, 7.0 ** (5 - k)] for k in range(6)],  # on the chord, but for rounding
     ],
 )
-def test_without_a_bend_there_is_none(points: object) -> None:
+def test_a_straight_frontier_has_no_knee(points: object) -> None:
     assert knee(np.asarray(points)) is None
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_unit_changes_it_and_no_point_lies_lower(seed: int) -> None:
+def test_units_do_not_change_the_knee_and_no_point_is_below_it(seed: int) -> None:
     rng = np.random.default_rng(seed)
     points = frontier_of(np.exp(rng.normal(size=(60, 2)))).points
     place = knee(points)

@@ -75,7 +75,7 @@ def test_the_file_follows_its_published_schema(path: Path) -> None:
     jsonschema.Draft202012Validator(schema).validate(read_mapping(str(path)))
 
 
-def test_the_file_says_what_a_reader_looks_for(path: Path) -> None:
+def test_the_file_has_the_documented_facts(path: Path) -> None:
     text = path.read_text()
     assert text.startswith('schema: shardwise.plan\nversion: 1\nhash: "sha256:')
     # Rank 0 of 4 warms up with (pp - 1) * 2 + (vpp - 1) * pp = 14 forwards in groups of 4 microbatches.
@@ -93,7 +93,7 @@ def test_timings_effort_and_provenance_change_the_file_but_not_the_hash(plan: Pl
     assert other != plan_document(plan)
 
 
-def test_what_is_answered_changes_the_hash(plan: Plan) -> None:
+def test_every_part_of_the_answer_changes_the_hash(plan: Plan) -> None:
     hashes = {
         str(plan_document(changed)["hash"])
         for changed in (
@@ -204,7 +204,7 @@ FAULTS: list[tuple[Callable[[Any], None], str]] = [
 
 
 @pytest.mark.parametrize(("change", "message"), FAULTS)
-def test_a_fault_is_named_with_file_and_key_even_where_the_hash_fits(
+def test_a_fault_is_named_with_file_and_key_although_the_hash_matches(
     path: Path, change: Callable[[Any], None], message: str
 ) -> None:
     document = read_mapping(str(path))
@@ -267,7 +267,7 @@ def test_a_truncated_file_is_refused_wherever_it_ends(path: Path) -> None:
             read_plan(str(path))
 
 
-def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
+def test_a_path_without_a_regular_file_is_refused(tmp_path: Path) -> None:
     for name in ("", "missing.yaml"):
         with pytest.raises(ConfigError, match="cannot be read"):
             read_plan(str(tmp_path / name))

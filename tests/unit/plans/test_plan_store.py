@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from shardwise.errors import ConfigError
-from shardwise.plans import SystemFiles, check_writable, write_file
+from shardwise.plans import check_writable, write_file
+from shardwise.plans.atomic_write import SystemFiles
 
 OLD = b"old " * 1000
 NEW = b"new " * 3000
@@ -181,7 +182,7 @@ def _pipe(path: Path) -> str:
         (lambda path: "plan\0.yaml", "is not the name of a file"),
     ],
 )
-def test_what_cannot_be_a_file_is_refused_before_anything_is_written(
+def test_an_impossible_path_is_refused_before_any_write(
     tmp_path: Path, make: Callable[[Path], str], message: str
 ) -> None:
     path = make(tmp_path / "target")

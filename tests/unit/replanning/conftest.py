@@ -9,7 +9,6 @@ from functools import cache
 
 from shardwise.cluster import (
     Cluster,
-    ClusterEvent,
     Conditions,
     EventTrace,
     LinkChange,
@@ -18,10 +17,10 @@ from shardwise.cluster import (
     NodeView,
     Notice,
     Slowdown,
-    first_invalid_event,
     link_graph,
     load_cluster,
 )
+from shardwise.cluster.events import ClusterEvent, first_invalid_event
 from shardwise.model import load_model
 from shardwise.replanning import (
     Arrangement,

@@ -9,19 +9,13 @@ from itertools import combinations
 import pytest
 from tests.unit.replanning.conftest import Job, job, tight_job
 
-from shardwise.cluster import (
-    ClusterEvent,
-    LinkChange,
-    NodeLost,
-    NodeState,
-    Slowdown,
-    link_graph,
-    uniform_cluster,
-)
+from shardwise.cluster import LinkChange, NodeLost, NodeState, Slowdown, link_graph, uniform_cluster
+from shardwise.cluster.events import ClusterEvent
 from shardwise.errors import Infeasible
 from shardwise.replanning import Arrangement, Costs, candidates, planner_of
 from shardwise.replanning.candidates import ShapeSearch, sizes_below
-from shardwise.search import BranchAndBound, Question, Smallest
+from shardwise.search import BranchAndBound, Question
+from shardwise.search.bnb.incumbent import Smallest
 
 HOUR_S = 3600.0
 
@@ -40,7 +34,8 @@ def events_at_random(given: Job, rng: random.Random) -> list[ClusterEvent]:
     return events
 
 
-def test_decisions_are_never_worse_than_keeping_and_add_up(pytestconfig: pytest.Config) -> None:
+@pytest.mark.slow
+def test_decisions_are_never_worse_than_keep_and_their_costs_add_up(pytestconfig: pytest.Config) -> None:
     given = job("opt-350m", "4x2xT4", 32)
     running, _ = given.best()
     rng = random.Random(5)
@@ -71,6 +66,7 @@ def test_decisions_are_never_worse_than_keeping_and_add_up(pytestconfig: pytest.
     assert seen == {"keep", "patch", "move"}
 
 
+@pytest.mark.slow
 def test_shapes_are_those_of_each_size_by_itself(full: bool) -> None:
     """What is best on one number of nodes is where the search on another begins, and changes nothing."""
     for given in (job("opt-350m", "16x2xT4", 64), tight_job(int(3.4e9), 9)):
@@ -88,6 +84,7 @@ def test_numbers_of_nodes_that_are_searched() -> None:
     assert sizes_below(100) == (8, 16, 32, 64, 96) and sizes_below(1023) == (64, 128, 256, 512, 896)
 
 
+@pytest.mark.slow
 def test_few_nodes_are_idle_after_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven stages lie on the seven of eight nodes that are left; by powers of two alone steps are longer."""
     given = job("opt-350m", "8x1xT4", 64)
@@ -100,7 +97,8 @@ def test_few_nodes_are_idle_after_a_loss(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.step_s < 0.9 * without.step_s
 
 
-def test_a_change_is_made_sooner_where_there_is_longer_to_gain_from_it() -> None:
+@pytest.mark.slow
+def test_a_longer_horizon_leads_to_earlier_changes() -> None:
     given = job("opt-350m", "4x2xT4", 32)
     running, _ = given.best()
     situation = given.situation([Slowdown(time_s=0.0, where="n1", speed=0.5)])
@@ -108,6 +106,7 @@ def test_a_change_is_made_sooner_where_there_is_longer_to_gain_from_it() -> None
     assert given.planner.replan(running, situation, horizon_s=24 * HOUR_S).decision != "keep"
 
 
+@pytest.mark.slow
 def test_a_node_that_went_and_came_back_holds_nothing() -> None:
     """Same nodes, same shares, but what the node held has to come from somewhere."""
     given = job("opt-350m", "4x2xT4", 32)
@@ -153,8 +152,9 @@ def replanned_without(given: Job, running: Arrangement, lost: tuple[int, ...], n
 MIB = 1 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [1792, 1638])
-def test_whatever_three_nodes_are_lost_a_plan_that_exists_is_found(
+def test_a_feasible_plan_is_found_after_any_loss_of_three_nodes(
     memory: int, pytestconfig: pytest.Config
 ) -> None:
     """With 1792 MiB eight nodes hold the model, so that any three of twelve may go; nine do not by any
@@ -182,7 +182,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(("nodes", "memory"), [*SMALL, *larger])
 
 
-def test_whatever_nodes_of_a_small_cluster_are_lost_a_plan_that_exists_is_found(
+@pytest.mark.slow
+def test_a_feasible_plan_is_found_after_any_loss_in_a_small_cluster(
     nodes: int, memory: int, full: bool
 ) -> None:
     """All sets of up to three (of six nodes a few, with `--full` all of them and of seven to eleven): where

@@ -11,7 +11,6 @@ import pytest
 from tests.unit.replanning.conftest import Job, job
 
 from shardwise.cluster import (
-    ClusterEvent,
     EventTrace,
     LinkChange,
     NodeJoined,
@@ -20,6 +19,7 @@ from shardwise.cluster import (
     cluster_of_nodes,
     link_graph,
 )
+from shardwise.cluster.events import ClusterEvent
 from shardwise.errors import Infeasible
 from shardwise.replanning import (
     AllowedSpace,
@@ -91,6 +91,7 @@ def random_events(given: Job, rng: random.Random) -> tuple[ClusterEvent, ...]:
     return tuple(events)
 
 
+@pytest.mark.slow
 def test_picks_are_those_of_brute_force(pytestconfig: pytest.Config) -> None:
     given = job(*SMALL)
     rng = random.Random(5)
@@ -109,6 +110,7 @@ def test_picks_are_those_of_brute_force(pytestconfig: pytest.Config) -> None:
     assert differing >= 1
 
 
+@pytest.mark.slow
 def test_a_trace_without_events_is_the_best_plan_with_no_gap() -> None:
     given = job(*SMALL)
     best, step_s = given.best()
@@ -122,6 +124,7 @@ def test_a_trace_without_events_is_the_best_plan_with_no_gap() -> None:
         assert len(pick.arrangement.nodes) == len(best.nodes)
 
 
+@pytest.mark.slow
 def test_policies_differ_where_a_node_is_often_gone() -> None:
     # n1 is there for 100 s of 2,400 s: now, all three nodes are best; in expectation and at worst, two are.
     given = job("opt-350m", "3x2xT4", 48)
@@ -135,7 +138,7 @@ def test_policies_differ_where_a_node_is_often_gone() -> None:
     assert found.pick("expected").steps > found.pick("now").steps
 
 
-def test_bounds_hold_for_what_decides_anew() -> None:
+def test_bounds_hold_for_policies_that_replan() -> None:
     """Even the best strategy of every instant makes no more on these nodes than the bound says."""
     given = job(*SMALL)
     events = (Slowdown(time_s=50.0, where="n0", speed=0.3), Slowdown(time_s=500.0, where="n0", speed=1.0))
@@ -170,8 +173,11 @@ def test_a_part_of_a_cluster_is_its_nodes() -> None:
     assert len(part.nodes) == 2 and part.devices == 4 and part.tiers[-1].span == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", [16, 1])
-def test_what_a_target_does_not_carry_out_is_not_picked(monkeypatch: pytest.MonkeyPatch, kinds: int) -> None:
+def test_policies_that_a_target_does_not_carry_out_are_not_picked(
+    monkeypatch: pytest.MonkeyPatch, kinds: int
+) -> None:
     """Of a field by itself and of what a limit forbids, where others are found beside it and where none are;
     the twin that asks nothing of what is found is caught."""
     given, own = job(*SMALL), target_of("shardwise")

@@ -21,7 +21,8 @@ from shardwise.cluster import (
 )
 from shardwise.replanning import Situation, situation_of
 from shardwise.replanning.arrangement import Arrangement
-from shardwise.search import Question, step_times_s
+from shardwise.search import Question
+from shardwise.search.step_times import step_times_s
 from shardwise.strategy import Strategy, StrategyTable, complete
 
 RACKS = """
@@ -105,7 +106,8 @@ def test_racks_that_are_ignored_are_noticed(given: Job, monkeypatch: pytest.Monk
         test_an_order_that_splits_racks_is_predicted_without_them(given)
 
 
-def test_what_replaces_a_plan_takes_what_the_cluster_says(given: Job) -> None:
+@pytest.mark.slow
+def test_a_replacement_plan_has_the_step_time_of_its_cluster(given: Job) -> None:
     """Whichever node is slow, and by how much: a decision's arrangement, priced as the search prices the
     strategy on a cluster that has its nodes as they lie, takes no less than the decision says."""
     running, _ = given.best()
@@ -126,7 +128,8 @@ def test_what_replaces_a_plan_takes_what_the_cluster_says(given: Job) -> None:
     assert decisions - {"keep"}
 
 
-def test_a_decision_for_racks_that_are_none_is_noticed(
+@pytest.mark.slow
+def test_a_decision_for_racks_that_do_not_exist_is_noticed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The same twin decides for an order that takes longer than it says."""
@@ -134,7 +137,7 @@ def test_a_decision_for_racks_that_are_none_is_noticed(
     (tmp_path / "racks.yaml").write_text(RACKS)
     own = Job("opt-350m", load_cluster(str(tmp_path / "racks.yaml")), 32, 512)
     with pytest.raises(AssertionError):
-        test_what_replaces_a_plan_takes_what_the_cluster_says(own)
+        test_a_replacement_plan_has_the_step_time_of_its_cluster(own)
 
 
 def sites(given: Job, bytes_per_s: float, latency_s: float = 0.0) -> Situation:
@@ -144,7 +147,7 @@ def sites(given: Job, bytes_per_s: float, latency_s: float = 0.0) -> Situation:
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.1])
-def test_what_lies_between_sites_slows_the_tier_that_joins_them_alone(given: Job, share: float) -> None:
+def test_a_slow_link_between_sites_slows_only_the_tier_between_them(given: Job, share: float) -> None:
     """The WAN carries 0.5 GB/s for each device, 2 GB/s for the four devices of a site. A share of that
     between the sites is as if the WAN had that share, and leaves racks as they are."""
     rack_tier, wan = given.cluster.tiers[-2:]
@@ -160,12 +163,12 @@ def test_what_lies_between_sites_slows_the_tier_that_joins_them_alone(given: Job
         assert step_s(given, strategy, NATURAL, situation) == pytest.approx(expected_s, rel=1e-11)
 
 
-def test_racks_that_are_slowed_with_what_lies_between_sites_are_noticed(
+def test_a_mutant_that_slows_racks_with_the_link_between_sites_is_noticed(
     given: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(NodeGroups, "separate_tiers", lambda self, first, second: 0)
     with pytest.raises(AssertionError):
-        test_what_lies_between_sites_slows_the_tier_that_joins_them_alone(given, 0.1)
+        test_a_slow_link_between_sites_slows_only_the_tier_between_them(given, 0.1)
 
 
 def test_transfers_between_sites_take_the_link_between_them(given: Job) -> None:

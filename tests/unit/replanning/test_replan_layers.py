@@ -35,6 +35,7 @@ def counts(arrangement: Arrangement) -> tuple[int, ...]:
     return layer_counts(24, one.pp, one.first_stage_layers, one.last_stage_layers)
 
 
+@pytest.mark.slow
 def test_a_slow_stage_gives_layers_away_as_a_patch() -> None:
     """The first of two stages lies on a node that runs at a half."""
     given = job("opt-350m", "2x2xT4", 32)
@@ -74,7 +75,8 @@ def test_bytes_sent_are_those_of_the_shifted_layers() -> None:
     assert change.seconds > 10.0 and change.lost_s == 0.0
 
 
-def test_a_slow_stage_in_the_middle_changes_places_with_an_end() -> None:
+@pytest.mark.slow
+def test_a_slow_stage_in_the_middle_is_swapped_with_an_end() -> None:
     given = job("opt-350m", "4x2xT4", 32)
     before = running(given, pp=4, tp=2)
     slow = given.situation([Slowdown(time_s=0.0, where="n1", speed=0.3)])
@@ -85,7 +87,7 @@ def test_a_slow_stage_in_the_middle_changes_places_with_an_end() -> None:
     assert place in (0, 3)
 
 
-def test_alike_nodes_keep_their_layers() -> None:
+def test_identical_nodes_keep_their_layers() -> None:
     given = job("opt-350m", "4x2xT4", 32)
     before = running(given, pp=4, tp=2)
     assert not list(with_layers_shifted(before, given.situation(), given.planner.steps))
@@ -93,7 +95,8 @@ def test_alike_nodes_keep_their_layers() -> None:
     assert not list(with_layers_shifted(before, lost, given.planner.steps))
 
 
-def test_every_arrangement_on_the_way_is_faster_and_whole() -> None:
+@pytest.mark.slow
+def test_every_intermediate_arrangement_is_faster_and_complete() -> None:
     given = job("opt-350m", "4x2xT4", 32)
     rng = random.Random(61)
     for _ in range(6):

@@ -90,7 +90,10 @@ def mixed(cluster: str = "2x1xT4+1x1xRTX3090") -> Mixed:
     return Mixed(cluster)
 
 
-def test_no_policy_makes_more_than_the_oracle_where_plans_are_uneven(pytestconfig: pytest.Config) -> None:
+@pytest.mark.slow
+def test_no_policy_makes_more_steps_than_the_oracle_where_plans_are_uneven(
+    pytestconfig: pytest.Config,
+) -> None:
     given, rng, uneven = mixed(), random.Random(17), 0
     start = given.best()
     for _ in range(60 if pytestconfig.getoption("--full") else 5):
@@ -106,7 +109,8 @@ def test_no_policy_makes_more_than_the_oracle_where_plans_are_uneven(pytestconfi
     assert uneven > 10
 
 
-def test_a_change_that_is_not_paid_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_a_migration_without_its_cost_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An oracle that has every uneven plan pay for a restart is beaten by a policy that patches."""
     given = mixed()
     monkeypatch.setattr(UnevenArrangement, "shape", property(lambda one: one.layout_key))
@@ -118,6 +122,7 @@ def test_a_change_that_is_not_paid_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     assert found.run("adaptive").total_steps > found.run("oracle").total_steps
 
 
+@pytest.mark.slow
 def test_an_uneven_plan_waits_for_its_nodes_and_reads_its_checkpoint() -> None:
     given = mixed()
     start = given.best()
@@ -134,7 +139,8 @@ def test_an_uneven_plan_waits_for_its_nodes_and_reads_its_checkpoint() -> None:
     assert static.steps[2] == pytest.approx((600.0 - static.choices[2].change_s) / step_s)
 
 
-def test_a_node_that_idles_is_not_missed() -> None:
+@pytest.mark.slow
+def test_the_loss_of_an_idle_node_does_not_stop_the_plan() -> None:
     """The plan of a file names all nodes that it was made for; one on which no stage lies may go."""
     given = mixed()
     best = given.best()
@@ -147,6 +153,7 @@ def test_a_node_that_idles_is_not_missed() -> None:
     assert [one.decision for one in found.run("static").choices] == ["keep", "keep"]
 
 
+@pytest.mark.slow
 def test_the_same_trace_gives_the_same_replay_of_an_uneven_plan() -> None:
     trace = trace_at_random(mixed().cluster, random.Random(4), 1.0)
     first = mixed().replayed(trace, mixed().best())
@@ -155,6 +162,7 @@ def test_the_same_trace_gives_the_same_replay_of_an_uneven_plan() -> None:
     assert [run.choices for run in first.runs] == [run.choices for run in again.runs]
 
 
+@pytest.mark.slow
 def test_a_uniform_plan_moves_to_an_uneven_one_that_is_faster() -> None:
     given = mixed()
     situation = given.situation()
@@ -169,6 +177,7 @@ def test_a_uniform_plan_moves_to_an_uneven_one_that_is_faster() -> None:
     assert given.planner.replan(uniform.arrangement, situation, horizon_s=10.0).decision == "keep"
 
 
+@pytest.mark.slow
 def test_a_patch_leaves_out_pipelines_on_slow_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pipeline does a microbatch at least: with n0 at 0.3 of its speed all wait for it, and two of the
     three are sooner done without. A twin to which no node is slow stays."""
@@ -197,7 +206,8 @@ def test_identical_nodes_are_swapped_with_all_their_stages() -> None:
     assert times[1] == pytest.approx(times[0][::-1], rel=1e-12)
 
 
-def test_what_is_reported_is_what_the_record_says() -> None:
+@pytest.mark.slow
+def test_the_report_equals_the_record() -> None:
     """After a slowdown all figures are those of the plan as it runs, on the nodes that it uses."""
     given = mixed()
     situation = given.situation(Slowdown(time_s=0.0, where="n1", speed=0.5))
@@ -231,7 +241,8 @@ def steps_of(
     return total
 
 
-def test_a_plan_for_a_trace_is_uneven_where_that_makes_more() -> None:
+@pytest.mark.slow
+def test_a_plan_for_a_trace_is_uneven_where_that_makes_more_steps() -> None:
     """n0 is slow for most of the trace: what is best now is not what makes most."""
     given = mixed()
     slow = Slowdown(time_s=100.0, where="n0", speed=0.3)
@@ -253,6 +264,7 @@ def test_a_plan_for_a_trace_is_uneven_where_that_makes_more() -> None:
     assert most <= expected.steps / (1.0 - expected.gap) * (1.0 + 1e-9)
 
 
+@pytest.mark.slow
 def test_fields_that_only_strategies_have_leave_uneven_plans_out() -> None:
     trace = EventTrace(nodes=3, events=(NodeLost(time_s=50.0, node="n0"),))
     found = picks_for_trace(mixed().planner, trace, AllowedSpace(space="core", fixed={}, axes={}))

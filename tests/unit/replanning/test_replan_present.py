@@ -10,7 +10,8 @@ import pytest
 from shardwise.cluster import NodeState, link_graph, load_cluster, pools_of, rounded_down, uniform_cluster
 from shardwise.model import model_from_config
 from shardwise.plans import Plan
-from shardwise.replanning import KEEP, MIGRATE, Costs, LinkAwarePlanner
+from shardwise.replanning import KEEP, Costs, LinkAwarePlanner
+from shardwise.replanning.planner import MIGRATE
 from shardwise.search import Question, plan, plan_of_strategy
 from shardwise.strategy import Job, target_of
 
@@ -36,6 +37,7 @@ def rates(share: float) -> dict[str, float]:
     return {link.name: share * link.capacity.at(0.0) for link in links}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.4])
 def test_the_decision_is_the_best_on_the_links_as_they_are(share: float) -> None:
     """The search, asked about a cluster with such links, finds nothing faster over a long horizon."""
@@ -53,13 +55,14 @@ def test_the_decision_is_the_best_on_the_links_as_they_are(share: float) -> None
     )
 
 
-def test_where_nothing_changed_or_little_time_is_left_all_stays() -> None:
+def test_the_plan_is_kept_without_a_change_or_with_little_time() -> None:
     present, strategy = LinkAwarePlanner(running(), TARGET), running().best.strategy
     assert present.decide(strategy, {}, costs=COSTS, horizon_s=LONG_S).decision == KEEP
     assert present.decide(strategy, rates(0.1), costs=COSTS, horizon_s=1.0).decision == KEEP
 
 
-def test_decisions_contain_only_what_the_target_runs() -> None:
+@pytest.mark.slow
+def test_decisions_contain_only_plans_that_the_target_runs() -> None:
     """A target without pipelines: the same change of the links leads elsewhere."""
     narrow = replace(TARGET, axes={**TARGET.axes, "pp": (1,)})
     strategy = running().best.strategy

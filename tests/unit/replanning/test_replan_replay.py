@@ -7,7 +7,8 @@ import random
 import pytest
 from tests.unit.replanning.conftest import Job, job, trace_at_random
 
-from shardwise.cluster import ClusterEvent, EventTrace, NodeJoined, NodeLost, Notice, Slowdown
+from shardwise.cluster import EventTrace, NodeJoined, NodeLost, Notice, Slowdown
+from shardwise.cluster.events import ClusterEvent
 from shardwise.replanning import (
     Costs,
     PlansBySize,
@@ -34,7 +35,8 @@ def replayed(given: Job, trace: EventTrace, **costs: float) -> Replay:
         given.planner.transitions = Transitions(given.planner.steps.prices, Costs())
 
 
-def test_no_policy_makes_more_than_the_oracle(pytestconfig: pytest.Config) -> None:
+@pytest.mark.slow
+def test_no_policy_makes_more_steps_than_the_oracle(pytestconfig: pytest.Config) -> None:
     given = job(*SMALL)
     rng = random.Random(11)
     changed = 0
@@ -53,7 +55,8 @@ def test_no_policy_makes_more_than_the_oracle(pytestconfig: pytest.Config) -> No
     assert changed > 50
 
 
-def test_adapting_may_make_less_than_staying() -> None:
+@pytest.mark.slow
+def test_adapting_may_make_fewer_steps_than_staying() -> None:
     """A node is slow for 15 s after a quiet hour. Expecting another hour of it, the adaptive policy takes
     10 s to give it less, and 10 s more to give it back."""
     given = job(*SMALL)
@@ -64,6 +67,7 @@ def test_adapting_may_make_less_than_staying() -> None:
     assert adaptive.total_steps < static.total_steps
 
 
+@pytest.mark.slow
 def test_the_same_trace_gives_the_same_replay() -> None:
     given = job(*SMALL)
     trace = trace_at_random(given.cluster, random.Random(3), 4.0)
@@ -92,7 +96,8 @@ def test_epochs_end_where_something_changes() -> None:
     assert epochs[2].lost == epochs[2].saved == frozenset({"n2"})
 
 
-def test_totals_are_what_the_choices_say() -> None:
+@pytest.mark.slow
+def test_totals_are_the_sums_over_the_choices() -> None:
     given = job(*SMALL)
     running, _ = given.best()
     events = (NodeLost(time_s=100.0, node="n3"), NodeJoined(time_s=300.0, node="n3"))
@@ -110,6 +115,7 @@ def test_totals_are_what_the_choices_say() -> None:
     assert run.goodput == pytest.approx(0.75)
 
 
+@pytest.mark.slow
 def test_a_fixed_plan_waits_for_its_nodes_and_reads_its_checkpoint() -> None:
     given = job(*SMALL)
     running, step_s = given.best()

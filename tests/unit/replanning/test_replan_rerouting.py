@@ -50,6 +50,7 @@ def perfect_s(given: Job, arrangement: Arrangement) -> float:
     return float((sum(arrangement.microbatches) * each_s / left).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [{"pp": 4}, {"pp": 2}, {"pp": 4, "schedule": "zb_h1"}, {"pp": 2, "zero_stage": 1}],
@@ -96,7 +97,7 @@ def test_rerouting_is_chosen_where_it_is_best() -> None:
     assert kept.decision == "keep" and kept.transition == NO_TRANSITION and kept.rerouted is None
 
 
-def test_what_is_slow_counts() -> None:
+def test_slow_nodes_lengthen_a_rerouted_step() -> None:
     given = job(*FLAT)
     running = laid(given, pp=4)
     rerouted = without_gone(running, given.situation(without(given, "n1")), given.planner.steps.prices)
@@ -128,7 +129,7 @@ def covered(state_shards: Sequence[Sequence[object]], nodes: set[str], units: in
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 3])
-def test_peers_that_are_left_hold_all_weights_and_states(zero_stage: int) -> None:
+def test_the_remaining_peers_hold_all_weights_and_states(zero_stage: int) -> None:
     given = job(*FLAT)
     running = laid(given, pp=2, zero_stage=zero_stage)
     situation = given.situation(without(given, "n1", "n4"))
@@ -143,7 +144,7 @@ def test_peers_that_are_left_hold_all_weights_and_states(zero_stage: int) -> Non
     assert (sum(change.bytes_per_link.values()) > 0.0) == (zero_stage > 0)
 
 
-def test_where_it_cannot_be_it_is_no_choice() -> None:
+def test_impossible_rerouting_is_no_choice() -> None:
     given = job(*FLAT)
     prices = given.planner.steps.prices
     after = given.situation(without(given, "n1"))

@@ -20,7 +20,8 @@ def laid(**fields: int) -> Strategy:
     return complete(given, devices=8, layers=24, experts=None, global_batch_size=32)
 
 
-def test_an_unchanged_plan_takes_what_the_search_says() -> None:
+@pytest.mark.slow
+def test_an_unchanged_plan_has_the_step_time_of_the_search() -> None:
     given = job(*SMALL)
     answer = plan(Question(model=given.model, cluster=given.cluster, job=given.job, top=12))
     slots = tuple(f"n{index}" for index in range(4))
@@ -51,7 +52,7 @@ def test_a_slow_node_takes_fewer_microbatches_and_less_time_than_equal_shares() 
     assert even_s is not None and shared_s is not None and shared_s < even_s
 
 
-def test_a_pipeline_is_as_slow_as_its_slowest_node_says() -> None:
+def test_a_pipeline_is_as_slow_as_its_slowest_node() -> None:
     """No more than twice the time where one node is at half its speed, but much of that."""
     given = job(*SMALL)
     strategy = laid(pp=8)
@@ -65,13 +66,14 @@ def test_a_pipeline_is_as_slow_as_its_slowest_node_says() -> None:
     assert nominal_s * 1.1 < slow_s < nominal_s / rounded_down(0.5)
 
 
+@pytest.mark.slow
 def test_nothing_runs_on_a_node_that_is_gone() -> None:
     given = job(*SMALL)
     arrangement, _ = given.best()
     assert given.planner.steps.step_s(arrangement, given.situation([NodeLost(time_s=0.0, node="n1")])) is None
 
 
-def test_widths_keep_what_is_sharded_over_all() -> None:
+def test_another_width_keeps_the_sharding_over_all_ranks() -> None:
     strategy = laid(dp=8, zero_stage=3)
     wider = with_dp(strategy, 6)
     assert (wider.param_shard, wider.grad_shard, wider.optim_shard, wider.dp) == (6, 6, 6, 6)
@@ -86,7 +88,7 @@ def test_cells_follow_the_order_of_axes() -> None:
     assert node_slots(strategy, 2)[:, :, 0].tolist() == [[0, 2], [0, 2], [1, 3], [1, 3]]
 
 
-def test_shares_end_together() -> None:
+def test_shares_of_micro_batches_end_at_the_same_time() -> None:
     # Two pipelines of 2 s and one of 1 s a microbatch, 12 of them: 3, 3, 6 all end after 6 s.
     assert fastest_shares([2.0, 2.0, 1.0], [2.0, 2.0, 1.0], 12, 1, 1) == [3, 3, 6]
     # In pairs: 2, 4, 6 or 4, 2, 6 end after 8 s; 2, 2, 8 do too.

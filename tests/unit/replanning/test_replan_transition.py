@@ -32,7 +32,7 @@ def after_losses(*nodes: str) -> Situation:
     return job(*SMALL).situation(NodeLost(time_s=0.0, node=node) for node in nodes)
 
 
-def test_staying_costs_nothing() -> None:
+def test_keeping_the_plan_has_no_transition_cost() -> None:
     laid = arrangement(strategy(8, dp=8), "n0", "n1", "n2", "n3")
     found = transitions().between(laid, laid, after_losses())
     assert (found.seconds, found.bytes_per_link) == (0.0, {})
@@ -96,7 +96,7 @@ def test_stages_move_with_their_layers() -> None:
     assert into == {"n1": pytest.approx(14.0 * first), "n0": pytest.approx(14.0 * second)}
 
 
-def test_storage_is_no_node() -> None:
+def test_storage_does_not_count_as_a_node() -> None:
     found = transitions().between(None, arrangement(strategy(2, dp=2), "n0"), after_losses())
     assert STORAGE == "" and found.lost_s == 0.0
     assert sum(found.bytes_per_link.values()) == pytest.approx(14.0 * parameters(job(*SMALL).model))

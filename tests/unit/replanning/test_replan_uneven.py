@@ -12,7 +12,6 @@ from tests.property.uneven_twin import least_s
 
 from shardwise.cluster import (
     Cluster,
-    ClusterEvent,
     Conditions,
     EventTrace,
     NodeLost,
@@ -24,6 +23,7 @@ from shardwise.cluster import (
     load_cluster,
     pools_of,
 )
+from shardwise.cluster.events import ClusterEvent
 from shardwise.errors import Infeasible
 from shardwise.model import model_from_config
 from shardwise.plans import Layout, Pipeline, Stage
@@ -129,7 +129,8 @@ def layers_of(arrangement: UnevenArrangement) -> tuple[int, ...]:
     return tuple(sum(stage.layers) for pipeline in pipelines for stage in pipeline.stages)
 
 
-def test_a_plan_is_kept_at_its_own_price() -> None:
+@pytest.mark.slow
+def test_keeping_a_plan_costs_its_own_step_time() -> None:
     for cluster in (PAIR, MIXED):
         given = mixed(cluster)
         running = given.running
@@ -138,6 +139,7 @@ def test_a_plan_is_kept_at_its_own_price() -> None:
         assert found.step_s == pytest.approx(running.result.step_time_s, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_no_decision_makes_fewer_steps_than_keeping() -> None:
     given, rng, seen = mixed(MIXED), random.Random(3), set()
     running = given.running
@@ -177,6 +179,7 @@ def test_states_of_a_lost_replica_are_fetched_or_read() -> None:
     assert noticed.arrangement.nodes == ("n0",) and noticed.keep_step_s is None
 
 
+@pytest.mark.slow
 def test_layers_leave_a_node_that_is_slow() -> None:
     """A pipeline over two nodes of one device each, one of which slows down: of all layers those that
     are fastest there, and of a layer that moves all weights and states."""
@@ -208,7 +211,8 @@ def test_layers_leave_a_node_that_is_slow() -> None:
     assert given.replan(running, event, horizon_s=10.0).decision == "keep"
 
 
-def test_the_stages_that_are_left_take_the_layers_of_those_that_are_gone() -> None:
+@pytest.mark.slow
+def test_the_remaining_stages_take_the_layers_of_lost_ones() -> None:
     """Of a pipeline over three nodes the one in the middle is lost, and its layers with it: all is read from
     a checkpoint, but processes need not start again."""
     given = mixed("2x1xV100-32G+1x1xV100-16G", 0.9, layers=8)
@@ -233,7 +237,8 @@ def test_the_stages_that_are_left_take_the_layers_of_those_that_are_gone() -> No
     assert found.transition.seconds == pytest.approx(moved_s + costs.regroup_s + found.transition.lost_s)
 
 
-def test_whatever_nodes_are_lost_a_plan_that_exists_is_found(full: bool) -> None:
+@pytest.mark.slow
+def test_a_feasible_plan_is_found_after_any_loss_of_nodes(full: bool) -> None:
     """All sets of up to three lost nodes, and all but one. What is found runs by the record alone; where
     nothing is, the twin of the uneven search finds nothing on the nodes that are left either."""
     given = mixed("2x2xT4+10x1xV100-16G" if full else "1x2xT4+3x1xV100-16G", 0.92)

@@ -11,20 +11,15 @@ from shardwise.schedule import (
     Action,
     ActionKind,
     Schedule,
-    dry_run,
     generate,
-    illegal_reason,
     in_flight,
     lower,
-    lowering_violations,
     peak_in_flight,
-    peak_pending_weights,
     pending_weights,
-    rank_of_stage,
     stage_of,
-    violations,
 )
-from shardwise.schedule.legality import code_of
+from shardwise.schedule.legality import code_of, illegal_reason, peak_pending_weights, rank_of_stage
+from shardwise.schedule.violations import dry_run, lowering_violations, violations
 
 GRID = [(pp, m, vpp) for pp in range(1, 17) for m in range(1, 65) for vpp in range(1, 5)]
 
@@ -103,6 +98,7 @@ def pending_weights_one_by_one(schedule: Schedule) -> tuple[int, ...]:
     return tuple(most)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_legal_table_is_sound_and_agrees_with_the_closed_form(name: str, full: bool) -> None:
     """Every table is valid and holds no more than that; without `--full` one in five is counted through."""

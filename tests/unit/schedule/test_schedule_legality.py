@@ -6,7 +6,8 @@ import itertools
 
 import numpy as np
 
-from shardwise.schedule import NAMES, REASONS, code_of, illegal_codes, illegal_reason, in_flight, legal_mask
+from shardwise.schedule import NAMES, illegal_codes, in_flight, legal_mask
+from shardwise.schedule.legality import REASONS, code_of, illegal_reason
 from shardwise.strategy.strategy import SCHEDULES
 
 V_SHAPES = ("zb_v", "dualpipe_v")

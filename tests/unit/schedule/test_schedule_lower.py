@@ -12,12 +12,12 @@ from shardwise.schedule import (
     ActionKind,
     Communication,
     CommunicationKind,
-    LoweredSchedule,
     from_text,
     generate,
     lower,
-    lowering_violations,
 )
+from shardwise.schedule.lower import LoweredSchedule
+from shardwise.schedule.violations import lowering_violations
 
 SOUND = lower(generate("1f1b", pp=2, microbatches=2, vpp=1), unshard=False)
 
@@ -70,9 +70,9 @@ def test_broken_communication_is_named(rank: int, row: str, fault: str) -> None:
     assert any(fault in found for found in lowering_violations(with_row(rank, row)))
 
 
-def test_a_table_that_sticks_is_not_lowered() -> None:
+def test_a_table_with_a_deadlock_is_not_lowered() -> None:
     deadlocked = from_text("schedule=x microbatches=2 stage_rank=0,1\n0F1 0B1 0F0 0B0\n1F0 1B0 1F1 1B1")
-    with pytest.raises(ConfigError, match="cannot be run to its end; found 0B1"):
+    with pytest.raises(ConfigError, match="the schedule deadlocks; found 0B1"):
         lower(deadlocked)
 
 

@@ -5,16 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shardwise.errors import ConfigError
-from shardwise.schedule import (
-    NAMES,
-    Action,
-    ActionKind,
-    Schedule,
-    from_text,
-    generate,
-    illegal_reason,
-    to_text,
-)
+from shardwise.schedule import NAMES, Action, ActionKind, Schedule, from_text, generate, to_text
+from shardwise.schedule.legality import illegal_reason
 
 
 def test_runs_are_folded() -> None:
@@ -125,7 +117,7 @@ def test_too_long_a_text_is_refused_before_it_is_read() -> None:
     ],
     ids=["name", "microbatches", "no stages", "negative stage", "huge microbatch"],
 )
-def test_what_would_not_parse_is_not_written(schedule: Schedule) -> None:
+def test_schedules_that_would_not_parse_are_not_written(schedule: Schedule) -> None:
     with pytest.raises(ConfigError):
         to_text(schedule)
 

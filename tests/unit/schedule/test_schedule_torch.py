@@ -8,16 +8,8 @@ from typing import Any
 
 import pytest
 
-from shardwise.schedule import (
-    Action,
-    ActionKind,
-    Communication,
-    CommunicationKind,
-    Schedule,
-    generate,
-    lower,
-    lowering_violations,
-)
+from shardwise.schedule import Action, ActionKind, Communication, CommunicationKind, Schedule, generate, lower
+from shardwise.schedule.violations import lowering_violations
 
 torch_schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.schedule import (
-    Schedule,
-    dry_run,
-    format_findings,
-    format_grid,
-    from_text,
-    generate,
-    peak_activations,
-    peak_in_flight,
-    violations,
-)
+from shardwise.schedule import Schedule, from_text, generate, peak_in_flight
+from shardwise.schedule.legality import peak_activations
+from shardwise.schedule.text import format_findings, format_grid
+from shardwise.schedule.violations import dry_run, violations
 
 
 def table(*rows: str, microbatches: int = 1, stage_rank: str = "0,1") -> Schedule:
@@ -23,25 +16,25 @@ def table(*rows: str, microbatches: int = 1, stage_rank: str = "0,1") -> Schedul
 
 BROKEN = [
     (table("0F0 0B0", "1B0 1F0"), "rank 1, action 0: 1B0 comes before its F"),
-    (table("0F0 0B0", "1F0"), "rank 1: stage 1, microbatch 0 ends after F; it needs F B or F I W"),
-    (table("0F0 0B0", "-"), "rank 1: stage 1, microbatch 0 ends before its F; it needs F B or F I W"),
+    (table("0F0 0B0", "1F0"), "rank 1: stage 1, micro-batch 0 ends after F; it needs F B or F I W"),
+    (table("0F0 0B0", "-"), "rank 1: stage 1, micro-batch 0 ends before its F; it needs F B or F I W"),
     (table("0F0 0B0", "1F0 1F0 1B0"), "rank 1, action 1: 1F0 comes after F"),
     (table("0F0 0B0", "1F0 1B0 1B0"), "rank 1, action 2: 1B0 comes after F B"),
-    (table("0F0 0B0", "1F0 1I0"), "rank 1: stage 1, microbatch 0 ends after F I; it needs F B or F I W"),
+    (table("0F0 0B0", "1F0 1I0"), "rank 1: stage 1, micro-batch 0 ends after F I; it needs F B or F I W"),
     (table("0F0 0B0", "1F0 1W0 1I0"), "rank 1, action 1: 1W0 comes after F"),
     (table("0F0 0B0", "1F0 1I0 1B0"), "rank 1, action 2: 1B0 comes after F I"),
-    (table("0F0 0B0 1F0", "1F0 1B0"), "rank 0, action 2: stage 1 lies on rank 1"),
+    (table("0F0 0B0 1F0", "1F0 1B0"), "rank 0, action 2: stage 1 is on rank 1"),
     (table("0F0 0B0 2F0", "1F0 1B0"), "rank 0, action 2: stage 2 does not exist; the last is 1"),
-    (table("0F0 0B0 0F1", "1F0 1B0"), "rank 0, action 2: microbatch 1 does not exist; the last is 0"),
+    (table("0F0 0B0 0F1", "1F0 1B0"), "rank 0, action 2: micro-batch 1 does not exist; the last is 0"),
     (table("0F0 0B0", "1F0 1B0", stage_rank="0,2"), "rank 2: holds stage 1, but ranks go from 0 to 1"),
     (
         table("0F0 0B0", microbatches=0, stage_rank="0"),
-        "rank 0: there are 0 microbatches; at least 1 is needed",
+        "rank 0: there are 0 micro-batches; at least 1 is needed",
     ),
 ]
 
 
-@pytest.mark.parametrize(("schedule", "text"), BROKEN, ids=[text for _, text in BROKEN])
+@pytest.mark.parametrize(("schedule", "text"), BROKEN, ids=[text[:60] for _, text in BROKEN])
 def test_each_fault_has_its_sentence(schedule: Schedule, text: str) -> None:
     assert text in violations(schedule)
 
@@ -51,12 +44,12 @@ def test_a_schedule_without_stages_is_refused() -> None:
     assert violations(schedule) == ["rank 0: there is no stage"]
 
 
-def test_ranks_that_wait_for_each_other_are_found() -> None:
-    # Rank 0 wants the gradient of microbatch 1 first; rank 1 makes it only after microbatch 0.
+def test_a_deadlock_is_found() -> None:
+    # Rank 0 wants the gradient of micro-batch 1 first; rank 1 makes it only after micro-batch 0.
     deadlocked = table("0F1 0B1 0F0 0B0", "1F0 1B0 1F1 1B1", microbatches=2)
     assert violations(deadlocked) == [
-        "rank 0, action 1: 0B1 waits forever for stage 1, microbatch 1",
-        "rank 1, action 0: 1F0 waits forever for stage 0, microbatch 0",
+        "rank 0, action 1: 0B1 waits forever for stage 1, micro-batch 1",
+        "rank 1, action 0: 1F0 waits forever for stage 0, micro-batch 0",
     ]
     assert dry_run(deadlocked).starts == ((0,), ())
     assert dry_run(deadlocked).waits_for == (1, 0)
@@ -108,7 +101,7 @@ def test_grid_can_be_cut() -> None:
 def test_findings_mark_the_failing_actions() -> None:
     text = format_findings(table("0F1 0B1 0F0 0B0", "1F0 1B0 1F1 1B1", microbatches=2))
     lines = text.split("\n")
-    assert lines[0] == "rank 0, action 1: 0B1 waits forever for stage 1, microbatch 1"
+    assert lines[0] == "rank 0, action 1: 0B1 waits forever for stage 1, micro-batch 1"
     assert [line.split() for line in lines[3:5]] == [
         ["step", "0", "0F1", "1F0", "<--", "here"],
         ["step", "1", "0B1", "<--", "here", "1B0"],

@@ -37,7 +37,7 @@ def test_an_interrupt_ends_all_clocks_that_share_it() -> None:
     assert not SearchClock().is_interrupted
 
 
-def test_the_first_interrupt_is_heard_the_second_is_raised() -> None:
+def test_the_first_interrupt_is_noted_and_the_second_raised() -> None:
     with SearchClock().handling_interrupts() as clock:
         signal.raise_signal(signal.SIGINT)
         assert clock.is_over
@@ -48,13 +48,13 @@ def test_the_first_interrupt_is_heard_the_second_is_raised() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_only_the_outermost_clock_listens() -> None:
+def test_only_the_outermost_clock_handles_signals() -> None:
     with SearchClock().handling_interrupts() as outer, SearchClock().handling_interrupts() as inner:
         signal.raise_signal(signal.SIGINT)
         assert outer.is_interrupted and not inner.is_interrupted
 
 
-def test_the_handler_of_somebody_else_stays() -> None:
+def test_a_foreign_signal_handler_is_kept() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with SearchClock().handling_interrupts() as clock:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -62,7 +62,7 @@ def test_the_handler_of_somebody_else_stays() -> None:
     assert not clock.is_over
 
 
-def test_other_threads_listen_to_nothing() -> None:
+def test_other_threads_install_no_signal_handler() -> None:
     handlers = []
 
     def listen() -> None:
@@ -75,7 +75,7 @@ def test_other_threads_listen_to_nothing() -> None:
     assert handlers == [signal.default_int_handler]
 
 
-def test_a_worker_sees_what_the_clock_of_its_parent_hears() -> None:
+def test_a_worker_sees_an_interrupt_of_the_clock_of_its_parent() -> None:
     clock = SearchClock()
 
     def work(task: str) -> bool:

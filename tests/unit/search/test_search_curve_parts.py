@@ -36,7 +36,7 @@ def test_of_more_than_four_pools_each_alone_and_all_of_them() -> None:
     assert [part.devices for part in PartChoice(cluster).unions] == [1, 1, 1, 1, 1, 5]
 
 
-def test_idle_devices_are_those_that_a_part_has_not() -> None:
+def test_idle_devices_are_those_outside_of_a_part() -> None:
     """Of ranks 0 to 3 and 4 to 7 (A100), 8 and 9 (V100)."""
     choice = PartChoice(load_cluster(MIXED))
     fast, slow, whole = choice.unions
@@ -49,7 +49,7 @@ def test_idle_devices_are_those_that_a_part_has_not() -> None:
 
 
 @pytest.mark.parametrize("text", ["2x4xA100-80G", MIXED])
-def test_all_devices_are_one_part_where_they_are_alike_or_requested(text: str) -> None:
+def test_all_devices_are_one_part_if_identical_or_requested(text: str) -> None:
     cluster = load_cluster(text)
     choice = PartChoice(cluster, uses_all=text == MIXED)
     assert choice.unions == (cluster,)
@@ -59,7 +59,7 @@ def test_all_devices_are_one_part_where_they_are_alike_or_requested(text: str) -
 
 
 @pytest.mark.parametrize("text", [MIXED, "1x2xV100-32G+2x4xA100-80G"])
-def test_the_parts_with_so_many_devices_do_not_depend_on_the_order_of_pools(text: str) -> None:
+def test_the_parts_of_a_device_count_do_not_depend_on_the_order_of_pools(text: str) -> None:
     """Of 2 x 4 and 1 x 2: two devices of either pool, four and eight of the first, ten of both."""
     choice = PartChoice(load_cluster(text))
     expected = {
@@ -78,7 +78,7 @@ def test_the_parts_with_so_many_devices_do_not_depend_on_the_order_of_pools(text
     assert caught.value.allowed is not None and "10" in caught.value.allowed
 
 
-def test_parts_that_are_alike_but_for_their_names_are_one() -> None:
+def test_parts_that_differ_only_by_name_are_one() -> None:
     choice = PartChoice(load_cluster(MIXED))
     first = choice.of(8)
     assert len(first) == 1 and first[0].name.startswith("A100-80G of ")

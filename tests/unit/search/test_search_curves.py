@@ -19,7 +19,6 @@ from shardwise.plans import Idle
 from shardwise.search import (
     Curve,
     Point,
-    Progress,
     Question,
     Reference,
     StrategyCurve,
@@ -31,6 +30,7 @@ from shardwise.search import (
     points_of,
     smallest,
 )
+from shardwise.search.bnb.solver import Progress
 from shardwise.search.curves import doubled
 from shardwise.search.step_times import step_times_s
 from shardwise.search.strategy_curves import margin_between
@@ -220,7 +220,7 @@ def test_the_mode_devices_stops_where_something_fits() -> None:
     assert [curve.devices for curve in whole] == list(SIZES)
 
 
-def test_a_profile_leaves_the_choice() -> None:
+def test_the_mode_profile_makes_no_choice() -> None:
     curves = curves_for(CURVES, mode="profile", sizes=None, limit_bytes=inf)
     assert [curve.devices for curve in curves] == [1, 2, 6]
     points = points_of(curves, weighs_cost=False)
@@ -257,7 +257,7 @@ def test_cost_compares_device_counts() -> None:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_a_margin_tells_two_sizes_apart(seed: int) -> None:
+def test_a_margin_separates_two_sizes(seed: int) -> None:
     rng = random.Random(seed)
     capacity = rng.uniform(1e9, 2e11)
     larger = capacity * rng.uniform(0.01, 1.0)
@@ -286,7 +286,7 @@ def test_each_point_is_the_answer_to_a_question_of_its_own() -> None:
         assert (question.job.memory_margin == JOB.memory_margin) == (place == 0)
 
 
-def test_nothing_that_fits_says_why() -> None:
+def test_a_frontier_without_a_fitting_point_has_its_reasons() -> None:
     classes = {name: replace(device, memory_bytes=2**30) for name, device in CLUSTER.classes.items()}
     tiny = StrategyCurves(replace(QUESTION, cluster=replace(CLUSTER, classes=classes)))
     curve = tiny.curve(part_of(tiny.cluster, 2))

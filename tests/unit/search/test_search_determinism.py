@@ -58,6 +58,7 @@ def document(hash_seed: str) -> str:
     return json.dumps(found)
 
 
+@pytest.mark.slow
 def test_the_json_does_not_depend_on_the_hash_seed() -> None:
     first, second, third = (document(seed) for seed in ("0", "1", "4711"))
     assert first == second == third

@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "exact-search.md"
 BLOCK = re.compile(r"```python\n(.*?)```\n```text\n(.*?)```\n", re.DOTALL)
 
@@ -28,7 +30,8 @@ def rerun(page: str) -> str:
     return BLOCK.sub(block, page)
 
 
-def test_the_page_prints_what_it_says() -> None:
+@pytest.mark.slow
+def test_the_examples_of_the_page_print_its_output() -> None:
     page = PAGE.read_text("utf-8")
     assert len(BLOCK.findall(page)) == page.count("```python")
     assert rerun(page) == page

@@ -38,10 +38,11 @@ def question(model: str = "llama-3.1-8b", **options: Any) -> Question:
         ({"optim_shard": 3, "tp": 2}, "has optim_shard=3 (param_shard divides grad_shard"),
     ],
 )  # fmt: skip
-def test_what_excludes_each_other_is_named_with_what_is_demanded(fixed: dict[str, Any], message: str) -> None:
+def test_contradicting_fixed_values_are_named(fixed: dict[str, Any], message: str) -> None:
     assert message in why_empty(question(fixed=fixed))
 
 
+@pytest.mark.slow
 def test_a_plan_of_an_empty_space_is_infeasible() -> None:
     with pytest.raises(Infeasible, match=r"no candidate has tp=3 \(tp \* cp \* pp \* dp is the 8 devices\)"):
         plan(question(fixed={"tp": 3}))
@@ -78,7 +79,7 @@ def test_a_list_of_values_is_named_as_such() -> None:
     assert "has tp in [3, 5] (tp * cp * pp * dp is the 8 devices); tp may be 1, 2, 4, 8" in message
 
 
-def test_what_is_named_is_as_little_as_leaves_nothing() -> None:
+def test_the_named_values_are_a_minimal_contradiction() -> None:
     """Without any one of the named values there are candidates; the values offered instead have some."""
     requested = question(fixed={"recompute": "full", "tp": 4, "offload": "none", "pp": 4, "vpp": 1})
     assert "no candidate has tp=4,pp=4 (" in why_empty(requested)

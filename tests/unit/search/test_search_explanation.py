@@ -16,8 +16,8 @@ from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import model_from_config
 from shardwise.plans import Plan, plan_of
 from shardwise.schedule import generate
-from shardwise.search import Explanation, Question, explained, plan, question_of, what_if, why_not
-from shardwise.search.explanation import changes_of
+from shardwise.search import Explanation, Question, explained, plan, what_if, why_not
+from shardwise.search.explanation import changes_of, question_of
 from shardwise.search.step_times import step_times_s
 from shardwise.strategy import FIELDS, MEMORY, Job, Strategy, StrategyTable, complete
 
@@ -102,7 +102,7 @@ def test_the_largest_ledger_entry_is_counted_by_hand() -> None:
     assert largest.candidates == sum((s.tp, s.cp, s.pp, s.dp) == degrees for s in candidates(core=False))
 
 
-def test_every_alternative_is_a_candidate_priced_right() -> None:
+def test_every_alternative_is_a_candidate_with_its_cost() -> None:
     problem = QUESTION.problem()
     best = planned().best
     assert [axis.field for axis in found().axes] == list(FIELDS)
@@ -131,7 +131,7 @@ def test_every_alternative_is_a_candidate_priced_right() -> None:
     assert seen > 15
 
 
-def test_the_nearest_is_the_fastest_that_can_be_had() -> None:
+def test_the_nearest_alternative_is_the_fastest_feasible_one() -> None:
     nearest = [axis.nearest for axis in found().axes if axis.nearest is not None]
     assert nearest
     for axis in found().axes:
@@ -171,7 +171,7 @@ def test_changes_are_candidates_with_another_value(core: bool, moe: bool, fields
         assert {s for s in alone if s in known and s != best} <= set(changed), field
 
 
-def test_a_degree_takes_another_with_it() -> None:
+def test_a_changed_degree_changes_another_with_it() -> None:
     found = set(changes_of(QUESTION, strategy(tp=2, dp=2, zero_stage=1), "tp"))
     assert {(s.tp, s.pp, s.cp, s.dp) for s in found} == {
         (4, 1, 1, 1),
@@ -184,13 +184,14 @@ def test_a_degree_takes_another_with_it() -> None:
     assert {s.optim_shard for s in found if s.tp == 4} == {1}
 
 
-def test_what_the_question_fixes_stays() -> None:
+def test_fields_that_the_question_fixes_stay_fixed() -> None:
     best = strategy(tp=2, dp=2)
     assert not list(changes_of(replace(QUESTION, fixed={"tp": 2}), best, "tp"))
     within_axes = list(changes_of(replace(QUESTION, axes={"dp": (2, 4)}), best, "tp"))
     assert within_axes and all(s.dp in (2, 4) for s in within_axes)
 
 
+@pytest.mark.slow
 def test_memory_binds_where_a_faster_change_does_not_fit() -> None:
     """With room for everything nothing is lacking; the plan's own cluster has too little for its fastest."""
     binding = found().binding
@@ -204,7 +205,7 @@ def test_memory_binds_where_a_faster_change_does_not_fit() -> None:
     assert explained(free).binding.resource == "time"
 
 
-def test_why_not_solves_with_what_is_pinned() -> None:
+def test_why_not_searches_with_the_pinned_values() -> None:
     comparison = why_not(planned(), {"tp": 4})
     expected = plan(replace(QUESTION, fixed={"tp": 4}, top=0)).best
     assert comparison.after == expected
@@ -215,13 +216,13 @@ def test_why_not_solves_with_what_is_pinned() -> None:
     assert comparison.fields["tp"] == (planned().best.strategy.tp, 4)
 
 
-def test_what_is_pinned_wins_over_what_was_fixed() -> None:
+def test_pinned_values_override_fixed_ones() -> None:
     certificate = replace(planned().certificate, fixed={"tp": 1}, axes={"pp": (1,)})
     comparison = why_not(replace(planned(), certificate=certificate), {"tp": 2, "pp": 2})
     assert (comparison.after.strategy.tp, comparison.after.strategy.pp) == (2, 2)
 
 
-def test_why_not_what_cannot_be() -> None:
+def test_why_not_of_an_impossible_value_is_infeasible() -> None:
     """tp = 4 does not divide 6 heads; dp = 3 does not divide the batch."""
     heads = model_from_config({**DIMENSIONS, "heads": 6, "kv_heads": 6})
     with pytest.raises(Infeasible) as caught:
@@ -231,6 +232,7 @@ def test_why_not_what_cannot_be() -> None:
         why_not(planned(), {"dp": 3})
 
 
+@pytest.mark.slow
 def test_what_if_plans_again() -> None:
     slower = what_if(planned(), "inter_node_bandwidth=0.01x")
     assert slower.after.step_time_s >= planned().best.step_time_s

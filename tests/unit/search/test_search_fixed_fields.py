@@ -42,6 +42,7 @@ def candidates(space: str) -> tuple[Strategy, ...]:
     return tuple(twin.candidates())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("space", "fixed"),
     [
@@ -63,7 +64,7 @@ def candidates(space: str) -> tuple[Strategy, ...]:
         ("default", {"tp": 2, "cp": 1, "optim_shard": 3, "grad_shard": 1}),
     ],
 )
-def test_fixed_fields_are_kept(space: str, fixed: dict[str, int | str | bool]) -> None:
+def test_fixed_fields_have_their_values(space: str, fixed: dict[str, int | str | bool]) -> None:
     """The best, the runners-up and the count equal those of a plain enumeration that is filtered."""
     requested = question(space, fixed)
     problem = requested.problem()
@@ -106,7 +107,7 @@ def test_a_value_that_no_candidate_has_leaves_none(fixed: dict[str, int]) -> Non
         ({"top": -1}, "top"),
     ],
 )
-def test_questions_that_are_refused(changes: dict[str, object], key: str) -> None:
+def test_invalid_fixed_fields_are_refused(changes: dict[str, object], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         plan(replace(question("core", {}), **changes))  # type: ignore[arg-type]
     assert caught.value.key == key

@@ -56,7 +56,7 @@ def is_summed_up(price: LayoutEstimate) -> bool:
     return all(spent[when] == pytest.approx(seconds, rel=1e-12) for when, seconds in seconds_by_pass.items())
 
 
-def test_what_operators_are_charged_is_the_price() -> None:
+def test_the_times_of_operators_sum_to_the_step_time() -> None:
     prices = [price for plan in [*whole_plans(), *staged_plans()] for price in graph_timeline(plan).stages]
     assert all(map(is_summed_up, prices))
     what = {charge.what for price in prices for charge in price.charges if charge.seconds}
@@ -64,7 +64,7 @@ def test_what_operators_are_charged_is_the_price() -> None:
     assert any(price.hidden_s > 0.0 for price in prices)
 
 
-def test_the_twin_that_forgets_what_is_computed_backward_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_twin_that_omits_backward_computation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgets(ledger: StepLedger, what: str, seconds: float) -> None:
         ledger.seconds[what] += seconds * ledger.counts.microbatches
         ledger.passes["backward"] += seconds
@@ -86,7 +86,7 @@ def finish_times(plan: GraphPlan) -> list[float]:
     return [max(span.finish_s for span in spans if span.rank == stage) for stage in range(plan.stages)]
 
 
-def test_the_step_finishes_when_the_plan_says() -> None:
+def test_the_step_ends_at_the_time_of_the_plan() -> None:
     for plan in [*whole_plans(), *staged_plans()]:
         assert max(finish_times(plan)) == pytest.approx(plan.step_time_s, rel=1e-9)
 
@@ -110,7 +110,7 @@ def test_operators_fill_the_actions_of_a_whole_graph() -> None:
             assert blocks == order and len(order) >= 4
 
 
-def test_every_stage_passes_its_blocks_once_for_each_micro_batch() -> None:
+def test_every_stage_runs_its_blocks_once_for_each_micro_batch() -> None:
     for plan in staged_plans():
         spans = spans_of(plan)
         labels = block_labels(CHAIN)
@@ -153,6 +153,7 @@ def test_repetitions_are_distinguished() -> None:
     assert block_labels(CHAIN) == ("first", "middle[0]", "middle[1]", "bend", "head")
 
 
+@pytest.mark.slow
 def test_a_shipped_graph_of_many_blocks() -> None:
     """Data parallelism: what is summed is hidden or shown, and nothing is converted."""
     graph = scaled(load_graph("graph:gpt2-1.5b"), 8)

@@ -30,6 +30,7 @@ def refusal(requested: Question) -> Infeasible:
     return caught.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exhaustive", [False, True])
 def test_every_candidate_has_a_reason(exhaustive: bool) -> None:
     """8 billion parameters take 18 bytes each with AdamW in bf16: two devices of 40 GB are too few."""
@@ -43,6 +44,7 @@ def test_every_candidate_has_a_reason(exhaustive: bool) -> None:
     assert "GiB more than" in error.message
 
 
+@pytest.mark.slow
 def test_the_closest_candidate_misses_by_the_reported_bytes() -> None:
     """The strategy named in the message is refused by `evaluate` with the same missing bytes."""
     requested = question("2xA100-40G")
@@ -61,6 +63,7 @@ def test_the_closest_candidate_misses_by_the_reported_bytes() -> None:
     assert named == sorted(named, reverse=True) and 0.94 * needed < sum(named) <= needed
 
 
+@pytest.mark.slow
 def test_relaxations_fit() -> None:
     """Each is asked for again, and takes the time that was promised."""
     wider, *larger = refusal(question("2xA100-40G")).relaxations
@@ -74,7 +77,8 @@ def test_relaxations_fit() -> None:
         assert match[3] == f"{answer.best.step_time_s:.3f}"
 
 
-def test_of_steps_of_one_kind_the_first_is_named() -> None:
+@pytest.mark.slow
+def test_the_first_relaxation_of_a_kind_is_named() -> None:
     """It fits on four times as many nodes, and on eight times as many."""
     relaxations = refusal(question("2xA100-40G", job=replace(JOB, seq_len=4097))).relaxations
     assert [text.partition(":")[0] for text in relaxations] == [
@@ -103,7 +107,7 @@ def test_a_budget_bounds_the_relaxations(monkeypatch: pytest.MonkeyPatch) -> Non
     assert error.reasons[MEMORY] > 0 and len(error.relaxations) <= 1
 
 
-def test_what_is_fixed_is_lifted_first() -> None:
+def test_fixed_fields_are_relaxed_first() -> None:
     """On eight H100 the model fits, but not on one replica per device without any sharding."""
     requested = question("8xH100-SXM", fixed={"dp": 8, "zero_stage": 0})
     relaxations = refusal(requested).relaxations
@@ -165,6 +169,7 @@ def test_no_relaxation_is_searched_for_after_the_budget(monkeypatch: pytest.Monk
     assert refusal(requested).relaxations
 
 
+@pytest.mark.slow
 def test_host_memory_is_a_reason_of_its_own() -> None:
     """Optimizer states of 8 billion parameters, 12 bytes each, do not go to hosts of 1 GB; what fits on the
     devices falls to the hosts."""

@@ -8,9 +8,9 @@ import pytest
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
-from shardwise.search import UnevenLimits, UnevenSpace
-from shardwise.search.hetero import UnevenSubproblem
-from shardwise.search.hetero.space import MixedPoolKind
+from shardwise.search import UnevenSpace
+from shardwise.search.hetero import UnevenLimits
+from shardwise.search.hetero.space import MixedPoolKind, UnevenSubproblem
 from shardwise.search.hetero.stage_costs import StageCostModel, StageOptions
 from shardwise.strategy import Job
 
@@ -57,7 +57,7 @@ def test_a_hop_waits_for_the_part_that_sends_longest(options: StageOptions) -> N
     assert (options.hops[2].near_s == options.hops[2].far_s).all()
 
 
-def test_both_parts_are_replicas_that_meet_between_the_pools(options: StageOptions) -> None:
+def test_both_parts_are_replicas_that_reduce_between_the_pools(options: StageOptions) -> None:
     reduced_s = options.stages[2].reduce_s[:, 0, 2, 0, 2]
     assert (options.stages[0].reduce_s[:, 0, 2, 0, 2] == 0.0).all()
     # Two layers of 202 M parameters: 4 bytes each, of which each of two replicas sends half. Other devices of

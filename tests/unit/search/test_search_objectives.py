@@ -19,9 +19,10 @@ from shardwise.cost import peaks_of
 from shardwise.errors import ConfigError, Infeasible
 from shardwise.model import model_from_config
 from shardwise.plans import Answer
-from shardwise.search import Fastest, Question, Tradeoff, infeasibility, plan
+from shardwise.search import Fastest, Question, infeasibility, plan
 from shardwise.search.bnb import solver
 from shardwise.search.bnb.branch import SubtreeSearch
+from shardwise.search.bnb.incumbent import Tradeoff
 from shardwise.search.step_times import step_times_s
 from shardwise.strategy import Job, StrategyTable
 from shardwise.verification import count_space
@@ -112,7 +113,7 @@ def test_the_fewest_devices_on_which_something_fits(memory_gib: int) -> None:
     assert answer.idle.devices == 6 - expected
 
 
-def test_the_memories_of_that_test_ask_for_different_parts() -> None:
+def test_the_memory_sizes_of_that_test_need_different_parts() -> None:
     found = {next((n for n in part_sizes(CLUSTER) if fitting(n, g * 2**30)), None) for g in (40, 12, 9, 6)}
     assert len(found) >= 3
 
@@ -161,7 +162,8 @@ def count_of(question: Question) -> int:
     ).count  # fmt: skip
 
 
-def test_axes_are_kept() -> None:
+@pytest.mark.slow
+def test_requested_axes_restrict_the_search() -> None:
     requested = replace(
         QUESTION, space="default", axes={"tp": (1, 3), "offload": ("none",), "schedule": ("gpipe", "1f1b")}
     )
@@ -189,6 +191,7 @@ def interrupting(_: str) -> None:
 WIDE = replace(QUESTION, space="default", top=0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("heeded")
 def test_an_interrupt_after_a_find_answers_with_the_best_so_far() -> None:
     answer = plan(WIDE, progress=interrupting)
@@ -200,6 +203,7 @@ def test_an_interrupt_after_a_find_answers_with_the_best_so_far() -> None:
     assert certificate.gap == pytest.approx(1 - certificate.lower_bound_s / certificate.best_s)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize("requested", [WIDE, replace(WIDE, use_all=False)], ids=["all", "parts"])
 def test_an_interrupt_in_the_heuristic_answers_with_the_best_so_far(
@@ -224,6 +228,7 @@ def test_an_interrupt_in_the_heuristic_answers_with_the_best_so_far(
     assert answer.certificate.lower_bound_s <= best_s <= answer.best.step_time_s * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("heeded")
 def test_an_interrupt_of_the_frontier_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     offer = Tradeoff.offer
@@ -269,6 +274,7 @@ def test_an_interrupt_while_relaxations_are_sought_stays_one(monkeypatch: pytest
         plan(requested)
 
 
+@pytest.mark.slow
 def test_the_smallest_budget_finds_something() -> None:
     """The first look goes on until it has found a strategy, on the first part at least."""
     for requested in (replace(WIDE, budget_s=1e-9), replace(WIDE, budget_s=1e-9, use_all=False)):
@@ -286,7 +292,7 @@ def test_few_candidates_are_searched_within_the_smallest_budget() -> None:
     assert answer.best.step_time_s == plan(QUESTION).best.step_time_s
 
 
-def test_a_budget_that_is_too_small_for_what_is_hard_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_too_small_for_a_hard_question_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that the first look sees fits (nor anything else, as it happens: where candidates are few, it
     is told at once)."""
     monkeypatch.setattr(solver, "SMALL_SPACE", 0)
@@ -300,6 +306,7 @@ def test_a_budget_that_is_too_small_for_what_is_hard_says_so(monkeypatch: pytest
         plan(replace(tight, use_all=False))
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_large_enough_changes_nothing() -> None:
     bounded, free = plan(replace(WIDE, budget_s=1e3)), plan(WIDE)
     assert bounded.best == free.best
@@ -317,7 +324,7 @@ def test_a_budget_that_is_large_enough_changes_nothing() -> None:
         ({"axes": {"tp": ("x",)}}, "axes.tp"),
     ],
 )
-def test_questions_that_make_no_sense(changes: dict[str, object], key: str) -> None:
+def test_contradicting_questions_are_refused(changes: dict[str, object], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         plan(replace(QUESTION, **changes))  # type: ignore[arg-type]
     assert caught.value.key == key

@@ -37,6 +37,6 @@ def test_the_least_memory_is_found_without_enumeration() -> None:
     assert smallest_bytes() == 6.0
 
 
-def test_without_steps_within_links_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ascent_the_least_memory_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supported_points, "MEMORY_ASCENT_STEPS", 0)
     assert smallest_bytes() == 10.0

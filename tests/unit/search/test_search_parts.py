@@ -56,6 +56,7 @@ def _with_a_slow_node(shorthand: str, speed: float, inter_node: str | None = Non
     return replace(cluster, nodes=(*others, replace(last, speed=speed)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cluster", "model"),
     [
@@ -83,6 +84,7 @@ def test_the_answer_is_the_fastest_part_searched_on_its_own(cluster: str | Clust
         assert answer.mixed.fastest_class_step_time_s == pytest.approx(min(singles), rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "space"), [("opt-350m", "default"), ("qwen3-30b-a3b", "core")])
 def test_the_quick_bound_is_no_larger_than_the_best_of_a_part(space: str, model: str) -> None:
     """It is finite exactly where degrees are legal: where something may fit at all."""
@@ -95,6 +97,7 @@ def test_the_quick_bound_is_no_larger_than_the_best_of_a_part(space: str, model:
         assert 0.0 < bounded[part] <= time_s
 
 
+@pytest.mark.slow
 def test_a_bound_that_is_too_high_would_lose_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin of the bound: doubled, it prunes the part that is best."""
     question = _question("3x4xV100-32G", "opt-350m")
@@ -104,7 +107,7 @@ def test_a_bound_that_is_too_high_would_lose_the_answer(monkeypatch: pytest.Monk
     assert plan(replace(question, use_all=True)).best.step_time_s == plan(question).best.step_time_s > best_s
 
 
-def test_a_threshold_never_rises_and_what_is_found_beats_it() -> None:
+def test_the_upper_bound_never_rises_and_solutions_are_below_it() -> None:
     """`found` is empty where the upper bound is the optimum, and has it where the bound is above."""
     question = _question("1x4xA100-80G")
     best_s = plan(replace(question, use_all=True)).best.step_time_s
@@ -125,6 +128,7 @@ EXAMPLES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "nodes", "network", "seq", "batch", "least_s", "devices"), EXAMPLES)
 def test_no_slower_part_than_one_found_is_the_answer(
     model: str, nodes: str, network: str, seq: int, batch: int, least_s: float, devices: int
@@ -136,6 +140,7 @@ def test_no_slower_part_than_one_found_is_the_answer(
     assert answer.cluster is not None and answer.cluster.devices == devices
 
 
+@pytest.mark.slow
 def test_a_slower_node_makes_no_cluster_faster() -> None:
     """opt-350m, 512 x 32, three A100 of one device: the same question with one of them at half speed was
     answered 8 % sooner, by two of them."""
@@ -148,6 +153,7 @@ def test_a_slower_node_makes_no_cluster_faster() -> None:
     assert times_s[0] <= times_s[1]
 
 
+@pytest.mark.slow
 def test_use_all_exhaustive_and_memory_use_all_devices() -> None:
     question = _question("3x4xV100-32G", "opt-350m")
     idle = plan(_question("1x2xH100-SXM+1x2xT4"))
@@ -164,6 +170,7 @@ def test_fixed_degrees_that_need_all_devices_use_them() -> None:
     assert answer.cluster is question.cluster and answer.idle.devices == 0
 
 
+@pytest.mark.slow
 def test_a_pool_that_is_fastest_prunes_those_with_more_arithmetic() -> None:
     """96 V100 have 1.2e16 FLOP/s and 32 A100 have 0.998e16, but the A100 are faster."""
     question = _question("8x4xA100-40G+24x4xV100-16G", "opt-350m", batch=1024)
@@ -172,6 +179,7 @@ def test_a_pool_that_is_fastest_prunes_those_with_more_arithmetic() -> None:
     assert answer.mixed.idle == ("V100-16G",) and answer.is_proven
 
 
+@pytest.mark.slow
 def test_slow_devices_are_left_idle_where_all_would_wait_for_them() -> None:
     answer = plan(_question("1x2xH100-SXM+1x2xT4"))
     assert answer.mixed is not None and answer.mixed.idle == ("T4",)
@@ -180,14 +188,16 @@ def test_slow_devices_are_left_idle_where_all_would_wait_for_them() -> None:
     assert answer.best.step_time_s < whole.best.step_time_s
 
 
-def test_what_fits_on_no_pool_alone_uses_several() -> None:
+@pytest.mark.slow
+def test_a_model_that_fits_on_no_single_pool_uses_several() -> None:
     answer = plan(_question("1x4xA100-40G+1x4xL40S", model="llama-2-13b"))
     assert answer.mixed is not None
     assert answer.mixed.idle == () and answer.mixed.fastest_class is None
     assert answer.mixed.fastest_class_step_time_s is None
 
 
-def test_what_fits_nowhere_is_infeasible_on_the_whole_cluster() -> None:
+@pytest.mark.slow
+def test_a_model_that_fits_nowhere_is_infeasible_on_the_whole_cluster() -> None:
     with pytest.raises(Infeasible) as caught:
         plan(_question("1x2xT4+1x2xRTX2080Ti", model="llama-2-70b"))
     assert caught.value.reasons
@@ -220,6 +230,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], No
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [2, 4])
 def test_an_interrupt_answers_with_the_best_union_so_far(
     last: int, interrupting: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
@@ -235,6 +246,7 @@ def test_an_interrupt_answers_with_the_best_union_so_far(
     assert answer.unexplored_parts > 0 or not answer.parts[-1].is_complete
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_uneven_plans_are_sought_keeps_the_best(
     monkeypatch: pytest.MonkeyPatch, interrupting: Callable[[int], None]
 ) -> None:

@@ -26,12 +26,12 @@ def test_a_transformer_has_both_and_others_data_parallelism() -> None:
     assert [reference.name for reference in curves("vgg16", 256).references(part(8))] == ["data parallel"]
 
 
-def test_on_one_device_there_is_none_nor_where_the_batch_has_too_few_parts() -> None:
+def test_one_device_or_too_small_a_batch_has_no_reference() -> None:
     assert curves("vgg16", 256).references(part(1)) == ()
     assert curves("vgg16", 4).references(part(8)) == ()
 
 
-def test_what_leaves_too_little_memory_free_does_not_fit() -> None:
+def test_a_reference_within_the_memory_margin_does_not_fit() -> None:
     (found,) = curves("vgg16", 256).references(part(4))
     for nbytes, fits in ((found.point.memory_bytes * 1.001, True), (found.point.memory_bytes * 0.999, False)):
         capacity = curves("vgg16", 256, margin=0.0).limit_bytes(part(4))

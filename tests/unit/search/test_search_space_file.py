@@ -59,7 +59,7 @@ def test_json_is_read_too_and_the_base_is_default(tmp_path: Path) -> None:
         ("axes: [1]", "axes", "not a mapping"),
     ],
 )
-def test_what_is_refused_has_its_place(tmp_path: Path, text: str, key: str, message: str) -> None:
+def test_errors_name_the_key(tmp_path: Path, text: str, key: str, message: str) -> None:
     path = put(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         read_space(path)

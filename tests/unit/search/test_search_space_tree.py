@@ -10,8 +10,8 @@ import pytest
 from tests.property.search_instances import instance
 from tests.property.search_space_twin import SpaceTwin, keeps
 
-from shardwise.search import Space, plan
-from shardwise.search.space import expanded
+from shardwise.search import plan
+from shardwise.search.space import Space, expanded
 from shardwise.strategy import SCHEDULES, Column, StrategyTable, largest_stage
 
 MANY = np.array([64])
@@ -129,6 +129,7 @@ def test_exhaustive_answers_are_the_same(seed: int) -> None:
     assert bounded.certificate.lower_bound_s == bounded.certificate.best_s == bounded.best.step_time_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [4, 16])
 def test_runners_up_differ_in_kind(seed: int) -> None:
     answer = plan(replace(instance(seed).question, top=8))

@@ -63,8 +63,9 @@ def least_s(requested: Question, some: Target) -> float:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", LIMITS)
-def test_the_best_within_limits_is_the_best_of_everything_that_is_not_refused(limits: Any) -> None:
+def test_the_best_within_limits_is_the_best_that_is_not_refused(limits: Any) -> None:
     requested, some = (
         question(axes={"offload": ("none",), "recompute": ("none", "selective")}),
         target(limits=limits),
@@ -93,6 +94,7 @@ def test_a_fixed_value_that_a_target_lacks_is_refused_by_name() -> None:
         plan_for(some, question(fixed={"offload": "optimizer"}), search.plan)
 
 
+@pytest.mark.slow
 def test_offload_is_planned_for_our_runtime_on_cpu_devices_where_it_is_requested() -> None:
     own = target_of("shardwise")
     assert plan_for(own, question(), search.plan).certificate.axes["offload"] == ("none",)
@@ -103,7 +105,7 @@ def test_offload_is_planned_for_our_runtime_on_cpu_devices_where_it_is_requested
     assert some.certificate.axes["offload"] == ("optimizer", "both")
 
 
-def test_where_nothing_is_left_the_answer_says_so() -> None:
+def test_limits_that_exclude_every_plan_are_reported() -> None:
     everything = [{"field": "tp", "where": {"tp": {"above": 0}}, "allowed": "nothing"}]
     with pytest.raises(Infeasible, match="nothing of this space is run by the target, which cannot say"):
         plan_for(target(limits=everything), question(), search.plan)
@@ -119,6 +121,7 @@ def unequal(**changes: Any) -> Question:
     return replace(Question(model=model, cluster=cluster, job=job), **changes)
 
 
+@pytest.mark.slow
 def test_uneven_plans_are_for_targets_that_run_them() -> None:
     free = plan_mixed_cluster(unequal())
     assert isinstance(free, UnevenAnswer)
@@ -136,6 +139,7 @@ def test_uneven_plans_are_for_targets_that_run_them() -> None:
     assert answer.mixed.why_uniform == message
 
 
+@pytest.mark.slow
 def test_stages_on_two_pools_are_for_targets_that_run_them() -> None:
     model, cluster = load_model("gpt2-xl"), load_cluster("1x2xRTX4090+2x1xA100-40G", inter_node="200Gb/s")
     job = Job(seq_len=4096, global_batch_size=8, dtype="bf16")
@@ -150,6 +154,7 @@ def test_stages_on_two_pools_are_for_targets_that_run_them() -> None:
     assert steps_s[0] < steps_s[1]
 
 
+@pytest.mark.slow
 def test_an_uneven_plan_is_found_where_the_target_runs_no_uniform_one() -> None:
     none = target(axes={"tp": [64]}, uneven={"dtypes": ["fp32"]})
     with pytest.raises(Infeasible):

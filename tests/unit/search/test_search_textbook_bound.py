@@ -39,5 +39,5 @@ def test_hops_take_more() -> None:
     assert longest_s(2, [(0.0, 2.0, 0.0), (1.5, 2.0, 1.5)]) == 7.0
 
 
-def test_equal_stages_without_hops_are_its_only_case() -> None:
+def test_the_textbook_bound_is_exact_only_for_equal_stages_without_hops() -> None:
     assert step_s([1.0, 1.0], [2.0, 2.0], 0.0, 5) == pytest.approx(textbook_s([3.0, 3.0], 5), rel=1e-12)

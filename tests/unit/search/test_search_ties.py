@@ -55,8 +55,9 @@ def document_of(question: search.Question) -> dict[str, Any]:
     return plan_document(plan)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_exhaustion_and_search_give_the_same_plan(name: str) -> None:
+def test_enumeration_and_search_give_the_same_plan(name: str) -> None:
     question = question_of(name)
     found, every = document_of(question), document_of(replace(question, exhaustive=True))
     assert found["certificate"]["simulated"] < every["certificate"]["simulated"]
@@ -70,14 +71,16 @@ def test_any_number_of_workers_gives_the_same_plan() -> None:
     assert document_of(question)["hash"] == document_of(replace(question, workers=2))["hash"]
 
 
-def test_a_frontier_is_the_same_by_exhaustion() -> None:
+@pytest.mark.slow
+def test_a_frontier_is_the_same_by_enumeration() -> None:
     question = replace(question_of("rounding tells them apart"), frontier=True)
     found, every = search.plan(question).frontier, search.plan(replace(question, exhaustive=True)).frontier
     assert found is not None and every is not None
     assert found.points == every.points
 
 
-def test_the_twin_that_keeps_what_came_first_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_the_twin_that_prefers_the_first_candidate_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StrategyTable, "text_order", lambda table: np.arange(len(table)))
     question = question_of("rounding tells them apart")
     assert document_of(question)["hash"] != document_of(replace(question, exhaustive=True))["hash"]
@@ -116,14 +119,14 @@ LESS = 1.0 - 0.9 * TIE_TOLERANCE
         (Tradeoff(), [1.0, LESS, LESS, 0.5], [5.0 * LESS, 5.0, 6.0, 7.0], [3, 0]),
     ],
 )
-def test_whatever_comes_first_the_same_is_found(
+def test_the_order_of_candidates_does_not_change_the_plan(
     goal: Goal, times: list[float], nbytes: list[float], found: list[int]
 ) -> None:
     for order in permutations(range(4)):
         assert found_by(goal.copy(), order, times, nbytes) == found, order
 
 
-def test_a_bound_prunes_what_is_slower_and_not_what_is_equal() -> None:
+def test_a_bound_prunes_slower_candidates_and_not_equal_ones() -> None:
     goal, smallest, tradeoff = Fastest(1), Smallest(), Tradeoff()
     for each in (goal, smallest, tradeoff):
         each.offer(StrategyTable.of(strategies()[:1]), np.array([1.0]), np.array([5.0]))
@@ -162,8 +165,9 @@ EQUAL_RANKS: tuple[tuple[str, dict[str, Any], int, int], ...] = (
 the fullest, with bytes that differ by rounding."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cluster_text", "config", "batch", "mixed_stage_rows"), EQUAL_RANKS)
-def test_of_equally_full_ranks_the_lowest_is_named_by_planner_and_checker(
+def test_planner_and_checker_name_the_lowest_of_equally_full_ranks(
     cluster_text: str, config: dict[str, Any], batch: int, mixed_stage_rows: int
 ) -> None:
     model = model_from_config({**config, "vocab": 50257, "seq_len": 2048, "tied": True}, name="tiny")

@@ -10,7 +10,7 @@ import pytest
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
 from shardwise.search import UnevenSpace
-from shardwise.search.hetero import UnevenSubproblem
+from shardwise.search.hetero.space import UnevenSubproblem
 from shardwise.search.hetero.stage_costs import StageCostModel
 from shardwise.search.hetero.subproblem import subproblem_search
 from shardwise.strategy import Job
@@ -26,7 +26,7 @@ def pricing() -> StageCostModel:
 MIXED = UnevenSubproblem(pools=(0, 1), micro_batch_size=1, least=2, most=2)
 
 
-def test_replicas_of_pipelines_that_differ_meet_between_the_pools(pricing: StageCostModel) -> None:
+def test_replicas_of_unlike_pipelines_reduce_between_the_pools(pricing: StageCostModel) -> None:
     mixed = pricing.options(MIXED).stages[0].reduce_s[0, 0, 2, 0, 6]
     alike = pricing.options(replace(MIXED, is_alike=True)).stages[0].reduce_s[0, 0, 2, 0, 6]
     # Six layers of 7.1 M parameters: 4 bytes each, of which each of two replicas sends half, at 0.125 GB/s.
@@ -34,7 +34,7 @@ def test_replicas_of_pipelines_that_differ_meet_between_the_pools(pricing: Stage
     assert alike < mixed / 50
 
 
-def test_replicas_of_alike_pipelines_meet_as_on_their_pool_alone(pricing: StageCostModel) -> None:
+def test_replicas_of_identical_pipelines_reduce_as_on_their_pool_alone(pricing: StageCostModel) -> None:
     alike = pricing.options(replace(MIXED, is_alike=True)).stages[0]
     alone = pricing.options(replace(MIXED, pools=(0,))).stages[0]
     # Stages of 1 and 2 devices, two of which the pool has.
@@ -42,7 +42,7 @@ def test_replicas_of_alike_pipelines_meet_as_on_their_pool_alone(pricing: StageC
     np.testing.assert_allclose(alike.gather_s[:2, 0, 2:, 0, 1:], alone.gather_s[:2, 0, 2:, 0, 1:], rtol=1e-12)
 
 
-def test_alike_pipelines_have_the_same_stages_and_nearly_the_same_shares(pricing: StageCostModel) -> None:
+def test_identical_pipelines_have_the_same_stages_and_nearly_the_same_shares(pricing: StageCostModel) -> None:
     subproblem = replace(MIXED, least=3, most=3, is_alike=True)
     found = subproblem_search(pricing.options(subproblem), subproblem, 100).within(1e3)
     assert found is not None
@@ -52,7 +52,7 @@ def test_alike_pipelines_have_the_same_stages_and_nearly_the_same_shares(pricing
 
 @pytest.mark.parametrize("pools", [(0,), (0, 1)])
 @pytest.mark.parametrize("least", [1, 2])
-def test_figures_of_a_range_are_the_least_of_any_of_its_numbers(
+def test_bounds_of_a_range_are_the_minimum_over_its_values(
     pricing: StageCostModel, pools: tuple[int, ...], least: int
 ) -> None:
     """Each number priced by itself; with one that is left out they would be higher."""

@@ -44,7 +44,7 @@ def hops() -> tuple[StageHops, ...]:
     ("stages", "most", "sizes"),
     [(1, 8, (1,)), (3, 8, (2, 1)), (7, 4, (4, 2, 1)), (8, 4, (4, 4)), (3, 1, (1,) * 3)],
 )
-def test_stages_lie_in_groups_of_powers_of_two(stages: int, most: int, sizes: tuple[int, ...]) -> None:
+def test_stages_are_placed_in_groups_of_powers_of_two(stages: int, most: int, sizes: tuple[int, ...]) -> None:
     assert group_sizes(stages, most) == sizes
 
 
@@ -98,7 +98,7 @@ def by_hand(space: UnevenSpace, ranks: tuple[str, str]) -> UnevenResult:
     )  # fmt: skip
 
 
-def test_a_pool_whose_only_tier_reaches_over_its_nodes_is_priced_from_its_record() -> None:
+def test_a_pool_with_one_tier_over_its_nodes_has_the_cost_of_its_record() -> None:
     """NVLink joins 72 GB200 in nodes of four: no tier ends inside a node."""
     job = Job(seq_len=SEQ_LEN, global_batch_size=16, dtype="fp16")
     cluster = load_cluster("2x4xGB200+1x4xT4")
@@ -109,7 +109,7 @@ def test_a_pool_whose_only_tier_reaches_over_its_nodes_is_priced_from_its_record
     assert priced.pipeline_s[0] == pytest.approx(pipeline_s(options, (0,), ((0, 6), (0, 6)), 16), rel=1e-12)
 
 
-def test_stages_that_are_spread_over_nodes_that_they_do_not_fill_are_found_out() -> None:
+def test_stages_spread_over_nodes_that_they_do_not_fill_are_detected() -> None:
     job = Job(seq_len=SEQ_LEN, global_batch_size=16, dtype="fp16")
     cluster = load_cluster("2x2xA100-40G+1x2xV100-16G", inter_node="10Gb/s")
     space = UnevenSpace(load_model("gpt2"), cluster, job)

@@ -83,7 +83,7 @@ def filled(
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("link", ["1Gb/s", "100Gb/s"])
 @pytest.mark.parametrize(("on", "tp", "pp", "pipelines"), CASES)
-def test_alike_pipelines_that_fill_their_nodes_cost_what_the_uniform_strategy_does(
+def test_identical_pipelines_cost_as_the_uniform_strategy(
     on: str, tp: int, pp: int, pipelines: int, link: str, is_tied: bool
 ) -> None:
     plan, expected_s = filled(on, tp, pp, pipelines, link, model_of(is_tied=is_tied))
@@ -93,7 +93,7 @@ def test_alike_pipelines_that_fill_their_nodes_cost_what_the_uniform_strategy_do
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("link", ["1Gb/s", "100Gb/s"])
 @pytest.mark.parametrize(("on", "tp", "pp", "pipelines"), SPREAD)
-def test_stages_that_are_spread_cost_what_the_uniform_strategy_does_whose_replicas_are_neighbours(
+def test_spread_stages_cost_as_uniform_ones_with_adjacent_replicas(
     on: str, tp: int, pp: int, pipelines: int, link: str, is_tied: bool
 ) -> None:
     plan, expected_s = filled(on, tp, pp, pipelines, link, model_of(is_tied=is_tied), 1)
@@ -180,7 +180,7 @@ def test_stages_that_are_spread_have_nodes_of_their_own(monkeypatch: pytest.Monk
     assert again.faults[0] == "pipeline 1 is spread over nodes that its like do not fill"
 
 
-def test_spread_pipelines_come_in_sets_that_fill_their_nodes() -> None:
+def test_spread_pipelines_form_sets_that_fill_their_nodes() -> None:
     """Four of two stages each fill two nodes of four; of alike ones two sets do ten microbatches."""
     model, cluster = model_of(is_tied=False), load_cluster("4x4xA100-80G+2x4xT4", inter_node="10Gb/s")
     space = UnevenSpace(model, cluster, default_job(model, cluster, seq_len=128, global_batch_size=10))
@@ -219,7 +219,7 @@ def between_nodes() -> tuple[UnevenSpace, StageOptions]:
 FAST_THEN_SLOW = ((0, 17),) * 4 + ((1, 6),) * 2
 
 
-def test_gathers_before_the_first_loop_and_reductions_behind_the_last_are_in_the_way(
+def test_gathers_before_the_first_loop_and_reductions_after_the_last_are_exposed(
     between_nodes: tuple[UnevenSpace, StageOptions],
 ) -> None:
     """The first stages, which are the slowest, wait for the gathers of the last, which reduce behind them."""
@@ -243,7 +243,8 @@ def proven(options: StageOptions, within_s: float) -> bool:
     return not found.is_truncated and found.bound_s > within_s
 
 
-def test_bounds_show_that_pipelines_with_expensive_gradients_are_too_slow(
+@pytest.mark.slow
+def test_bounds_prune_pipelines_with_expensive_gradients(
     between_nodes: tuple[UnevenSpace, StageOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, options = between_nodes

@@ -15,6 +15,7 @@ from shardwise.strategy import Job
 JOB = Job(seq_len=1024, global_batch_size=16, dtype="fp16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "cluster", "limits"),
     [
@@ -24,7 +25,7 @@ JOB = Job(seq_len=1024, global_batch_size=16, dtype="fp16")
         ("gpt2-xl", "1x2xA100-80G+1x2xT4", (1, 4)),
     ],
 )
-def test_an_unchanged_plan_is_predicted_from_its_record_as_before(
+def test_an_unchanged_plan_has_its_prediction_from_the_record(
     model: str, cluster: str, limits: tuple[int, int]
 ) -> None:
     stage_dp, mixed_stage_rows = limits
@@ -56,7 +57,7 @@ def test_an_unchanged_plan_is_predicted_from_its_record_as_before(
     assert predicted_result(prices, half, JOB.global_batch_size) is None
 
 
-def test_a_stage_that_does_not_divide_its_node_is_a_fault() -> None:
+def test_a_stage_that_does_not_divide_its_node_is_refused() -> None:
     """Stages of two devices on a node of five are none of the space, and are told so."""
     job = replace(JOB, dtype="fp16")
     model, four, five = load_model("gpt2"), load_cluster("1x4xT4+1x4xV100-16G"), "1x5xT4+1x5xV100-16G"

@@ -64,12 +64,12 @@ def test_shapes_are_all_pipelines_for_which_there_are_devices(
         assert spread_set_size(SPREAD, shapes.at(place)) == (4 if is_spread else 1)
 
 
-def test_no_pipeline_is_there_for_too_few_devices() -> None:
+def test_too_few_devices_have_no_pipeline() -> None:
     shapes = shapes_of((((4,),),), ((None,),), (3,), (1,), 2, 1)
     assert shapes.kinds.shape == shapes.counts.shape == (0, 1) and shapes.devices.shape == (0, 1)
 
 
-def test_items_matter_that_none_undercuts() -> None:
+def test_items_that_no_other_dominates_are_kept() -> None:
     for seed in range(100):
         rng = random.Random(seed)
         rows = [
@@ -115,7 +115,7 @@ def test_critical_items_are_needed_and_one_microbatch_less_is_not_critical(seed:
     assert (np.ceil(enough) <= does[places]).all()
 
 
-def test_a_range_is_halved_by_how_many_times_as_many() -> None:
+def test_a_range_is_halved_at_its_geometric_mean() -> None:
     for least in range(1, 30):
         for most in range(least + 1, 400, 7):
             one, two = UnevenSubproblem(pools=(0,), micro_batch_size=1, least=least, most=most).halves()

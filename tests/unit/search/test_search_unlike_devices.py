@@ -10,7 +10,8 @@ import pytest
 from shardwise.cluster import load_cluster
 from shardwise.cost import Problem, bind
 from shardwise.model import load_model
-from shardwise.search import default_job, step_figures, step_figures_over
+from shardwise.search import default_job, step_figures_over
+from shardwise.search.step_times import step_figures
 from shardwise.strategy import Strategy, StrategyTable, complete
 
 
@@ -35,7 +36,7 @@ ALL = [
 
 
 @pytest.mark.parametrize("device", ["T4", "V100-16G"])
-def test_alike_nodes_are_the_plain_price(device: str) -> None:
+def test_identical_nodes_have_the_plain_cost(device: str) -> None:
     table, mine = StrategyTable.of(ALL), problem(device)
     plain = step_figures(mine, table)
     for problems, nodes in (([mine], (0, 0, 0, 0)), ([mine, mine], (0, 1, 1, 0))):
@@ -44,7 +45,7 @@ def test_alike_nodes_are_the_plain_price(device: str) -> None:
         np.testing.assert_array_equal(placed.device_bytes, plain.device_bytes)
 
 
-def test_unequal_nodes_take_between_what_their_kinds_take() -> None:
+def test_unequal_nodes_take_a_time_between_those_of_their_kinds() -> None:
     """No less than if all were of the faster kind; and no more than if all were of the slower one, but that
     gradients may be joined faster by that: it has a slower device, not a slower network."""
     table, kinds = StrategyTable.of(ALL), [problem("V100-16G"), problem("T4")]
@@ -58,7 +59,7 @@ def test_unequal_nodes_take_between_what_their_kinds_take() -> None:
         assert (placed[:3] > fast[:3]).all()
 
 
-def test_a_slow_node_wants_fewer_layers() -> None:
+def test_fewer_layers_on_a_slow_node_shorten_the_step() -> None:
     """The last of four stages lies on the slow node: layers that it gives to the first make the step shorter,
     and on the first node longer."""
     table = StrategyTable.of(
@@ -71,7 +72,7 @@ def test_a_slow_node_wants_fewer_layers() -> None:
     assert first_slow[0] < first_slow[1] < first_slow[2]
 
 
-def test_memory_is_that_of_the_kind_with_least() -> None:
+def test_memory_is_that_of_the_smallest_device_kind() -> None:
     table, kinds = StrategyTable.of(ALL), [problem("V100-16G"), problem("T4")]
     smallest = min(kinds, key=lambda kind: kind.usable_bytes)
     placed = step_figures_over(kinds, table, (0, 1, 0, 0))

@@ -25,7 +25,7 @@ def rates(cluster: Cluster) -> list[float]:
     return [tier.bytes_per_s for tier in cluster.tiers]
 
 
-def test_the_network_gets_faster_with_its_cards() -> None:
+def test_a_faster_network_has_faster_network_cards() -> None:
     cluster = changed("inter_node_bandwidth=2x").cluster
     assert rates(cluster) == [rates(CLUSTER)[0], 2 * rates(CLUSTER)[1]]
     assert cluster.nodes[0].nic_bytes_per_s == 2 * CLUSTER.nodes[0].nic_bytes_per_s
@@ -87,7 +87,7 @@ def test_the_job_changes() -> None:
         ("nodes=two", "--what-if.nodes", "not a whole number"),
     ],
 )
-def test_what_cannot_be_changed(text: str, key: str, message: str) -> None:
+def test_an_impossible_change_is_refused(text: str, key: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         changed(text)
     assert caught.value.key == key

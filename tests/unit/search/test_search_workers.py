@@ -17,18 +17,11 @@ from tests.property.search_instances import Instance
 from shardwise.cluster import load_cluster
 from shardwise.errors import InternalError
 from shardwise.model import model_from_config
-from shardwise.search import (
-    BranchAndBound,
-    Fastest,
-    Goal,
-    Question,
-    SearchResult,
-    Smallest,
-    Tradeoff,
-    worker_pool,
-)
+from shardwise.search import BranchAndBound, Fastest, Question, worker_pool
 from shardwise.search.bnb import roots, solver
 from shardwise.search.bnb.branch import SubtreeSearch
+from shardwise.search.bnb.incumbent import Goal, Smallest, Tradeoff
+from shardwise.search.bnb.solver import SearchResult
 from shardwise.search.clock import SearchClock, WorkLimit
 from shardwise.search.worker_pool import SearchWorkers
 from shardwise.strategy import Job
@@ -86,9 +79,10 @@ def without_clock(outcome: SearchResult) -> tuple[Any, ...]:
     return found, outcome.ledger.by_degrees, outcome.unexplored, outcome.lower_bound_s
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_rounds")
 @pytest.mark.parametrize("goal", GOALS, ids=("fastest", "smallest", "tradeoff"))
-def test_workers_change_nothing(
+def test_the_number_of_workers_does_not_change_the_answer(
     goal: Callable[[], Goal], monkeypatch: pytest.MonkeyPatch, full: bool
 ) -> None:
     before = children()
@@ -111,6 +105,7 @@ def test_workers_change_nothing(
     assert not children() - before
 
 
+@pytest.mark.slow
 def test_the_size_of_rounds_changes_no_answer(small_rounds: None, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES[0]
     small = searched(case, Fastest(3))
@@ -167,7 +162,7 @@ def test_an_interrupt_while_workers_start_is_not_lost(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("small_rounds")
-def test_what_a_worker_raises_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_of_a_worker_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     before = children()
     parent, run = os.getpid(), SubtreeSearch.run
 
@@ -182,9 +177,10 @@ def test_what_a_worker_raises_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> N
     assert not children() - before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_rounds")
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_spent_budget_leaves_a_rest(workers: int) -> None:
+def test_a_spent_budget_leaves_unexplored_candidates(workers: int) -> None:
     case = CASES[0]
     best_s = searched(case, Fastest(1)).found[0].time_s
     outcome = searched(case, Fastest(1), workers=workers, clock=SearchClock(1e-9))
@@ -193,6 +189,7 @@ def test_a_spent_budget_leaves_a_rest(workers: int) -> None:
     assert outcome.ledger.total + outcome.unexplored == case.count
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_rounds")
 def test_a_budget_that_ends_between_two_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of the search stands still until so many looks at it; then the budget is over."""
@@ -234,8 +231,9 @@ class InterruptedClock(SearchClock):
         return super().is_over
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_rounds")
-def test_an_interrupt_at_any_time_leaves_a_rest(full: bool) -> None:
+def test_an_interrupt_at_any_time_leaves_unexplored_candidates(full: bool) -> None:
     """In the first looks too: what was found till then is the best so far, and the rest is bounded."""
     case, clock = CASES[0], InterruptedClock(10**9)
     best_s = searched(case, Fastest(1), clock=clock).found[0].time_s
@@ -252,6 +250,7 @@ def test_an_interrupt_at_any_time_leaves_a_rest(full: bool) -> None:
     assert heuristic_only > 5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_rounds")
 def test_workers_see_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     """They stop where they are and answer with what they have found."""
@@ -272,6 +271,7 @@ def test_workers_see_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not children() - before
 
 
+@pytest.mark.slow
 def test_a_work_limit_ends_a_search_at_the_same_place_each_time() -> None:
     """And one that needs fewer is searched to its end."""
     case, clock = CASES[0], InterruptedClock(10**9)

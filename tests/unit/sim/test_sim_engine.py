@@ -7,19 +7,9 @@ import pytest
 from shardwise.cluster import Capacity
 from shardwise.errors import InternalError
 from shardwise.schedule import generate
-from shardwise.sim import (
-    COMPUTE,
-    Durations,
-    FlowLink,
-    Speed,
-    TaskGraphBuilder,
-    Timeline,
-    Transfers,
-    activation_bytes,
-    max_min_rates,
-    simulate,
-    task_graph,
-)
+from shardwise.sim import COMPUTE, Durations, Timeline, activation_bytes, simulate, task_graph
+from shardwise.sim.engine import FlowLink, Speed, TaskGraphBuilder, max_min_rates
+from shardwise.sim.schedule_tasks import Transfers
 
 
 def finishes(builder: TaskGraphBuilder) -> list[float]:
@@ -105,7 +95,7 @@ def test_capacity_changes_under_way() -> None:
     assert finishes(builder) == [12.0]
 
 
-def test_a_link_that_wanes_slows_the_flows_that_met_it_only_now() -> None:
+def test_a_link_that_slows_down_delays_flows_that_it_did_not_limit_before() -> None:
     # wide limits nobody until it falls to 6 at t = 1: f and g then share it at 3 each. f: 5 + 3 * 5 = 20 ->
     # 6; g: 5 of 20 by t = 1, 15 more at 3 -> 6.
     builder = TaskGraphBuilder()
@@ -115,7 +105,7 @@ def test_a_link_that_wanes_slows_the_flows_that_met_it_only_now() -> None:
     assert finishes(builder) == [6.0, 6.0]
 
 
-def test_a_slower_neighbour_frees_what_it_cannot_use() -> None:
+def test_a_slower_neighbour_frees_bandwidth_that_it_cannot_use() -> None:
     # f and g share l (10) at 5 each. At t = 1 f's own link falls to 1: g gets 9. f 5 + 1 * 5 -> 6; g 5 + 9 *
     # 5 -> 6.
     builder = TaskGraphBuilder()
@@ -151,7 +141,7 @@ def test_a_graph_that_never_ends_is_reported() -> None:
         simulate(stopped.build())
 
 
-def test_what_cannot_be_built_is_refused() -> None:
+def test_an_invalid_task_graph_is_refused() -> None:
     builder = TaskGraphBuilder()
     with pytest.raises(InternalError, match="does not exist yet"):
         builder.add_task("a", 1.0, after=[3])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from shardwise.schedule import generate
-from shardwise.sim import COMPUTE, Durations, TaskGraphBuilder, gantt, simulate, task_graph
+from shardwise.sim import COMPUTE, Durations, gantt, simulate, task_graph
+from shardwise.sim.engine import TaskGraphBuilder
 
 
-def test_two_ranks() -> None:
+def test_a_gantt_chart_of_two_ranks() -> None:
     # Step 9 s on 36 columns, 4 per second. Rank 0: F0 0-1, F1 1-2, B0 4-6, B1 7-9 (rank 1: F0 1-2, B0 2-4, F1
     # 4-5, B1 5-7). Both compute 6 of 9 s.
     schedule = generate("1f1b", pp=2, microbatches=2, vpp=1)

@@ -8,7 +8,8 @@ import pytest
 from shardwise.equations import pipeline
 from shardwise.errors import ConfigError, InternalError
 from shardwise.schedule import Action, ActionKind, Schedule, generate
-from shardwise.sim import Durations, compile_schedule, makespan_s
+from shardwise.sim import Durations, makespan_s
+from shardwise.sim.maxplus import compile_schedule
 
 TWO_RANKS = generate("1f1b", pp=2, microbatches=2, vpp=1)
 

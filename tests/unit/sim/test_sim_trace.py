@@ -14,7 +14,6 @@ from shardwise.errors import ConfigError, InternalError
 from shardwise.schedule import generate
 from shardwise.sim import (
     Arrow,
-    Counter,
     Durations,
     Span,
     Trace,
@@ -24,7 +23,7 @@ from shardwise.sim import (
     trace_of,
     write_trace,
 )
-from shardwise.sim.traces import _varint, tracks_of
+from shardwise.sim.traces import Counter, _varint, tracks_of
 
 SCHEDULE = generate("1f1b", pp=2, microbatches=2, vpp=1)
 DURATIONS = Durations.of(

@@ -22,7 +22,7 @@ def completed(text: str) -> Strategy:
         "cp=2,cp_kind=all_to_all,tp=2,sequence_parallel=false",
     ],
 )
-def test_a_brief_text_completes_to_the_same_strategy_and_nothing_can_be_left_out(text: str) -> None:
+def test_a_brief_text_gives_the_same_strategy_and_is_minimal(text: str) -> None:
     strategy = completed(text)
     brief = brief_text(strategy, devices=16, layers=12, experts=None, global_batch_size=32)
     assert completed(brief) == strategy

@@ -61,7 +61,7 @@ def test_uneven_ends(layers: int, stages: int, ends: tuple[int, int], counts: tu
 
 
 @pytest.mark.parametrize("layers", range(1, 25))
-def test_stages_equal_the_twin(layers: int) -> None:
+def test_stages_equal_those_of_the_twin(layers: int) -> None:
     """Closed forms against dealing layers out one by one, for every split of up to 8 stages."""
     twin = SpaceTwin(core=False, devices=1, layers=layers, moe=False, batch=1)
     for stages in range(1, 9):

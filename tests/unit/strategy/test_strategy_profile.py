@@ -89,7 +89,7 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("shapes")
-def test_software_inherits_words_and_numbers_of_what_it_is_like() -> None:
+def test_software_inherits_fields_and_numbers_of_its_base() -> None:
     numbers = [
         *EVERY,
         Number(of=("root",), field="dispatch_s", value=1.0, source="of root"),
@@ -117,7 +117,7 @@ def test_software_inherits_words_and_numbers_of_what_it_is_like() -> None:
 
 
 @pytest.mark.usefixtures("shapes")
-def test_overlaps_are_all_or_nothing_but_where_a_number_says_more() -> None:
+def test_overlaps_are_full_or_none_unless_a_number_is_given() -> None:
     def shares(name: str, *numbers: Number) -> dict[str, float]:
         found = profile_of(name, [*EVERY, *numbers])
         return {f.name: getattr(found, f.name) for f in fields(Profile) if getattr(found, f.name) != 0.0
@@ -157,7 +157,7 @@ def record(profile: Profile) -> Any:
 
 
 @pytest.mark.parametrize("profile", [*PROFILES.values(), *SOFTWARE.values()], ids=lambda p: str(p.name))
-def test_records_come_back(profile: Profile) -> None:
+def test_records_are_read_back(profile: Profile) -> None:
     found = profile_from_record(Fields(record(profile)))
     assert found == profile
     assert json.dumps(record(found)) == json.dumps(record(profile))
@@ -191,7 +191,7 @@ FAULTS: list[tuple[str, Callable[[dict[str, Any]], None]]] = [
         if field.name not in OPTIONAL_FIELDS
     ),
     ("surplus", _set("surplus", 1)),
-    ("data_overlap", _set("data_overlap", 1.01)),  # hides more than there is
+    ("data_overlap", _set("data_overlap", 1.01)),  # more than the whole
     ("data_overlap", _set("data_overlap", -0.01)),
     ("data_overlap", _set("data_overlap", "all")),
     ("pipeline_overlap", _set("pipeline_overlap", None)),
@@ -215,9 +215,7 @@ FAULTS: list[tuple[str, Callable[[dict[str, Any]], None]]] = [
 
 
 @pytest.mark.parametrize(("key", "fault"), FAULTS)
-def test_bad_records_are_refused_where_they_are_bad(
-    key: str, fault: Callable[[dict[str, Any]], None]
-) -> None:
+def test_bad_records_are_refused_with_the_key(key: str, fault: Callable[[dict[str, Any]], None]) -> None:
     changed = record(MEGATRON_2024)
     fault(changed)
     with pytest.raises(ConfigError) as caught:

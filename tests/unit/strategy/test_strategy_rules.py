@@ -13,11 +13,11 @@ from shardwise.strategy import (
     RULES,
     SCHEDULE_RULES,
     Limits,
-    Rule,
     Strategy,
     StrategyTable,
     first_broken,
 )
+from shardwise.strategy.rules import Rule
 
 LIMITS = Limits(
     layers=6, heads=12, kv_heads=4, experts=6, ffn_splits=24, expert_ffn=10, seq_len=60, global_batch_size=24
@@ -103,7 +103,7 @@ def test_dense_models_have_no_expert_reasons() -> None:
         ({"pp": 4, "vpp": 2, "schedule": "dualpipe_v", "dp": 8}, "layers_vpp"),
     ],
 )
-def test_the_first_of_several_counts(changes: dict[str, Any], code: str) -> None:
+def test_the_first_of_several_violations_is_reported(changes: dict[str, Any], code: str) -> None:
     assert reason(**changes) == code
 
 
@@ -158,4 +158,4 @@ def test_a_rule_names_the_fields_that_it_reads(rule: Rule) -> None:
 def test_a_violation_names_the_values() -> None:
     (rule,) = (rule for rule in RULES if rule.code == "batch_dp")
     message = rule.violation_text(strategy(dp=5), replace(LIMITS, global_batch_size=1024))
-    assert message == "dp divides the global batch; found dp 5, 1,024 sequences a batch"
+    assert message == "dp divides the global batch; found dp 5, 1,024 sequences per batch"

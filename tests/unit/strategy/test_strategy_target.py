@@ -84,7 +84,7 @@ def test_a_target_runs_on_devices_that_it_knows_or_on_those_of_its_vendors() -> 
     assert not target_from_record(RECORD).runs_on({"T4": "NVIDIA"})
 
 
-def test_refusals_name_the_field_what_was_found_and_what_is_run() -> None:
+def test_refusals_name_the_field_and_the_found_and_supported_values() -> None:
     target = target_from_record(RECORD)
     assert [str(r) for r in target.refusals(strategy())] == []
     assert [str(r) for r in target.refusals(strategy(offload="both"))] == [
@@ -105,7 +105,7 @@ def is_in_subspace(found: Strategy, part: Axes) -> bool:
 
 
 LIMITS = [
-    pytest.param(limit, id=f"{name}: {limit.field}, {limit.allowed}")
+    pytest.param(limit, id=f"{name}: {limit.field}, {limit.allowed[:20]}")
     for name, limits in (
         ("some", target_from_record(RECORD).limits),
         *(
@@ -119,8 +119,9 @@ LIMITS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", LIMITS)
-def test_the_parts_that_a_limit_leaves_are_all_that_is_within_it_each_once(limit: Limit) -> None:
+def test_the_parts_within_a_limit_are_complete_and_disjoint(limit: Limit) -> None:
     """Every strategy with any schedule, recomputation, offload and chain of shards lies in one part, or is
     beyond."""
     parts, seen = list(limit.allowed_subspaces(DEGREES)), set()
@@ -139,7 +140,7 @@ def test_the_parts_that_a_limit_leaves_are_all_that_is_within_it_each_once(limit
 
 
 @pytest.mark.parametrize("name", target_names())
-def test_a_file_names_fields_and_values_that_there_are(name: str) -> None:
+def test_a_capability_file_names_existing_fields_and_values(name: str) -> None:
     target = target_of(name)
     assert target.name == name and target.command
     axes = (target.axes, target.windowed_axes, target.default_axes)

@@ -60,7 +60,7 @@ def test_axes_that_are_not_named_follow_in_the_default_order(order: str, whole: 
         ("tpp=2", "k", "did you mean 'tp'"),
         ("zebra=2", "k", "unknown field 'zebra'"),
         ("tp=2,tp=2", "k", "'tp' is given twice"),
-        ("sequence_parallel=maybe", "k.sequence_parallel", "not a yes or no"),
+        ("sequence_parallel=maybe", "k.sequence_parallel", "not true or false"),
         ("axis_order=tp-tp", "k.axis_order", "not an order"),
         ("axis_order=tp-xp", "k.axis_order", "not an order"),
         ("schedule=1F1B", "k.schedule", "unknown value"),
@@ -77,7 +77,7 @@ def test_axes_that_are_not_named_follow_in_the_default_order(order: str, whole: 
         ("zero_stage=4", "k.zero_stage", "unknown stage"),
     ],
 )
-def test_text_that_is_refused(text: str, key: str, words: str) -> None:
+def test_malformed_text_of_a_strategy_is_refused(text: str, key: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         parse_fields(text, key="k")
     assert caught.value.key == key
@@ -90,7 +90,7 @@ def test_counts_of_layers_may_be_zero() -> None:
     }
 
 
-def test_what_is_not_named_is_plain() -> None:
+def test_unnamed_fields_have_their_defaults() -> None:
     """16 devices, 10 layers: dp takes what tp leaves; one stage holds all layers."""
     assert completed("tp=2") == Strategy(
         tp=2, pp=1, vpp=1, cp=1, cp_kind="ring", ep=1, etp=1, dp=8, param_shard=1, grad_shard=1,
@@ -122,7 +122,7 @@ def test_what_is_not_named_is_plain() -> None:
         ("param_shard=2", {"optim_shard": 2, "grad_shard": 2, "param_shard": 2}),
     ],
 )
-def test_given_fields_decide_the_others(text: str, fields: dict[str, object]) -> None:
+def test_given_fields_determine_the_others(text: str, fields: dict[str, object]) -> None:
     strategy = completed(text)
     assert {name: getattr(strategy, name) for name in fields} == fields
 
@@ -145,10 +145,10 @@ def test_etp_defaults_to_tp_where_it_divides(text: str, etp: int) -> None:
         ("grad_shard=4,optim_shard=2", "param_shard divides grad_shard"),
         ("optim_shard=3", "param_shard divides grad_shard"),
         ("micro_batch_size=2", "micro_batch_size divides"),
-        ("pp=2,first_stage_layers=11", "stages hold all layers"),
-        ("pp=2,first_stage_layers=3,last_stage_layers=3", "stages hold all layers"),
-        ("pp=4,first_stage_layers=6,last_stage_layers=5", "stages hold all layers"),
-        ("first_stage_layers=5", "stages hold all layers"),
+        ("pp=2,first_stage_layers=11", "stages have all layers"),
+        ("pp=2,first_stage_layers=3,last_stage_layers=3", "stages have all layers"),
+        ("pp=4,first_stage_layers=6,last_stage_layers=5", "stages have all layers"),
+        ("first_stage_layers=5", "stages have all layers"),
         ("schedule=gpipe", "needs pp > 1"),
         ("vpp=2", "needs pp > 1"),
         ("pp=2,schedule=gpipe,vpp=2", "vpp > 1 needs interleaved_1f1b"),
@@ -204,12 +204,12 @@ def test_aliases_over_twelve_ranks(fields: dict[str, int], chain: tuple[int, int
     assert (shards["param_shard"], shards["grad_shard"], shards["optim_shard"]) == chain
 
 
-def test_without_aliases_nothing_is_demanded() -> None:
+def test_without_aliases_no_field_is_required() -> None:
     assert shards_of({"tp": 2}, 12) == {}
 
 
 @pytest.mark.parametrize("fields", [{"dp_shard": 5}, {"dp_replicate": 5}, {"dp_shard": 4, "dp_replicate": 4}])
-def test_aliases_that_cannot_be_had(fields: dict[str, int]) -> None:
+def test_impossible_aliases_are_refused(fields: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         shards_of(fields, 12)
 

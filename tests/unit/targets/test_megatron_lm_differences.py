@@ -10,8 +10,9 @@ from tests.unit.targets.small_plans import MIXTRAL, small_plan
 
 from shardwise.plans import Plan
 from shardwise.strategy import FIELDS
-from shardwise.targets import Reading, differences, read_back
+from shardwise.targets import read_back
 from shardwise.targets.megatron_lm_model import MegatronExperts, MegatronModel
+from shardwise.targets.megatron_lm_read_back import Reading, differences
 
 ARGUMENTS: dict[str, Any] = {
     "accumulate_allreduce_grads_in_fp32": True, "attention_backend": "auto", "context_parallel_size": 1,

@@ -12,7 +12,8 @@ from tests.unit.targets.small_plans import LLAMA, MIXTRAL, PLAIN, small_plan
 
 from shardwise.cluster import load_cluster
 from shardwise.plans import Plan, plan_hash
-from shardwise.targets import exported, megatron_lm_flags
+from shardwise.targets import exported
+from shardwise.targets.megatron_lm import megatron_lm_flags
 
 TARGET = "megatron-lm-0.19"
 
@@ -65,7 +66,7 @@ def test_a_flag_a_line(name: str) -> None:
     assert shlex.split("\n".join(lines), comments=True) == words_of(plan)
 
 
-def test_the_head_says_what_the_file_is() -> None:
+def test_the_head_of_the_file_describes_it() -> None:
     plan = PLANS["layout"]()
     best = plan.best
     # 2^36 bytes are 64 GiB.
@@ -75,8 +76,8 @@ def test_the_head_says_what_the_file_is() -> None:
         assert "target megatron-lm-0.19 (Megatron-LM 0.19)" in text
         assert plan_hash(plan) in text
         assert "step time: 1.5 s (band 1.25 s to 2 s; profile megatron-2024)" in text
-        assert "peak memory: 64 GiB of 79.2 GiB a device" in text
-        assert "nothing of this file was run on hardware" in text
+        assert "peak memory: 64 GiB of 79.2 GiB per device" in text
+        assert "this file was not run on hardware" in text
 
 
 def test_settings_of_a_run_are_comments() -> None:
@@ -96,7 +97,7 @@ def test_settings_of_a_run_are_comments() -> None:
         ("2x8xH100-SXM", "torchrun --nnodes 2 --nproc-per-node 8 --node-rank"),
     ],
 )
-def test_how_it_is_started(cluster: str, line: str) -> None:
+def test_the_command_that_starts_the_run(cluster: str, line: str) -> None:
     plan = small_plan(LLAMA, "", cluster=cluster)
     assert f"# {line}" in exported(plan, TARGET).files["megatron-lm.sh"]
 

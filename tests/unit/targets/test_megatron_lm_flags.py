@@ -13,7 +13,9 @@ from shardwise.errors import ConfigError
 from shardwise.model import catalogue_entry, catalogue_names, model_from_config
 from shardwise.plans import Plan
 from shardwise.strategy import PROFILES, target_of
-from shardwise.targets import FAMILIES, check_model, megatron_lm_flags
+from shardwise.targets import check_model
+from shardwise.targets.megatron_lm import megatron_lm_flags
+from shardwise.targets.megatron_lm_model import FAMILIES
 
 
 def flags(plan: Plan) -> dict[str, str]:
@@ -217,7 +219,7 @@ def test_fields_without_a_flag_are_refused_by_name(fields: dict[str, Any], key: 
          {"cp": 2, "dp": 4}, "cp"),  # a ring has no windows
     ],
 )  # fmt: skip
-def test_what_megatron_lm_accepts_though_wrong_is_refused(
+def test_wrong_flags_that_megatron_lm_accepts_are_refused(
     config: dict[str, Any], text: str, fields: dict[str, Any], key: str
 ) -> None:
     plan = small_plan(config, text)
@@ -289,7 +291,7 @@ def test_models_without_flags_are_refused_by_name(config: dict[str, Any], key: s
     assert caught.value.key == key
 
 
-def test_the_target_lists_what_is_exported() -> None:
+def test_the_target_lists_the_exported_fields() -> None:
     target = target_of("megatron-lm-0.19")
     assert target.families == FAMILIES
     assert set(target.dtypes) == {"fp32", "bf16", "fp16"} and set(target.optimizers) == {"adamw", "sgd"}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.targets import layout_text
+from shardwise.targets.megatron_lm import layout_text
 
 
 def unrolled(layout: str) -> list[str]:

@@ -11,7 +11,7 @@ from tests.targets.random_plans import is_within_target, random_plans
 from shardwise.errors import ConfigError
 from shardwise.plans import Plan
 from shardwise.strategy import Strategy, Target, target_of
-from shardwise.targets import megatron_lm_flags
+from shardwise.targets.megatron_lm import megatron_lm_flags
 
 PLANS = 240
 
@@ -57,11 +57,13 @@ def _disagreements(target: Target, plans: list[Plan]) -> list[tuple[set[str], St
     return found
 
 
-def test_what_the_search_may_choose_is_exported_and_nothing_else(plans: list[Plan]) -> None:
+@pytest.mark.slow
+def test_exactly_the_strategies_of_the_search_are_exported(plans: list[Plan]) -> None:
     assert _disagreements(target_of("megatron-lm-0.19"), plans) == []
 
 
-def test_both_sides_of_the_border_are_met(plans: list[Plan]) -> None:
+@pytest.mark.slow
+def test_the_samples_have_exported_and_refused_strategies(plans: list[Plan]) -> None:
     exported = sum(map(_is_exported, plans))
     assert PLANS // 5 < exported < PLANS * 4 // 5
     target = target_of("megatron-lm-0.19")
@@ -77,6 +79,7 @@ def test_both_sides_of_the_border_are_met(plans: list[Plan]) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_capability_file_without_a_limit_or_a_field_is_noticed(plans: list[Plan]) -> None:
     target = target_of("megatron-lm-0.19")
     for limit in target.limits:

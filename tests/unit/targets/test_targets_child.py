@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from shardwise.errors import ConfigError, InternalError
-from shardwise.targets import ReaderRequest, Reading, read_by_megatron_lm
+from shardwise.targets import read_by_megatron_lm
+from shardwise.targets.megatron_lm_read_back import ReaderRequest, Reading
 
 ARGUMENTS = """
 import argparse, enum, os, sys
@@ -88,7 +89,8 @@ def _read(environment: dict[str, str], *flags: str) -> Reading:
     return reading
 
 
-def test_arguments_and_configuration_come_back_as_plain_values(environment: dict[str, str]) -> None:
+@pytest.mark.slow
+def test_arguments_and_configuration_are_returned_as_plain_values(environment: dict[str, str]) -> None:
     reading = _read(environment, "--layers", "4", "--vocab-size", "50")
     assert reading.error is None
     assert reading.arguments == {
@@ -101,13 +103,15 @@ def test_arguments_and_configuration_come_back_as_plain_values(environment: dict
     assert reading.layers == ((0,), (10,))  # 10 * rank + chunk, of 2 ranks with a chunk each
 
 
-def test_a_layout_comes_back_by_rank_and_chunk(environment: dict[str, str]) -> None:
+@pytest.mark.slow
+def test_a_layout_is_returned_by_rank_and_chunk(environment: dict[str, str]) -> None:
     reading = _read(environment, "--layers", "2")
     assert reading.layout == ((("embedding", "decoder"), ()), (("decoder",), ("loss",)))
     assert reading.layers == ((1, 0), (1, 0))
     assert reading.padded_vocab_size is None
 
 
+@pytest.mark.slow
 def test_each_refusal_is_one_line_and_the_next_request_is_read(environment: dict[str, str]) -> None:
     texts = ("--layers 3", "--layers 6", "--depth 1", "--layers 8")
     requests = [ReaderRequest(flags=tuple(text.split()), world_size=8) for text in texts]
@@ -118,17 +122,18 @@ def test_each_refusal_is_one_line_and_the_next_request_is_read(environment: dict
     assert read.error is None and read.arguments["world_size"] == 8
 
 
-def test_a_child_that_dies_is_no_answer(environment: dict[str, str]) -> None:
+def test_a_killed_child_is_an_error(environment: dict[str, str]) -> None:
     with pytest.raises(InternalError, match="answered 0 of 1 requests"):
         _read(environment, "--layers", "4", "--die")
 
 
-def test_what_cannot_be_imported_is_to_be_installed(environment: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_failed_import_names_the_package_to_install(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "megatron" / "training" / "arguments.py").write_text("import no_such_kernels\n")
     with pytest.raises(ConfigError, match=r"no_such_kernels.*pip install megatron-core==0\.19") as refused:
         _read(environment, "--layers", "4")
     assert refused.value.key == "--validate"
 
 
-def test_no_request_needs_no_child() -> None:
+def test_no_process_starts_without_a_request() -> None:
     assert read_by_megatron_lm([], environment={}) == []

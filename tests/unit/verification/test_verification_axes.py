@@ -9,7 +9,7 @@ import pytest
 from tests.property.search_space_twin import SpaceTwin
 
 from shardwise.errors import ConfigError
-from shardwise.search import Space
+from shardwise.search.space import Space
 from shardwise.strategy import FIELDS, Strategy
 from shardwise.verification import count_space
 
@@ -58,6 +58,7 @@ def test_counts_are_those_of_an_enumeration(space: str, moe: bool, axes: Axes) -
     assert int(tree.count_below_grids(tree.grids(tree.degrees())).sum()) == len(expected)
 
 
+@pytest.mark.slow
 def test_axes_and_fixed_values_both_count() -> None:
     counted = count_space(
         model_layers=LAYERS, experts=None, devices=DEVICES, global_batch_size=BATCH, space="default",

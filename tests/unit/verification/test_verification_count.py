@@ -349,6 +349,7 @@ def test_fixed_aliases_by_hand() -> None:
     assert _count("core", devices=4, fixed={**one, "dp_shard": 4}) == 1
 
 
+@pytest.mark.slow
 def test_a_large_space_is_exact_beyond_64_bits() -> None:
     """25,200 devices have 90 divisors; the count exceeds 2**63 and no candidate is visited."""
     schedules = ("1f1b", "gpipe", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v", "dualpipe_v")

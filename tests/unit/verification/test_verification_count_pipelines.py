@@ -125,6 +125,7 @@ def listed_with_mixed_stages(
     return len(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "pools", "degrees"),
     [
@@ -159,7 +160,7 @@ def test_replicas_divide_the_batch() -> None:
     assert found.axes["dp of a stage"] == ("1",) and found.count == 3 * 3
 
 
-def test_tensor_parallelism_divides_what_it_splits() -> None:
+def test_tensor_parallelism_divides_the_split_sizes() -> None:
     # Heads of 6 leave 1 and 2; two kv heads are divided or copied.
     found = count_pipelines(layers=1, pools=TWO[:1], splits=(6,), kv_heads=2, global_batch_size=1)
     assert found.axes["tp on a"] == ("1", "2") and found.count == 2 * 3

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.cost.hand_made import cluster, with_efficiency
 from tests.unit.verification.by_hand import strategy
 
-from shardwise.cluster import CollectiveCurve
+from shardwise.cluster.device import CollectiveCurve
 from shardwise.verification.collectives import (
     TierCost,
     all_gather_s,
@@ -54,7 +54,7 @@ def test_sizes_on_nodes_of_four(stride: int, size: int, expected: tuple[int, int
     assert tuple(int(part[0]) for part in found) == expected
 
 
-def test_the_closest_members_and_the_rest() -> None:
+def test_the_closest_members_and_the_other_ones() -> None:
     assert [part.tolist() for part in inner(group(2, 4), np.array([4]))] == [[2], [2]]
     assert [part.tolist() for part in outer(group(2, 4), group(2, 2))] == [[1], [2]]
     # 3 of (2, 3): gcd(2, 3) = 1 inside, so all three lie in different nodes.

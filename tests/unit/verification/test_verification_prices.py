@@ -17,7 +17,7 @@ from tests.unit.cost.hand_made import (
 )
 from tests.unit.verification.by_hand import brick_figures, strategy
 
-from shardwise.cluster import MatmulCurve
+from shardwise.cluster.device import MatmulCurve
 from shardwise.errors import ConfigError
 from shardwise.operators import Attention, Extent, Matmul, Operator, Saved
 from shardwise.strategy import Strategy
@@ -112,7 +112,7 @@ def test_casts() -> None:
     assert figures.attention_flop_per_s == 1000.0
 
 
-def test_bytes_of_what_only_a_product_reads() -> None:
+def test_bytes_of_tensors_that_only_a_matmul_reads() -> None:
     tensor = Saved(name="t", width=Extent(32), dtype="operand")
     each = {"bf16": 2.0, "fp32": 4.0, "fp8": 1.0, "fp8-block": 1.03125, "mxfp8": 1.03125, "nvfp4": 0.5625}
     peaks = dict.fromkeys(("bf16", "fp8", "fp4", "fp32"), 1000.0)
@@ -268,7 +268,7 @@ def test_layers_of_stages(stages: int, first: int, last: int, expected: list[int
     assert [int(count[0]) for count in layers_of_stages(7, family)] == expected
 
 
-def test_what_just_fits_fits() -> None:
+def test_a_candidate_that_just_fits_fits() -> None:
     exact, short = (
         brick_figures(on=cluster(1, of=device(memory_bytes=nbytes))) for nbytes in (16_940, 16_939)
     )

@@ -132,7 +132,7 @@ def test_reductions_of_a_rank_run_one_after_another() -> None:
     assert makespan_s(table, [long, short], [0.0], max) == pytest.approx(10.0)
 
 
-def test_a_table_that_waits_for_ever() -> None:
+def test_a_deadlocked_table_is_refused() -> None:
     table: Table = (((0, "B", 0), (0, "F", 0)), ((1, "F", 0), (1, "B", 0)))
     with pytest.raises(DeadlockError):
         makespan_s(table, [TIMES, TIMES], [0.5], max)

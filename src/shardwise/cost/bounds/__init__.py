@@ -1,1 +1,1 @@
-"""Lower bounds on the step time and the memory of all strategies of a subproblem."""
+"""Lower bounds of the step time and the memory of all strategies of a subproblem."""

@@ -1,8 +1,9 @@
-"""How many layers the ranks of a pipeline have room for, within a time and their memory.
+"""Capacity relaxation: the layers that fit on the ranks of a pipeline within a time and their memory.
 
-Each rank takes whole layers, as many as its time and its memory allow; a block whose ranks together have no
-room for all layers cannot be as fast. This sees what bounds on sums cannot: that layers are not divisible,
-and that the ends of a model lie on single ranks.
+Each rank takes whole layers, as many as its time and its memory allow. If the ranks together cannot take all
+layers, no strategy of the subproblem is that fast. Bounds on sums do not see that layers are indivisible and
+that the ends of a model are on single ranks. Entries: `capacity_of` (time and memory) and `memory_capacity`
+(memory only).
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from shardwise.cost.problem import Problem
 from shardwise.equations import compute
 
 ROUNDING = 1e-9
-"""Layers that are forgiven: sums differ in their last digits."""
+"""Tolerance in layers before rounding down, since sums differ in their last digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndCosts:
-    """Work of a microbatch on the ends of a model, beyond layers, in seconds."""
+    """Work of one micro-batch on the ends of a model, without layers, in seconds."""
 
     embedding_s: Any
     head_s: Any
@@ -34,7 +35,9 @@ class EndCosts:
 
 @dataclass(frozen=True, slots=True)
 class LayerCapacity:
-    """Whether there is room for all layers: in the memory of all ranks, and within the time as well."""
+    """Whether all layers fit: in the memory of all ranks (`fits`), and within the time as well
+    (`is_enough`).
+    """
 
     fits: Any
     is_enough: Any
@@ -50,11 +53,11 @@ def capacity_of(
     in_flight: Any,
     paths: CriticalPaths | None = None,
 ) -> LayerCapacity:
-    """Room within `limit_s` in blocks of one depth.
+    """Layer capacity within `limit_s` of subproblems with one number of ranks.
 
-    `in_flight`, of shape (pp, ...), counts the microbatches that each rank holds at least, of its layers on
-    average; `smallest` are the same blocks with as much recomputed as may be. Every rank is given all of the
-    step for its work, the way there counts nothing; where schedules are known, by `paths`, less.
+    `in_flight`, of shape (pp, ...), counts the fewest micro-batches in flight on each rank, as an average
+    over its layers. `smallest` are the same subproblems with the most recomputation. Without `paths` every
+    rank may work during the whole step; with `paths`, where schedules are known, ramps leave it less time.
     """
     if paths is not None:
         return _capacity(
@@ -79,7 +82,8 @@ def _capacity(
     is_v: Any,
 ) -> LayerCapacity:
     """The same with the head on the first rank (`is_v`) or the last: for all layers, and for those of the
-    major kind."""
+    major kind.
+    """
 
     def capacity(totals: Totals, layers: int) -> LayerCapacity:
         return _capacity_for(
@@ -94,7 +98,7 @@ def _capacity(
 
 
 def _only_major(problem: Problem, totals: Totals) -> tuple[Totals, int]:
-    """The totals as if all layers were of the major kind, and how many of it there are."""
+    """(Totals as if all layers were of the major kind, number of layers of that kind)."""
     kind = major_kind(problem)
     if kind is None or totals.major is None:
         return totals, problem.model.layers
@@ -113,7 +117,7 @@ def _capacity_for(
     paths: CriticalPaths | None,
     is_v: Any,
 ) -> LayerCapacity:
-    """The same for so many layers of these costs."""
+    """The same for `layers` layers of these costs."""
     pp = len(in_flight)
     work_s = limit_s - end_s(problem, subproblem, totals)
     costs, ends = layer_costs(problem, subproblem, totals, traffic)
@@ -139,7 +143,7 @@ def _capacity_for(
 def layer_costs(
     problem: Problem, subproblem: Subproblem, totals: Totals, traffic: Traffic
 ) -> tuple[list[CheapestLayers], EndCosts]:
-    """What a layer adds to a rank's work of a microbatch, as costs that add up; and the ends."""
+    """(Costs that each layer adds to a rank's work per micro-batch, costs of the ends). The former add up."""
     layer = totals.layer
     is_full, moves = subproblem.recompute == FULL, subproblem.offload >= ACTIVATIONS
     embedding_s = micro_batch_work_s(totals.embedding) + traffic.embedding_s
@@ -161,8 +165,10 @@ def layer_costs(
 
 
 class _OffloadExposure:
-    """What moving a layer's activations exposes at least, and what is exposed less beside an end: the slope
-    of a convex function of bytes and computation, which is nowhere above it."""
+    """Least exposed seconds of offloading a layer's activations, and the change due to an end of the model.
+
+    It uses the slope of a convex function of bytes and computation, which never exceeds the function.
+    """
 
     def __init__(self, problem: Problem, subproblem: Subproblem, totals: Totals) -> None:
         layer, self._most = totals.layer, totals.most
@@ -181,7 +187,9 @@ class _OffloadExposure:
         return sum(compute.exposed_s(self._moved_s, compute_s, 1.0, self._slowdown) for compute_s in passes)
 
     def end_exposed_s(self, end: Any) -> Any:
-        """What an end adds on the same stage, at least (less than nothing where it hides more)."""
+        """Least seconds that an end adds on the same stage; negative where it overlaps with more than it
+        copies.
+        """
         total_s: Any = 0.0
         for layer_s, end_compute_s in (
             (self._most.forward_compute_s, end.forward_compute_s),
@@ -196,8 +204,10 @@ class _OffloadExposure:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What layers cost together: each at least `least`; k of them at least k * following - saved, since only
-    so many are of the cheapest kinds."""
+    """Least cost of layers together: each costs at least `least`.
+
+    k layers cost at least k * following - saved, because only some layers are of the cheapest kinds.
+    """
 
     least: Any
     following: Any
@@ -205,7 +215,7 @@ class Rate:
 
     @staticmethod
     def of(costs: Sequence[CheapestLayers]) -> Rate:
-        """Of costs that add up."""
+        """The rate of costs that add up."""
         least: Any = sum(cost.least for cost in costs)
         if all(cost.following is None for cost in costs):
             return Rate(least, None, None)
@@ -218,7 +228,7 @@ class Rate:
         return Rate(least, following, saved)
 
     def plus(self, other: Rate, times: Any) -> Rate:
-        """This rate and another so many times."""
+        """This rate plus `times` another."""
         least = self.least + times * other.least
         if self.following is None and other.following is None:
             return Rate(least, None, None)
@@ -238,7 +248,7 @@ class Rate:
 
 
 class _Memory:
-    """How many layers a rank's memory has room for."""
+    """Number of layers that fit in a rank's memory."""
 
     def __init__(self, problem: Problem, subproblem: Subproblem, totals: Totals) -> None:
         layer, largest = totals.layer, totals.most
@@ -266,11 +276,11 @@ class _Memory:
             self._dropped = np.where(self._is_full, dropped, 0.0)
 
     def most(self, in_flight: Any, has_embedding: Any, has_head: Any) -> Any:
-        """With so many microbatches in flight; what is offloaded counts nothing.
+        """The most layers with these micro-batches in flight; offloaded activations do not count.
 
-        Of layers that are recomputed in full the inputs are kept, of all beyond their number everything: the
-        bytes of k layers are no less than if all were recomputed, and no less than if none were but for what
-        so many drop.
+        A layer recomputed in full saves its input, all layers beyond their number save everything. So k
+        layers need at least the bytes of k recomputed ones. They also need at least the bytes of k layers
+        without recomputation, less the bytes that the recomputed ones drop.
         """
         spare = self._free_bytes - np.where(has_embedding, self._states.embedding, 0.0)
         spare = spare - np.where(has_head, self._states.head, 0.0)
@@ -285,7 +295,7 @@ class _Memory:
 def memory_capacity(
     problem: Problem, subproblem: Subproblem, totals: Totals, in_flight: Any, is_v: Any
 ) -> Any:
-    """Whether the memory of all ranks of blocks of one depth has room for all layers."""
+    """Whether all layers fit in the memory of all ranks, for subproblems with one number of ranks."""
     fits = _memory_capacity_for(problem, subproblem, totals, problem.model.layers, in_flight, is_v)
     if totals.major is None:
         return fits
@@ -295,7 +305,7 @@ def memory_capacity(
 def _memory_capacity_for(
     problem: Problem, subproblem: Subproblem, totals: Totals, layers: int, in_flight: Any, is_v: Any
 ) -> Any:
-    """The same for so many layers of these costs."""
+    """The same for `layers` layers of these costs."""
     memory, pp = _Memory(problem, subproblem, totals), len(in_flight)
     rank = np.arange(pp)[:, None]
     has_head = np.where(is_v, rank == 0, rank == pp - 1)

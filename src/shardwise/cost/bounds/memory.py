@@ -1,4 +1,4 @@
-"""The least device memory of everything in a block."""
+"""Lower bounds of the device memory and host memory of a subproblem."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from shardwise.schedule import in_flight, pending_weights
 def lower_bound_bytes(
     problem: Problem, subproblem: Subproblem, layer_counts: LayerCounts, totals: Totals
 ) -> Any:
-    """Device bytes that everything in a block takes at least on some rank; `totals` are of its grid.
+    """Device bytes that everything in a subproblem needs at least on some rank; `totals` are of its grid.
 
-    The rank is the first, the second, the last or the average one, each with its fewest layers; every layer
-    counts as the smallest kind. Exact for a known split of a model whose layers are alike, but for ranks
-    between the second and the last, losses in flight beside the one at work, and buffers of a whole step;
-    where gradients are reduced by block for what is sent of them and a rank's own part of whole weights; and
-    where they come as activations go.
+    The rank is the first, the second, the last or the average one, each with its fewest layers. Every layer
+    counts as the smallest kind.
+
+    The bound is exact for a known split of a model with one kind of layer, with these exceptions: ranks
+    between the second and the last; losses of further micro-batches in flight; buffers for a whole step;
+    reduction buffers and a rank's own weights where gradients are reduced by block; and single backward
+    passes.
     """
     states = StateBytes(problem, subproblem, totals)
     single, is_v, split = layer_counts.is_single, layer_counts.is_v, subproblem.split
@@ -68,8 +70,10 @@ def lower_bound_bytes(
 def host_lower_bound_bytes(
     problem: Problem, subproblem: Subproblem, layer_counts: LayerCounts, totals: Totals
 ) -> Any:
-    """Bytes per device that everything in a block puts on the host of some rank at least: optimizer states
-    and activations, of the same ranks as in `lower_bound_bytes`."""
+    """Host bytes per device that everything in a subproblem needs at least on some rank.
+
+    It counts optimizer states and activations, on the same ranks as `lower_bound_bytes`.
+    """
     layer, saved = totals.layer, _SavedActivations(subproblem, totals)
     is_offloaded = (subproblem.offload == OPTIMIZER) | (subproblem.offload == BOTH)
     own = np.where(is_offloaded, host_own_bytes(problem), 0.0)
@@ -109,9 +113,10 @@ def host_lower_bound_bytes(
 def schedules_lower_bound_bytes(
     problem: Problem, subproblem: Subproblem, totals: Totals, in_flight: Any
 ) -> Any:
-    """What everything with some schedules takes at least: those that have no fewer microbatches in flight.
+    """Lower bound of device bytes for all schedules with at least these micro-batches in flight.
 
-    `in_flight`, of shape (pp, rows), counts them on each rank (of one depth `pp`), of its layers on average.
+    `in_flight`, of shape (pp, rows), counts them on each rank (all rows have `pp` ranks) as an average over
+    its layers.
     """
     states = StateBytes(problem, subproblem, totals)
     allocated = _spread_bytes(problem, subproblem, totals, states, in_flight)
@@ -122,10 +127,11 @@ def schedules_lower_bound_bytes(
 def _spread_bytes(
     problem: Problem, subproblem: Subproblem, totals: Totals, states: StateBytes, in_flight: Any
 ) -> Any:
-    """What the fullest rank holds of all layers at least, however they are spread: rank r takes c_r for each
-    of its layers, so that k_r = x / c_r layers fill x, and all L do so at x = L / sum(1 / c_r).
+    """Least bytes of all layers on the fullest rank, for any stage split.
 
-    What is offloaded counts nothing. Where layers differ, the average rank with the fewest in flight.
+    Rank r needs c_r bytes for each of its layers. So k_r = x / c_r layers fill x bytes, and all L layers fit
+    at x = L / sum(1 / c_r). Offloaded activations do not count. Where kinds of layers differ, the average
+    rank with the fewest micro-batches in flight counts.
     """
     layers, whole = problem.model.layers, totals.whole
     ends = (totals.embedding, totals.head)
@@ -141,7 +147,7 @@ def _spread_bytes(
 
 
 def free_bytes(problem: Problem, subproblem: Subproblem, totals: Totals, states: StateBytes) -> Any:
-    """What is left on a device for states and activations of layers and ends."""
+    """Bytes on a device that are free for states and activations of layers and ends."""
     efficiency = problem.efficiency
     fixed = totals.communicators * efficiency.communicator_bytes + efficiency.context_bytes
     allocated = (problem.usable_bytes - fixed) / (1.0 + efficiency.fragmentation_ratio)
@@ -150,7 +156,7 @@ def free_bytes(problem: Problem, subproblem: Subproblem, totals: Totals, states:
 
 
 def _device_bytes(problem: Problem, subproblem: Subproblem, totals: Totals, allocated: Any) -> Any:
-    """Everything on the device, where so much is in tensors beside the pipeline's buffers."""
+    """All bytes on the device, given those in tensors without the pipeline's buffers."""
     efficiency = problem.efficiency
     allocated = allocated + np.where(subproblem.pp > 1, BOUNDARY_BUFFERS, 0.0) * totals.hop_bytes
     return (
@@ -161,22 +167,27 @@ def _device_bytes(problem: Problem, subproblem: Subproblem, totals: Totals, allo
 
 
 def is_single_backward(problem: Problem, subproblem: Subproblem) -> Any:
-    """Whether a step may have one backward pass, whose gradients come as activations go: where weights are
-    whole, and the degree of the block is the largest of them."""
+    """Whether a step may have a single backward pass, where gradients replace activations.
+
+    That needs unsharded weights; the degrees of the subproblem are the largest, so they may be 1 in it.
+    """
     moves = (subproblem.optim_shard > 1) | (problem.recipe.master_bytes > 0)
     return problem.profile.reduces_by_block & moves & (subproblem.microbatches == 1) & (subproblem.pp == 1)
 
 
 class StateBytes:
-    """Bytes of parameters, gradients and optimizer states on the device: of any layer at least, of the ends,
-    of the whole model; and the whole copies that sharded parameters need."""
+    """Bytes of parameters, gradients and optimizer states on the device.
+
+    `layers` and `layer_costs` are lower bounds for any layers, `embedding`, `head` and `whole` those of the
+    ends and of the model. `gathered` are copies of sharded parameters.
+    """
 
     def __init__(self, problem: Problem, subproblem: Subproblem, totals: Totals) -> None:
         recipe = problem.recipe
         degrees = (subproblem.param_shard, subproblem.grad_shard, subproblem.optim_shard)
         own = recipe.master_bytes + problem.optimizer.state_bytes
         is_offloaded = (subproblem.offload == OPTIMIZER) | (subproblem.offload == BOTH)
-        # Where gradients come as activations go, there may be none yet.
+        # In a single backward pass there may be no gradients yet at the peak.
         gradient_bytes = np.where(is_single_backward(problem, subproblem), 0.0, recipe.gradient_bytes)
         per_state = (recipe.weight_bytes, gradient_bytes, np.where(is_offloaded, 0.0, own))
         dense = sum(nbytes / degree for nbytes, degree in zip(per_state, degrees, strict=True))
@@ -204,14 +215,14 @@ class StateBytes:
 
     @property
     def layer_costs(self) -> list[CheapestLayers]:
-        """Of each layer, as costs that add up."""
+        """Bytes per layer, as costs that add up."""
         dense = self._layer.dense_weights.scaled(self._dense)
         if self._expert is None:
             return [dense]
         return [dense, self._layer.expert_weights.scaled(self._expert)]
 
     def layers(self, count: Any) -> Any:
-        """Of so many layers, at least."""
+        """Bytes of this number of layers, at least."""
         dense_bytes = self._dense * self._layer.dense_weights.of(count)
         if self._expert is None:
             return dense_bytes
@@ -219,7 +230,7 @@ class StateBytes:
 
 
 class _SavedActivations:
-    """Bytes of activations on the device."""
+    """Bytes of saved activations on the device."""
 
     def __init__(self, subproblem: Subproblem, totals: Totals) -> None:
         self._subproblem, self._totals = subproblem, totals
@@ -232,7 +243,7 @@ class _SavedActivations:
         self._recomputed_bytes = np.where(self._is_full, most.saved_bytes - most.input_bytes, 0.0)
 
     def one(self, layers: Any, ends_bytes: Any) -> Any:
-        """One microbatch on a stage of so many layers."""
+        """Bytes of one micro-batch on a stage with this number of layers."""
         layer = self._totals.layer
         recomputed = np.where(self._is_full, np.minimum(self._subproblem.recompute_layers, layers), 0)
         plain = layer.saved_bytes.of(layers - recomputed)
@@ -241,24 +252,25 @@ class _SavedActivations:
         return plain + layer.input_bytes.of(recomputed) + ends_bytes
 
     def on_device(self, layers: Any, ends_bytes: Any) -> Any:
-        """What of that is on the device at the end of the forward pass."""
+        """The part of it that is on the device at the end of the forward pass."""
         one = self.one(layers, ends_bytes)
         return np.where(self._offloads_activations, np.minimum(one, self._two_layers), one)
 
     def _one_whole(self, whole: Any) -> Any:
-        """One microbatch on all stages, as little as may be kept of it."""
+        """Bytes of one micro-batch on all stages, with as many layers recomputed as possible."""
         plain = np.where(self._is_selective, whole.selective_bytes, whole.saved_bytes)
         return np.where(self._is_full, whole.input_bytes, plain)
 
     def outstanding(self, rank: Any, layers: Any, ends_bytes: Any) -> Any:
-        """All that `rank` has in flight, on a stage of so many layers."""
+        """Bytes of all micro-batches that `rank` has in flight, on a stage with this number of layers."""
         subproblem, totals = self._subproblem, self._totals
         one = self.one(layers, ends_bytes)
         many = in_flight(subproblem.schedule, subproblem.pp, subproblem.microbatches, subproblem.vpp, rank)
         outstanding = np.where(self._offloads_activations, np.minimum(one, self._two_layers), many * one)
         outstanding = outstanding + self._recomputed_bytes
         waits = pending_weights(subproblem.schedule, subproblem.microbatches, rank)
-        # Where layers differ, or what is kept is moved, more may be held with more of it made again.
+        # Where kinds of layers differ or activations are offloaded, more recomputed layers may need more
+        # bytes.
         if totals.layer.are_alike and np.any(self._is_full | self._is_selective):
             whole = totals.layer.saved_bytes.of(layers) + ends_bytes
             recomputed = (many - waits) * one + waits * whole
@@ -268,7 +280,7 @@ class _SavedActivations:
         return outstanding + waits * totals.layer.output_bytes.of(layers)
 
     def offloaded(self, rank: Any, layers: Any, ends_bytes: Any) -> Any:
-        """All that `rank` has moved to the host, on a stage of so many layers."""
+        """Bytes that `rank` has offloaded to the host, on a stage with this number of layers."""
         if not np.any(self._offloads_activations):
             return 0.0
         subproblem = self._subproblem
@@ -278,7 +290,7 @@ class _SavedActivations:
         return np.where(self._offloads_activations, outstanding * self.one(layers, ends_bytes), 0.0)
 
     def offloaded_whole(self, end: Any) -> Any:
-        """All ranks together, each with as few in flight as the last."""
+        """Offloaded bytes of all ranks together, each with as few micro-batches in flight as the last."""
         subproblem, whole = self._subproblem, self._totals.whole
         outstanding = in_flight(
             subproblem.schedule, subproblem.pp, subproblem.microbatches, subproblem.vpp, end
@@ -288,7 +300,10 @@ class _SavedActivations:
         )
 
     def whole(self, end: Any) -> Any:
-        """All ranks together, each with as few in flight as the last. What is moved counts nothing."""
+        """Device bytes of all ranks together, each with as few micro-batches in flight as the last.
+
+        Offloaded activations do not count.
+        """
         subproblem, whole = self._subproblem, self._totals.whole
         outstanding = in_flight(
             subproblem.schedule, subproblem.pp, subproblem.microbatches, subproblem.vpp, end

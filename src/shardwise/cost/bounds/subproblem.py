@@ -1,8 +1,9 @@
-"""Blocks of strategies: what shares a grid and a schedule while stage splits, recomputed layers and sharding
-degrees are open or known in part; and how its layers lie on stages and ranks at least.
+"""Subproblems of the search, and the costs that hold for everything in them.
 
-What a grid costs wherever its layers lie: sums over the model, the least and the most of any layer, the
-ends.
+A `Subproblem` is a box of strategies with one grid and schedule; stage splits, recomputed layers and sharding
+degrees may be open. `LayerCounts` are the fewest layers on its stages and ranks. `Totals` are costs of a grid
+whatever the split: sums over the model, the least and the most of any layer, and the ends of the model.
+`Traffic` is the exposed communication of sharding.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ from shardwise.cost.sharding import ShardedBlocks, shard_degrees
 from shardwise.cost.stages import IS_SPLIT, Sums, block_columns, whole_sums
 from shardwise.strategy import IS_V, largest_stage
 
+# Subproblems and their layer counts
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Stage splits: the fewest layers on the first stage, on the last, and on all others together; the most
-    on any one. Columns; a known split has its own numbers."""
+    """Stage splits as columns: fewest layers on the first stage, on the last, on all others together.
+
+    `largest` is the most layers on any stage. A known split has its exact numbers.
+    """
 
     first: Any
     last: Any
@@ -35,19 +40,20 @@ class Split:
 
 
 def known_split(layers: int, stages: Any, first: Any, last: Any) -> Split:
-    """Splits whose ends are known."""
+    """Splits with known first and last stages."""
     between = np.where(stages > 2, layers - first - last, 0)
     return Split(first, last, between, largest_stage(layers, stages, first, last))
 
 
 @dataclass(frozen=True, slots=True)
 class Subproblem:
-    """Blocks as columns that broadcast together.
+    """Subproblems as columns that broadcast together.
 
-    Where recomputation is full, `recompute_layers` is the least number and `recompute_most` the largest. Of
-    the sharding degrees, which are the largest of the block, memory falls with each, and time with
-    `optim_shard`; what `param_shard` and `grad_shard` cost in time is the `Traffic` beside the block. Where
-    sharding is open (`is_open`), whole copies of sharded parameters count nothing: it may be that none are.
+    Under full recomputation, `recompute_layers` is the least number of recomputed layers per stage and
+    `recompute_most` the largest. The sharding degrees are the largest of the subproblem: memory falls with
+    each of them, time with `optim_shard`. The time that `param_shard` and `grad_shard` cost is in a separate
+    `Traffic`. Where sharding is open (`is_open`), gathered copies of parameters do not count, because
+    parameters may be unsharded.
     """
 
     pp: Any
@@ -70,13 +76,16 @@ class Subproblem:
 
 
 def most_sharded(subproblem: Subproblem, ranks: Any) -> Subproblem:
-    """The block with any sharding over so many ranks, at the least bytes."""
+    """The subproblem with open sharding over up to `ranks` ranks, at the fewest bytes."""
     return replace(subproblem, param_shard=ranks, grad_shard=ranks, optim_shard=ranks, is_open=True)
 
 
 def subproblem_of(problem: Problem, table: Any, split: Split, recompute_most: Any = None) -> Subproblem:
-    """The block of every row of a table, apart from its split; the row's `recompute_layers` are the least, or
-    (without `recompute_most`) the only ones."""
+    """The subproblem of every row of a table, apart from its split.
+
+    The row's `recompute_layers` are the fewest recomputed layers, or without `recompute_most` the only
+    number.
+    """
     return Subproblem(
         pp=table.pp,
         vpp=table.vpp,
@@ -95,11 +104,11 @@ def subproblem_of(problem: Problem, table: Any, split: Split, recompute_most: An
 
 @dataclass(frozen=True, slots=True)
 class LayerCounts:
-    """Where the layers of a block lie at least.
+    """Fewest layers on stages and ranks of a subproblem.
 
-    `least` layers on each stage between the ends. On the first rank, the second, the last but one and the
-    last: all of the rank's layers (`on_*`), and those of its fullest stage between (`full_*`); 0 where there
-    is none. `is_split` marks schedules that split backwards, `is_v` those shaped like a V.
+    `least` is per stage between the ends. For the first rank, the second, the last but one and the last: all
+    of the rank's layers (`on_*`), and those of its fullest stage between the ends (`full_*`); 0 where there
+    is none. `is_split` marks schedules with split backwards, `is_v` those shaped like a V.
     """
 
     is_single: Any
@@ -117,9 +126,9 @@ class LayerCounts:
 
 
 def layer_counts_of(subproblem: Subproblem) -> LayerCounts:
-    """How the layers lie: the stages between share evenly, the later ones take the remainder.
+    """Fewest layers: the stages between the ends share evenly, the later ones take the remainder.
 
-    Every number grows with `split.between`, so fewest layers between give fewest anywhere.
+    Every number grows with `split.between`, so the fewest layers between the ends give the fewest anywhere.
     """
     pp, split, stages = subproblem.pp, subproblem.split, subproblem.stages
     is_v, is_single = IS_V[subproblem.schedule], pp == 1
@@ -158,21 +167,26 @@ def layer_counts_of(subproblem: Subproblem) -> LayerCounts:
     )
 
 
+# Totals of grids
+
 WEIGHT_FIELDS = ("tp", "cp", "pp", "dp", "ep", "etp", "axis_order")
-"""The fields on which weights depend, and the groups that share them."""
+"""The fields on which weights and their groups depend."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheapestLayers:
-    """A cost of single layers, as columns: of the cheapest kind, of which the model has `count`, and of the
-    next (None where all layers are alike)."""
+    """Least cost of k layers of a model, as columns.
+
+    `least` is the cost of the cheapest kind of layer, of which the model has `count`; `following` is that of
+    the next kind (None where the model has one kind).
+    """
 
     least: Any
     following: Any = None
     count: Any = None
 
     def of(self, k: Any) -> Any:
-        """What k layers cost at least, whichever they are: no more than `count` are of the cheapest kind."""
+        """Least cost of any k layers: at most `count` of them are of the cheapest kind."""
         if self.following is None:
             return k * self.least
         return k * self.following - np.minimum(k, self.count) * (self.following - self.least)
@@ -184,7 +198,7 @@ class CheapestLayers:
 
 
 def cheapest_layers_of(problem: Problem, costs: Sequence[Any]) -> CheapestLayers:
-    """The cost of a layer; `costs` has one column per kind."""
+    """The cheapest layers; `costs` has one column per kind."""
     if len(costs) == 1:
         return CheapestLayers(costs[0])
     columns = np.array(np.broadcast_arrays(*costs))
@@ -196,8 +210,11 @@ def cheapest_layers_of(problem: Problem, costs: Sequence[Any]) -> CheapestLayers
 
 @dataclass(frozen=True, slots=True)
 class LayerCosts:
-    """What single layers cost at least: work in all passes, forward, for either gradient, selective and full
-    recomputation in seconds; bytes kept by choice, and of outputs of products; elements of weights."""
+    """Least costs of single layers.
+
+    Seconds: work in all passes, forward, input and weight gradients, selective and full recomputation. Bytes:
+    saved activations by recomputation, outputs of products. Elements of weights.
+    """
 
     work_s: CheapestLayers
     forward_s: CheapestLayers
@@ -220,12 +237,14 @@ class LayerCosts:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Columns over grids: `whole` sums of the model, `layer` costs, the same of the `major` kind alone (None
-    where layers are alike or no kind has more than half of them), the `most` of any layer, `embedding` and
-    `head`.
+    """Costs of grids for any stage split, as columns over grids.
 
-    `hop_s` is the shortest hop, `mean_hop_s` the mean of one way from the first rank to the last.
-    `temporary_bytes` are what a stage needs beside what is kept, `head_temporary_bytes` one with the head.
+    `whole`: sums of the model. `layer`: least costs of layers; `major`: the same of the major kind alone
+    (None where there is one kind, or none has more than half of the layers); `most`: most of any layer.
+    `embedding` and `head`: the ends of the model.
+
+    `hop_s` is the shortest hop, `mean_hop_s` the mean hop from the first rank to the last. `temporary_bytes`
+    are temporaries of a stage without the head, `head_temporary_bytes` of one with it.
     """
 
     whole: Sums
@@ -245,7 +264,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Grids:
-    """Distinct grids with their prices and totals; `table` has one row of each."""
+    """Distinct grids with their costs and totals; `table` has one row of each."""
 
     table: Any
     cost: GridCost
@@ -253,15 +272,17 @@ class Grids:
 
     @cached_property
     def _packed(self) -> tuple[Any, Any]:
-        """All real columns of the totals in one array, so that rows are taken from all at once; and the
-        record with places in it for columns."""
+        """(All real columns of the totals in one array, the nested record with indices instead of columns).
+
+        So rows of all columns are taken at once.
+        """
         columns: list[Any] = []
         structure = _structure_of(self.totals, columns)
         grids = len(self.table.tp)
         return np.array([np.broadcast_to(column, (grids,)) for column in columns]), structure
 
     def costs_of(self, rows: Any) -> GridCostTable:
-        """The prices of strategies that have the grids at these indices."""
+        """The costs of strategies that have the grids at these indices."""
         return GridCostTable(self.cost, rows)
 
     def totals_at(self, rows: Any) -> Totals:
@@ -272,8 +293,9 @@ class Grids:
 
 
 def _structure_of(record: Any, columns: list[Any]) -> Any:
-    """A nested record as (type, fields), real columns replaced by their place in `columns`, to which they are
-    added."""
+    """A nested record as (type, fields); real columns are appended to `columns` and replaced by their index
+    there.
+    """
     if record is None or (isinstance(record, np.ndarray) and record.dtype.kind != "f"):
         return record
     if is_dataclass(record):
@@ -283,7 +305,7 @@ def _structure_of(record: Any, columns: list[Any]) -> Any:
 
 
 def _filled(structure: Any, columns: Any, rows: Any) -> Any:
-    """The record of a form with these columns; whole numbers are taken at `rows`."""
+    """The record of this structure with these columns; integer columns are taken at `rows`."""
     if isinstance(structure, int):
         return columns[structure]
     if isinstance(structure, tuple):
@@ -292,7 +314,7 @@ def _filled(structure: Any, columns: Any, rows: Any) -> Any:
 
 
 def grids_of(problem: Problem, table: Any) -> Grids:
-    """Prices and totals of a table of distinct grids."""
+    """Costs and totals of a table of distinct grids."""
     grid = grid_cost(problem, table)
     return Grids(table, grid, totals_of(problem, table, grid))
 
@@ -321,7 +343,7 @@ def totals_of(problem: Problem, table: Any, grid: GridCost) -> Totals:
 
 
 def major_kind(problem: Problem) -> int | None:
-    """The kind of which more than half of the layers are; None where there is none, or no other."""
+    """The kind of more than half of all layers; None where there is none, or only one kind."""
     pattern = problem.model.pattern
     kinds = len(problem.model.kinds)
     return next((k for k in range(kinds) if kinds > 1 and 2 * pattern.count(k) > len(pattern)), None)
@@ -347,11 +369,17 @@ def _layer_costs(problem: Problem, kinds: Sequence[Sums]) -> LayerCosts:
     )
 
 
+# Traffic of sharding
+
+
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Seconds per microbatch that sharding adds: gathering parameters in both passes (`gathers_s`) and
-    reducing gradients (`reduce_scatters_s`), of the whole model; both together of the layer with least and of
-    the ends."""
+    """Exposed seconds per micro-batch that sharding adds: all-gathers of parameters, reduce-scatters of
+    gradients.
+
+    `gathers_s` (both passes) and `reduce_scatters_s` are of the whole model. `layer_s` is both together for
+    the layer with least, `embedding_s` and `head_s` for the ends.
+    """
 
     gathers_s: Any
     reduce_scatters_s: Any
@@ -374,8 +402,10 @@ NO_TRAFFIC = Traffic(0.0, 0.0, 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class TrafficTable:
-    """Gathers and scatters of some grids by degree; shape (degrees, 4, grids): of the whole model, of the
-    layer with least, of embedding and head."""
+    """Exposed all-gathers and reduce-scatters of some grids by degree; shape (degrees, 4, grids).
+
+    The second axis is the whole model, the layer with least, embedding, head.
+    """
 
     degrees: Any
     gathers: Any
@@ -396,7 +426,7 @@ class TrafficTable:
 def traffic_table(problem: Problem, grids: Grids, used: Any, degrees: Any) -> TrafficTable:
     """The traffic of the grids at the indices `used`, for ascending degrees (1 where a grid cannot have one).
 
-    Before overlap it depends on neither the micro-batch nor what else decides only computation.
+    Before overlap it does not depend on the micro-batch size or on other fields that decide computation only.
     """
     table, cost = grids.table.take(used), taken(grids.cost, used)
     rows, of_row = distinct_rows([getattr(table, name) for name in WEIGHT_FIELDS])
@@ -421,7 +451,7 @@ def traffic_table(problem: Problem, grids: Grids, used: Any, degrees: Any) -> Tr
 
 
 def traffic_of(problem: Problem, grids: Grids, of_grid: Any, param_shard: Any, grad_shard: Any) -> Traffic:
-    """Traffic of each row, which has the grid `of_grid[i]`: it depends on two degrees alone."""
+    """Traffic of each row, which has the grid `of_grid[i]`; it depends on two degrees only."""
     used, place = np.unique(of_grid, return_inverse=True)
     degrees = np.unique(np.concatenate([param_shard, grad_shard]))
     return traffic_table(problem, grids, used, degrees).at(param_shard, grad_shard, place)

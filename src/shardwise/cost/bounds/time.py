@@ -1,12 +1,9 @@
-"""The least time of everything in a block.
+"""Lower bounds of the step time of a subproblem (docs/concepts/lower-bounds.md).
 
-Every term is the length of a path through the schedule's graph of actions, or a mean of such lengths,
-followed by what comes after all of them; so it can never exceed the evaluated time.
-
-Paths through the schedules of a block: what everything in it takes at least.
-
-Every term is the length of a path through the schedule's graph of actions, or a mean of such lengths, so it
-can never exceed the evaluated time. (docs/concepts/lower-bounds.md)
+Every term is the length of a path through the schedule's graph of actions, or a weighted mean of such
+lengths. The end of the step is added. So no term exceeds the evaluated time of any strategy in the
+subproblem. `grid_work_lower_bound_s`, `grid_lower_bound_s` and `any_micro_batch_lower_bound_s` bound a grid;
+`lower_bound_s` adds the critical paths of the schedules (`CriticalPaths`).
 """
 
 from __future__ import annotations
@@ -27,10 +24,15 @@ from shardwise.equations import compute
 from shardwise.schedule import in_flight
 from shardwise.strategy import SCHEDULES
 
+# Bounds of grids
+
 
 def grid_lower_bound_s(problem: Problem, subproblem: Subproblem, totals: Totals, traffic: Traffic) -> Any:
-    """The same for every schedule and number of chunks: all work over all ranks, or one microbatch through
-    the stages and back, where even a weight's gradient may wait."""
+    """Lower bound in seconds for every schedule and number of chunks of a grid.
+
+    The larger of two: all work divided by all ranks; one micro-batch through all stages and back, without
+    weight gradients, which may be postponed.
+    """
     whole, pp, m = totals.whole, subproblem.pp, subproblem.microbatches
     added = added_s(
         problem, subproblem, totals, np.minimum(subproblem.recompute_layers / problem.model.layers, 1.0), 1.0
@@ -44,12 +46,12 @@ def grid_lower_bound_s(problem: Problem, subproblem: Subproblem, totals: Totals,
 
 
 def any_micro_batch_lower_bound_s(problem: Problem, table: Any) -> Any:
-    """Seconds that everything on a grid takes at least with any micro-batch size up to the row's.
+    """Lower bound in seconds of a grid for any micro-batch size up to the row's.
 
-    A sample never takes less in a smaller micro-batch: where tiles and waves are as small as can be, all that
-    is left of efficiency grows with size, and latencies are shared by more. (Computation and what it hides
-    together grow with both, where the slowdown lies between 1 and 2. Where two communications hide beside the
-    same matmuls, less computation may expose more than it saves: there computation counts alone.)
+    A sample never takes less in a smaller micro-batch on a device without tile quantisation: the rest of the
+    efficiency grows with size, and more samples share latencies. Computation plus exposed communication grows
+    with both where the slowdown is between 1 and 2. Where two kinds of communication overlap with the same
+    matmuls, less computation may expose more than it saves; then only computation counts.
     """
     profile = problem.profile
     if profile.expert_overlap > 0.0 and profile.tensor_overlap + profile.tensor_backward_overlap > 0.0:
@@ -63,7 +65,7 @@ def any_micro_batch_lower_bound_s(problem: Problem, table: Any) -> Any:
 
 
 def any_micro_batch_compute_bound_s(problem: Problem, table: Any) -> Any:
-    """The same without communication: less, and sooner known."""
+    """The same without communication: a smaller bound that takes less time to compute."""
     rows, of_row = distinct_rows([getattr(table, name) for name in WORK_FIELDS])
     few = table.take(rows)
     each_s = compute_s(_without_tiles(problem), few) / few.micro_batch_size
@@ -72,14 +74,14 @@ def any_micro_batch_compute_bound_s(problem: Problem, table: Any) -> Any:
 
 
 def _without_tiles(problem: Problem) -> Problem:
-    """The problem on a device whose matmuls fill it whatever their shape: the envelope of its efficiency."""
+    """The problem on a device without tile quantisation of matmuls: the envelope of its efficiency."""
     efficiency = problem.efficiency
     smooth = replace(efficiency, matmul=replace(efficiency.matmul, tile_m=1, tile_n=1, units=1))
     return replace(problem, device=replace(problem.device, efficiency=smooth))
 
 
 def grid_work_lower_bound_s(problem: Problem, subproblem: Subproblem, totals: Totals) -> Any:
-    """Seconds that everything on a grid takes at least, whatever is kept, sharded or offloaded."""
+    """Lower bound in seconds of a grid for any recomputation, sharding and offload."""
     whole, m = totals.whole, subproblem.microbatches
     path_s = whole.forward_s + whole.input_s + 2.0 * subproblem.pp * problem.profile.host_action_s
     through_s = path_s + 2.0 * (subproblem.pp - 1) * totals.mean_hop_s
@@ -88,13 +90,13 @@ def grid_work_lower_bound_s(problem: Problem, subproblem: Subproblem, totals: To
 
 
 def added_s(problem: Problem, subproblem: Subproblem, totals: Totals, least: Any, most: Any) -> Any:
-    """What recomputation and the offload of activations add to a microbatch's way through the model, where
-    the share of the layers' work that is recomputed in full lies between these two.
+    """Least seconds that recomputation and activation offload add to one micro-batch on the whole model.
 
-    What recomputing a share x costs grows with x, what moving the rest exposes falls with it, both piecewise
-    straight and together convex: least at either end or where bytes just hide beside one of the passes. Where
-    layers differ, a share of the layers is neither that of the time nor that of the bytes: the least time
-    goes with the fewest bytes that so many layers may leave.
+    `least` and `most` limit the share of the layers' work that is recomputed in full. Recomputing a share x
+    costs time that grows with x, and exposes less offload. Both are piecewise linear and together convex. So
+    the least value is at either end, or where the copies just overlap with one of the passes. Where kinds of
+    layers differ, the share of time is not the share of bytes: the least time then goes with the fewest
+    bytes.
     """
     whole = totals.whole
     is_full, moves = subproblem.recompute == FULL, subproblem.offload >= ACTIVATIONS
@@ -124,8 +126,9 @@ def added_s(problem: Problem, subproblem: Subproblem, totals: Totals, least: Any
 
 
 def _least_saved_bytes(totals: Totals, layers: int, share: Any) -> Any:
-    """What a microbatch keeps at least where that share of all layers keeps inputs alone, whichever they
-    are."""
+    """Least bytes saved per micro-batch if that share of all layers saves its input only, whichever layers
+    they are.
+    """
     ends_bytes = totals.embedding.saved_bytes + totals.head.saved_bytes
     saved_bytes = totals.layer.saved_bytes.of((1.0 - share) * layers)
     inputs_bytes = totals.layer.input_bytes.of(share * layers)
@@ -133,10 +136,10 @@ def _least_saved_bytes(totals: Totals, layers: int, share: Any) -> Any:
 
 
 def _exposed_s(problem: Problem, nbytes: Any, sums: Sums) -> Any:
-    """What moving bytes to the host beside a forward and back beside a backward adds to both.
+    """Exposed seconds of copying bytes to the host in the forward pass and back in the backward pass.
 
-    Convex and homogeneous in bytes and computation where the slowdown is at most 2: of a sum it is no more
-    than the sum of the parts', so stages may be taken together.
+    The function is convex and homogeneous in bytes and computation where the slowdown is at most 2. So its
+    value for a sum is at most the sum over the stages, and stages may be taken together.
     """
     moved_s, slowdown = nbytes / problem.host_link_bytes_per_s, problem.efficiency.overlap_slowdown
     there_s = compute.exposed_s(moved_s, sums.forward_compute_s, 1.0, slowdown)
@@ -144,13 +147,14 @@ def _exposed_s(problem: Problem, nbytes: Any, sums: Sums) -> Any:
 
 
 def micro_batch_work_s(sums: Sums) -> Any:
-    """All work of one microbatch."""
+    """All work of one micro-batch."""
     return sums.forward_s + sums.input_s + sums.weight_s
 
 
 def end_s(problem: Problem, subproblem: Subproblem, totals: Totals) -> Any:
-    """Norm, update and host, where the average rank owns as little as any: the one that owns most owns no
-    less."""
+    """Seconds of gradient norm, update and host, for the average rank, which owns no more than the rank with
+    most.
+    """
     whole, pp = totals.whole, subproblem.pp
     owned = whole.dense_weights / subproblem.optim_shard
     if problem.model.experts is not None:
@@ -163,6 +167,8 @@ def end_s(problem: Problem, subproblem: Subproblem, totals: Totals) -> Any:
     return update_s + norm_s + problem.profile.host_step_s
 
 
+# Bounds of schedules
+
 ONE_F_ONE_B = SCHEDULES.index("1f1b")
 GPIPE = SCHEDULES.index("gpipe")
 INTERLEAVED = SCHEDULES.index("interleaved_1f1b")
@@ -171,14 +177,18 @@ INTERLEAVED = SCHEDULES.index("interleaved_1f1b")
 def lower_bound_s(
     problem: Problem, subproblem: Subproblem, layer_counts: LayerCounts, totals: Totals, traffic: Traffic
 ) -> Any:
-    """Seconds that everything in a block takes at least; `totals` and `traffic` are of its grid."""
+    """Lower bound in seconds of a subproblem; `totals` and `traffic` are of its grid."""
     paths = CriticalPaths(problem, subproblem, layer_counts, totals, traffic)
     return np.maximum(paths.whole_s, paths.ranks_s) + end_s(problem, subproblem, totals)
 
 
 class CriticalPaths:
-    """Paths through the actions of a block's schedules, drained: without what comes before the first forward
-    and after the last backward."""
+    """Paths through the actions of a subproblem's schedules: lower bounds of the pipeline makespan.
+
+    `whole_s` are paths of the whole model's work, `ranks_s` those of single ranks, `steady_budget_s` the
+    inverse of the steady-state bound. Gathering before the first forward and reduction after the last
+    backward do not count.
+    """
 
     def __init__(
         self,
@@ -205,21 +215,21 @@ class CriticalPaths:
         added = added_s(problem, subproblem, totals, *self._recomputed())
         path_s = whole.forward_s + whole.input_s + added + traffic.gathers_s + 2.0 * stages * self._host_s
         self._work_s = path_s + whole.weight_s + traffic.reduce_scatters_s
-        # Along the ranks once for every chunk; from the last of them on to the first between two, but in a V.
+        # One trip along the ranks per chunk, and a hop from the last rank to the first between two chunks,
+        # except in a V.
         along_s = subproblem.vpp * (subproblem.pp - 1) * totals.mean_hop_s
         hops_s = along_s + np.where(layer_counts.is_v, 0, subproblem.vpp - 1) * totals.hop_s
         self._through_s = np.where(layer_counts.is_split, path_s, self._work_s) + 2.0 * hops_s
 
     def _recomputed(self) -> tuple[Any, Any]:
-        """The share of the layers that is recomputed in full, at least and at most."""
+        """(Least, most) share of the layers that is recomputed in full."""
         if not self._recomputes:
             return 0.0, 0.0
         least = self._recomputed_share(self._subproblem.recompute_layers)
         return least, np.maximum(np.minimum(self._most_recomputed(), 1.0), least)
 
     def _recomputed_share(self, each: Any) -> Any:
-        """The share of the model's forward work that recomputing so many layers of each stage repeats at
-        least."""
+        """Least share of the model's forward work that is repeated if each stage recomputes `each` layers."""
         layer_counts, split = self._layer_counts, self._subproblem.split
         count = np.maximum(self._subproblem.stages - 2, 0) * np.minimum(each, layer_counts.least)
         count = count + np.minimum(each, split.first)
@@ -229,17 +239,18 @@ class CriticalPaths:
         return np.maximum(least, np.minimum(full_s, 1.0))
 
     def _most_recomputed(self) -> Any:
-        """The share of layers that are recomputed at most."""
+        """Largest share of layers that are recomputed."""
         return self._subproblem.stages * self._subproblem.recompute_most / self._problem.model.layers
 
     @property
     def whole_s(self) -> Any:
-        """What the work of the whole model demands, however it is spread.
+        """Bounds by the work of the whole model, for any stage split.
 
-        One microbatch through all stages and back (1F1B: once for every pp of them). All work over all ranks:
-        m W / p on average; where a rank's last action is followed by the way back (1F1B, GPipe), stages that
-        shrink by (m-1)/m balance waiting and working, and W / (1 - (1 - 1/m)^p) is the least of max_s
-        (sum_{k<s} w_k + m w_s). Interleaved: the mean over the ranks of `_steady_s`.
+        - One micro-batch through all stages and back (1F1B: once for every pp of them).
+        - All work over all ranks: m W / p on average. Where backwards of other stages follow a rank's last
+          action (1F1B, GPipe), stages that shrink by (m-1)/m balance waiting and work. The least of max_s
+          (sum_{k<s} w_k + m w_s) is then W / (1 - (1 - 1/m)^p).
+        - Interleaved 1F1B: the mean of `_steady_s` over the ranks.
         """
         subproblem, work_s, m, pp = (
             self._subproblem,
@@ -256,11 +267,10 @@ class CriticalPaths:
         return np.maximum(longest_s, np.where(self._is_interleaved & (m > pp), self._mean_steady_s(), 0.0))
 
     def _mean_steady_s(self) -> Any:
-        """A mean of `_steady_s` over all ranks, where only the whole of their work is known.
+        """Lower bound of the mean of `_steady_s` over all ranks, if only the whole of their work is known.
 
-        The first chunk of rank r < (p-1)/2 counts p-2r-1 times less, at most; the last one of rank r >
-        (p-1)/2 counts 2r+1-p times more, and r times more what lies behind lower ranks' last chunks, at
-        least.
+        The first chunk of rank r < (p-1)/2 counts at most p-2r-1 times less. The last one of rank r > (p-1)/2
+        counts 2r+1-p times more. The stages after the last chunks of lower ranks count at least r times more.
         """
         subproblem, totals, layer_counts, split = (
             self._subproblem,
@@ -281,13 +291,13 @@ class CriticalPaths:
         return self._through_s + (m - pp) * self._work_s / pp + mean_s
 
     def _mean_steady_of_two_s(self, head_s: Any) -> Any:
-        """The same of two ranks, weighted so that the first stage's work x does not count.
+        """The same for two ranks, weighted so that the first stage's work x does not count.
 
-        With W of the whole, S the way through, y the last stage's work and c a hop, the ranks' own w_0 + w_1
-        = W and w_0 - w_1 >= x - y (stages between share evenly, the later ones more): T_0 = S + 2 c + y +
-        (m-2) w_0 - x and T_1 = S + (m-2) w_1 + y; so with the weight a of T_0 a T_0 + (1-a) T_1 >= S + (m-2)
-        W/2 + (a - 1/2)(m-2)(x-y) + y + 2 a c - a x. At a = (m-2) / (2m-6) x drops out: S + (m-2) W/2 + (1-a)
-        y + 2 a c.
+        W is the work of the model, S one micro-batch through all stages and back, y the last stage's work, c
+        a hop. For the ranks' work, w_0 + w_1 = W and w_0 - w_1 >= x - y: stages between the ends share
+        evenly, and the later ones have more. The bounds are T_0 = S + 2 c + y + (m-2) w_0 - x and T_1 = S +
+        (m-2) w_1 + y. With weight a for T_0, a T_0 + (1-a) T_1 >= S + (m-2) W/2 + (a - 1/2)(m-2)(x-y) + y + 2
+        a c - a x. At a = (m-2) / (2m-6) x cancels: S + (m-2) W/2 + (1-a) y + 2 a c.
         """
         m = self._subproblem.microbatches
         weight = (m - 2) / np.maximum(2 * m - 6, 1)
@@ -295,15 +305,20 @@ class CriticalPaths:
         return np.where(m > 3, self._through_s + mean_s, 0.0)
 
     def _most_s(self, layers: Any) -> Any:
-        """A stage of so many layers with the embedding takes at most what is left of the whole where all
-        other layers and the head take their least."""
+        """Largest time of a stage with this number of layers and the embedding.
+
+        All other layers and the head take their least; the rest of the whole is left.
+        """
         head_s = micro_batch_work_s(self._totals.head) + self._traffic.head_s
         others = self._problem.model.layers - layers
         return self._work_s - self._layers_s(others, None, self._subproblem.stages) - head_s
 
     def _layers_s(self, layers: Any, end: Sums | None, stages: Any = 1) -> Any:
-        """One microbatch forth and back through so many layers on so many stages, and an end, at least,
-        without full recomputation and the end's own work."""
+        """Least seconds of one micro-batch, forward and backward, of layers on a number of stages, and an
+        end.
+
+        Without full recomputation and the end's own work.
+        """
         costs = self._totals.layer
         work_s = costs.work_s.of(layers) + layers * self._traffic.layer_s
         if np.any(self._is_selective):
@@ -313,7 +328,7 @@ class CriticalPaths:
         return work_s
 
     def _moved_s(self, layers: Any, end: Sums | None, stages: Any) -> Any:
-        """What moving activations exposes at least: the fewest bytes beside the most computation."""
+        """Least exposed seconds of activation offload: the fewest bytes with the most computation."""
         costs, most, subproblem = self._totals.layer, self._totals.most, self._subproblem
         recomputed = np.where(self._is_full, np.minimum(stages * subproblem.recompute_most, layers), 0)
         nbytes = costs.saved_bytes.of(layers - recomputed) + costs.input_bytes.of(recomputed)
@@ -330,18 +345,21 @@ class CriticalPaths:
         return there_s + compute.exposed_s(moved_s, input_s, 1.0, slowdown)
 
     def _stage_s(self, layers: Any, end: Sums | None, end_s: Any) -> Any:
-        """One microbatch forth and back through a stage of so many layers, at least; `end_s` is the work of
-        its end."""
+        """Least seconds of one micro-batch, forward and backward, of a stage; `end_s` is the work of
+        its end.
+        """
         stage_s = self._layers_s(layers, end) + 2.0 * self._host_s + end_s
         return stage_s + self._recompute_s(layers) if self._recomputes else stage_s
 
     def _recompute_s(self, layers: Any) -> Any:
-        """Recomputing a stage's layers in full, as many as are recomputed at least."""
+        """Seconds of recomputing a stage's layers in full, for the fewest recomputed layers."""
         recomputed = np.minimum(self._subproblem.recompute_layers, layers)
         return np.where(self._is_full, self._totals.layer.full_s.of(recomputed), 0.0)
 
     def _stages_s(self, stages: Any, layers: Any) -> Any:
-        """So many stages between the ends with so many layers together, `least` on each."""
+        """Least seconds of `stages` stages between the ends with `layers` layers together, at least `least`
+        on each.
+        """
         stages_s = self._layers_s(layers, None, stages) + stages * 2.0 * self._host_s
         return (
             stages_s + stages * self._recompute_s(self._layer_counts.least) if self._recomputes else stages_s
@@ -349,8 +367,11 @@ class CriticalPaths:
 
     @property
     def ranks_s(self) -> Any:
-        """What the work of single ranks demands: of the first, the second, the last but one and the last;
-        after the way there, and before the way back where that ends every path."""
+        """Bounds by the work of single ranks: the first, the second, the last but one and the last.
+
+        Before a rank's work come the forwards of the stages before it. Where backwards end every path, those
+        of these stages follow its work.
+        """
         subproblem, layer_counts, split, totals = (
             self._subproblem,
             self._layer_counts,
@@ -432,14 +453,14 @@ class CriticalPaths:
         return steady_s
 
     def _single_slack_s(self) -> Any:
-        """On a single stage, activations may hide beside the head too."""
+        """On a single stage, offload may also overlap with the head."""
         if not self._offloads:
             return 0.0
         head = self._totals.head
         return np.where(self._offloads_activations, head.forward_compute_s + head.input_compute_s, 0.0)
 
     def _ramps_s(self, first_s: Any, inner_s: Any) -> tuple[Any, Any]:
-        """What lies before and behind a rank's work: past the first stage, and past one between."""
+        """(Seconds before and after a rank's work due to the first stage, due to each stage between)."""
         layer_counts, totals, host_s = self._layer_counts, self._totals, self._host_s
         forward_s = totals.layer.forward_s
         there_s = totals.embedding.forward_s + forward_s.of(self._subproblem.split.first) + host_s
@@ -450,14 +471,17 @@ class CriticalPaths:
         ) + hops_s
 
     def _longest_back_s(self) -> Any:
-        """The backward of the fullest stage between the ends, at least."""
+        """Least backward time of the fullest stage between the ends."""
         middle = np.maximum(self._subproblem.stages - 2, 1)
         layers = -(-self._subproblem.split.between // middle)
         return self._input_s(layers, None) + self._totals.layer.weight_s.of(layers)
 
     def _split_backward_s(self, rank: Any, layers: Any, end: Sums | None, stage_s: Any) -> Any:
-        """Where backwards are split: the first microbatch's way to the rank's first backward, and all the
-        work that is left then. No more forwards can have been done before than the rank holds in flight."""
+        """Bound of a rank with split backwards.
+
+        It is the time until the first micro-batch reaches the rank's first backward, plus all the work that
+        is left then. At most as many forwards are done before as the rank has in flight.
+        """
         subproblem, layer_counts, totals, host_s = (
             self._subproblem,
             self._layer_counts,
@@ -475,7 +499,7 @@ class CriticalPaths:
         return there_s + back_s + (m - outstanding) * stage_s + outstanding * left_s
 
     def _input_s(self, layers: Any, end: Sums | None) -> Any:
-        """The input's gradient of one microbatch on a stage, at least, with what is recomputed for it."""
+        """Least input-gradient time of one micro-batch on a stage, with its recomputation."""
         costs = self._totals.layer
         input_s = costs.input_s.of(layers) + self._host_s + (end.input_s if end is not None else 0.0)
         if np.any(self._is_selective):
@@ -484,7 +508,7 @@ class CriticalPaths:
 
     @property
     def is_v(self) -> Any:
-        """Whether the last stage lies on the first rank."""
+        """Whether the last stage is on the first rank."""
         return self._layer_counts.is_v
 
     @cached_property
@@ -494,27 +518,32 @@ class CriticalPaths:
         return self._ramps_s(first_s, self._steady_stages_s[2])
 
     def path_s(self, rank: Any) -> Any:
-        """What lies before the work of ranks, and behind it where their last action is their first stage's
-        backward; nothing for the first rank."""
+        """Seconds before the work of ranks, and after it where their last action is their first stage's
+        backward.
+
+        0 for the first rank.
+        """
         path_s, step_s = self._first_ramps_s
         return np.where(rank > 0, path_s + (rank - 1) * step_s, 0.0)
 
     @property
     def has_steady_state_schedules(self) -> bool:
-        """Whether any of the schedules turns: `steady_budget_s` is finite."""
+        """Whether some schedule has a steady state: `steady_budget_s` is finite."""
         return bool(np.any(self._is_1f1b | self._is_interleaved))
 
     @cached_property
     def _steady_stages_s(self) -> tuple[Any, Any, Any]:
-        """What the last stage, the last of a turn and a stage between take at least."""
+        """Least seconds of (the last stage, the stage that ends a steady state, a stage between the ends)."""
         subproblem, head_s = self._subproblem, micro_batch_work_s(self._totals.head) + self._traffic.head_s
         last_s = self._stage_s(subproblem.split.last, self._totals.head, head_s)
         ended_s = np.maximum(last_s, np.where(subproblem.vpp > 1, self._longest_back_s(), 0.0))
         return last_s, ended_s, self._stage_s(self._layer_counts.least, None, 0.0)
 
     def steady_budget_s(self, rank: Any, limit_s: Any) -> Any:
-        """How long a microbatch's work on all stages of ranks may take for `_steady_s` to stay within a
-        limit; infinite where the schedule does not turn."""
+        """Largest work of one micro-batch on all stages of a rank for which `_steady_s` stays within a limit.
+
+        Infinite where the schedule has no steady state.
+        """
         subproblem, hop_s, layers = self._subproblem, self._totals.hop_s, self._problem.model.layers
         pp, m = subproblem.pp, subproblem.microbatches
         last_s, ended_s, inner_s = self._steady_stages_s
@@ -534,15 +563,20 @@ class CriticalPaths:
         return np.where(self._is_1f1b & (pp > 1), steady_1f1b_s, steady_s)
 
     def _steady_s(self, rank: Any, first_s: Any, others_s: Any, last_s: Any, after: tuple[Any, Any]) -> Any:
-        """A rank's own order between its first backward and its last forward, which the first microbatch's
-        way to the one and the last microbatch's way from the other enclose.
+        """Bound by a rank's steady state, from its first backward to its last forward.
 
-        Until its first backward a rank has done as many forwards as it holds in flight, and as many backwards
-        remain after its last forward; the rest of its work lies between. With p ranks, m microbatches, s_c
-        the time of its chunk c, W of the whole model: W + 2 (n-1) hops + the ways behind its last chunk +
-        1F1B: (m - p + r) s; interleaved: (m - p) sum(s) - (p-2r-1)+ s_first + (2r+1-p)+ s_last. On the last
-        rank, s_last may be any stage's backward instead: the path leaves the rank's order with the last group
-        of p microbatches, whose first one leads to that stage, where the others' backwards follow.
+        The first micro-batch reaches the first backward before the steady state; the last micro-batch
+        continues from the last forward after it. Until its first backward a rank has done as many forwards as
+        it has in flight, and as many backwards remain after its last forward. Let p be the ranks, m the
+        micro-batches, s_c the time of its chunk c and W that of the model. The bound is W + 2 (n-1) hops +
+        the stages after its last chunk, plus
+
+            1F1B:         (m - p + r) s
+            interleaved:  (m - p) sum(s) - max(p - 2 r - 1, 0) s_first + max(2 r + 1 - p, 0) s_last
+
+        On the last rank, s_last may be any stage's backward instead. The path then leaves the rank's order
+        with the last group of p micro-batches: its first one leads to that stage, where the backwards of the
+        others follow.
         """
         m, pp = self._subproblem.microbatches, self._subproblem.pp
         count = pp - 1 - rank

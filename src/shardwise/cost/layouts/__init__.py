@@ -1,4 +1,4 @@
-"""Operator graphs on a mesh of devices: what every way to lay them out costs, as a chain of choices."""
+"""Costs of all layouts of an operator graph on a mesh of devices, as a chain of factor graphs."""
 
 from shardwise.cost.layouts.chain import (
     LayoutSpace,

@@ -1,6 +1,8 @@
-"""One block of a graph as parts of a chain: its variables, and the costs on them, kept and recomputed.
+"""One block of an operator graph as factor graphs: variables and costs, saved and recomputed.
 
-Who makes and reads what within a block, what needs gradients, and what is made again.
+`structure_of` finds producers, readers, gradients and saved tensors of a block. `block_graphs` makes the
+variables (sharding rules, tensor placements, stored and used placements of parameters) and the factors of
+each mode.
 """
 
 from __future__ import annotations
@@ -36,12 +38,17 @@ from shardwise.cost.layouts.redistribute import Integers, PlacementTable, activa
 from shardwise.graph import MODES, Block, Mode, OpNode, Placement, SavedTensors, ShardingRule, saved_of
 from shardwise.pareto import COLUMNS, Costs, Factor, FactorGraph
 
+# Structure of a block
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An activation of a block: `maker` is the place of its operator, None of the entry and of what is
-    borrowed from a block before; `readers` are operators and the slots of their inputs. `is_result` tells
-    what the next block reads, `is_skip_output` what blocks behind borrow."""
+    """An activation of a block.
+
+    `maker` is the index of its operator, None for the entry and for skip inputs. `readers` are operators and
+    their input slots. `is_result` marks what the next block reads, `is_skip_output` what later blocks read,
+    `is_skip_input` what an earlier block made.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -58,16 +65,18 @@ class Tensor:
 
     @property
     def is_variable(self) -> bool:
-        """Whether it is brought to a place of its own: for several readers, or another block."""
+        """Whether it has a placement variable of its own: for several readers, or for another block."""
         return self.maker is None or self.is_result or self.is_skip_output or len(self.readers) > 1
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A block seen as a network. By operator: `needs` of gradients, `saved` for the backward pass, whether it
-    `is_repeated` where the block is recomputed. `data` are inputs (operator, slot) without a gradient that
-    the graph is given. Where the `entry_is_saved_elsewhere`, another block counts what it takes: who lends
-    it."""
+    """A block with its data flow, by operator.
+
+    `needs` are gradients, `saved` the tensors saved for the backward pass, `is_repeated` whether
+    recomputation repeats the operator. `data` are (operator, slot) of graph inputs, which have no gradient.
+    If the `entry_is_saved_elsewhere`, the block that made it counts its bytes.
+    """
 
     block: Block
     tensors: tuple[Tensor, ...]
@@ -80,7 +89,7 @@ class Structure:
 
     @property
     def skip_outputs(self) -> Mapping[str, bool]:
-        """What blocks behind borrow, by name, and whether it needs a gradient."""
+        """The skip outputs by name, and whether they need gradients."""
         return {tensor.name: tensor.needs_gradient for tensor in self.tensors if tensor.is_skip_output}
 
     @property
@@ -92,8 +101,10 @@ class Structure:
         return any(slot in self.saved[reader].inputs for reader, slot in tensor.readers)
 
     def is_needed_for_recompute(self, tensor: Tensor, end: int, slot: int | None) -> bool:
-        """Whether a recomputation brings the tensor to the `slot` of its reader `end` again; without a slot,
-        to the place where it lies for all readers."""
+        """Whether recomputation repeats the redistribution of the tensor to the `slot` of its reader `end`.
+
+        Without a slot, to its placement for all readers.
+        """
         return any(
             self.is_repeated[reader] or own in self.saved[reader].inputs
             for reader, own in tensor.readers
@@ -102,14 +113,18 @@ class Structure:
 
     @property
     def recompute_saves_memory(self) -> bool:
-        """Whether the block may hold less where it is recomputed: something that it makes is kept, be it a
-        copy of its entry. Data lies as its readers want it, and waits for them in any case."""
+        """Whether recomputation of the block may save memory: it saves a tensor that it makes, or a copy of
+        its entry.
+
+        Graph inputs do not count. They have the placements of their readers and stay allocated in either
+        mode.
+        """
         has_made = any(own.output or own.own for own in self.saved) or any(map(self.is_saved, self.tensors))
         return has_made or self.block.entry is not None
 
     @property
     def saves_entry(self) -> bool:
-        """Whether the entry is held to the backward pass, were the block not recomputed."""
+        """Whether the entry is saved for the backward pass if the block is not recomputed."""
         return any(
             self.is_saved(tensor) or tensor.is_skip_output for tensor in self.tensors if tensor.is_entry
         )
@@ -127,10 +142,12 @@ def structure_of(
     has_next: bool,
     stops_early: bool,
 ) -> Structure:
-    """The structure of a block that has activations of these `shapes`, reads graph inputs `data`, its entry
-    and what is `skip_inputs` from blocks before it, by whether that needs a gradient, and lends what is
-    `skip_outputs`; `has_next` where another block follows, `stops_early` where a recomputation ends with what
-    is needed."""
+    """The structure of a block.
+
+    `shapes` are those of its activations, `data` the graph inputs. `skip_inputs` come from earlier blocks,
+    with a flag whether they need gradients; `skip_outputs` are read by later blocks. `has_next` where another
+    block follows; `stops_early` where recomputation ends with the last saved tensor.
+    """
     ops = block.operators
     readers: dict[str, list[tuple[int, int]]] = {}
     for place, op in enumerate(ops):
@@ -174,7 +191,9 @@ def structure_of(
 
 
 def _needs(op: OpNode, inputs: Sequence[bool]) -> Needs:
-    """The left operand of products is an activation, the right one a parameter or the other activations."""
+    """The left operand of products is an activation; the right one is a parameter or the other
+    activations.
+    """
     if op.parameters:
         return Needs(left=any(inputs), right=True)
     return Needs(left=any(inputs[:1]), right=any(inputs[1:]))
@@ -183,7 +202,7 @@ def _needs(op: OpNode, inputs: Sequence[bool]) -> Needs:
 def _repeated(
     ops: Sequence[OpNode], saved: Sequence[SavedTensors], tensors: Sequence[Tensor]
 ) -> tuple[bool, ...]:
-    """Which operators make, themselves or through others, what the backward pass reads."""
+    """Which operators make, directly or through others, a tensor that the backward pass reads."""
     is_repeated = [bool(own.output or own.own) for own in saved]
     made_by = {tensor.maker: tensor for tensor in tensors}
     for place in reversed(range(len(ops))):
@@ -192,15 +211,19 @@ def _repeated(
     return tuple(is_repeated)
 
 
+# Factor graphs of a block
+
 Role = Literal["rules", "tensors", "stored", "used"]
-"""What a variable chooses, in the words of BlockLayout."""
+"""Field of `BlockLayout` that a variable chooses."""
 
 ROLES: tuple[Role, ...] = ("rules", "tensors", "stored", "used")
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """What a variable of a part chooses among, and for whom."""
+    """A variable of a factor graph: its role, the name of its operator, tensor or parameter, and its
+    options.
+    """
 
     role: Role
     name: str
@@ -209,7 +232,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockGraphs:
-    """A block's modes, and what the variables of their parts are (the same in all of them)."""
+    """The modes of a block as factor graphs, and their variables (the same in all modes)."""
 
     modes: tuple[tuple[Mode, FactorGraph], ...]
     variables: tuple[Variable, ...]
@@ -217,8 +240,10 @@ class BlockGraphs:
 
 @dataclass(frozen=True, slots=True)
 class SharedParameter:
-    """A parameter with several `readers`, in this block alone or, where it `is_across`, in several; `first`
-    is an operator and a slot of the block, or None where the first reader is in a block before."""
+    """A parameter with several `readers`, in this block only or, if `is_across`, in several.
+
+    `first` is the (operator, slot) of the first reader, None where that is in an earlier block.
+    """
 
     readers: int
     first: tuple[int, int] | None
@@ -227,9 +252,12 @@ class SharedParameter:
 
 @dataclass(frozen=True, slots=True)
 class BlockContext:
-    """What lies around a block: whether the next one keeps its entry for the backward pass, parameters that
-    several operators share; seconds and bytes of the step that are nobody's, and seconds of each micro-batch
-    that go with sending, told in one block."""
+    """The surroundings of a block.
+
+    `next_saves_entry`: whether the next block saves its entry for the backward pass. `shared`: parameters
+    with several readers. The rest are costs that belong to no operator and are charged to one block:
+    `fixed_s` and `fixed_bytes` of the step, `sent_*_s` of sends per micro-batch.
+    """
 
     next_saves_entry: bool
     shared: Mapping[str, SharedParameter]
@@ -248,8 +276,11 @@ def block_graphs(context: CostContext, structure: Structure, block_context: Bloc
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A tensor's conversion between two variables: from its maker or its own variable `start`, to its own
-    variable or to the `slot` of a reader, `end`."""
+    """A redistribution of a tensor between two variables.
+
+    `start` is the maker or the tensor's own variable; `end` is its own variable, or the reader whose `slot`
+    it is.
+    """
 
     tensor: Tensor
     start: int
@@ -260,8 +291,10 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A parameter with one `reader`, from the variable `storage_variable`, beside this `share` of its
-    computation."""
+    """A parameter with one `reader`, stored as `storage_variable`.
+
+    Its traffic overlaps with this `share` of the reader's computation.
+    """
 
     storage_variable: int
     reader: int
@@ -306,7 +339,7 @@ class _Builder:
         return len(self.sizes) - 1
 
     def part(self, mode: Mode) -> FactorGraph:
-        """The block in one mode."""
+        """The factor graph of the block in one mode."""
         structure = self.structure
         factors = [*self.alike, *self.shared, *(self._use(use, mode) for use in self.uses)]
         factors += [self._operator(place, mode) for place in range(len(self.operators))]
@@ -327,8 +360,11 @@ class _Builder:
         return FactorGraph(names, tuple(self.sizes), tuple(factors), entry, result, tuple(across))
 
     def _shared_skip(self, tensor: Tensor) -> list[Factor]:
-        """The hub of a tensor that blocks share, where it lies for all of its readers. Of an entry or result,
-        which the chain sees as such besides, a variable of its own that makes the same choice."""
+        """The shared variable of a skip tensor: its placement for all readers.
+
+        An entry or result, which is in the separator of the chain already, gets a second variable with the
+        same choice.
+        """
         if not (tensor.is_skip_output or tensor.is_skip_input):
             return []
         variable, table = self.tensor_variables[tensor.name]
@@ -344,7 +380,7 @@ class _Builder:
         return Factor(variables, columns.costs(self.context, shape))
 
     def _operator(self, place: int, mode: Mode) -> Factor:
-        """An operator's own work, and what it keeps."""
+        """An operator's own computation and saved tensors."""
         own = self.operators[place]
         columns = CostColumns(peak_bytes=own.working_bytes)
         columns.forward(own.times.forward_s + own.collective_times.forward_s)
@@ -356,7 +392,7 @@ class _Builder:
             columns.computed_backward(own.times.forward_s)
         _save(columns, own.saved_bytes, mode)
         if self.structure.block.entry is None:
-            # Nobody makes data again: it waits as an entry does for whoever reads it behind the forward pass.
+            # Graph inputs are never recomputed: they stay like an entry for readers in the backward pass.
             _save(columns, own.data_bytes if is_recomputed else own.saved_data_bytes, "kept")
         else:
             _save(columns, own.saved_data_bytes, mode)
@@ -368,7 +404,7 @@ class _Builder:
         return self._costs(columns, place)
 
     def _edges(self, tensor: Tensor) -> list[Crossing]:
-        """All conversions of a tensor."""
+        """All redistributions of a tensor."""
 
         def edge(start: Integers, end: Integers) -> Edge:
             return edge_of(
@@ -394,7 +430,7 @@ class _Builder:
         return found
 
     def _edge(self, crossing: Crossing, mode: Mode) -> Factor:
-        """A conversion, and the copies of the tensor that are kept at its ends."""
+        """A redistribution, and the saved copies of the tensor at its ends."""
         tensor, end = crossing.tensor, crossing.end
         is_recomputed = mode == "recomputed" and self.structure.is_needed_for_recompute(
             tensor, end, crossing.slot
@@ -405,7 +441,7 @@ class _Builder:
         return self._costs(columns, crossing.start, end)
 
     def _saved_at_ends(self, crossing: Crossing) -> Costs:
-        """What the maker keeps of its result, and the reader of its input, each thing once."""
+        """Bytes that the maker saves of its output and the reader of its input, each tensor once."""
         tensor, edge = crossing.tensor, crossing.edge
         is_made = crossing.start == tensor.maker
         saves_result = is_made and self.operators[crossing.start].saved.output
@@ -432,8 +468,10 @@ class _Builder:
         return self.structure.is_saved(tensor) or (tensor.is_entry and mode == "recomputed")
 
     def _saved(self, tensor: Tensor, mode: Mode) -> Factor:
-        """A tensor that readers keep, as it lies for all of them; an entry is held in any case, and by who
-        lends it a tensor that other blocks read."""
+        """Bytes of a tensor saved in its placement for all readers.
+
+        An entry is saved in any mode, and so is a skip tensor by the block that makes it.
+        """
         shared_variable, table = self.tensor_variables[tensor.name]
         columns = CostColumns()
         nbytes = tensor_bytes(self.context, tensor.shape, table.placements)
@@ -441,7 +479,7 @@ class _Builder:
         return self._costs(columns, shared_variable)
 
     def _parameter_factors(self) -> list[Factor]:
-        """Costs of parameters, which no mode changes; `uses` are those that one does."""
+        """Costs of parameters that do not depend on the mode; `uses` are parameters whose costs do."""
         sizes = {
             parameter.name: op.elements(parameter.dims)
             for op in self.structure.operators
@@ -460,7 +498,7 @@ class _Builder:
         return factors
 
     def _stored(self, name: str, shape: tuple[int, ...]) -> tuple[int, PlacementTable, Factor]:
-        """A variable for how a parameter is stored, and what that costs."""
+        """A variable for the stored placement of a parameter, and its costs."""
         table = storage_placements(shape, self.context.ranks)
         storage_variable = self._add("stored", name, table.named)
         return storage_variable, table, self._costs(storage_costs(self.context, table), storage_variable)
@@ -490,7 +528,7 @@ class _Builder:
     def _shared_parameter(
         self, place: int, slot: int, bucket: float, shared_parameter: SharedParameter
     ) -> list[Factor]:
-        """One of several readers of a parameter: the first of them decides how it is stored."""
+        """One of several readers of a parameter; the first of them has the storage variable."""
         own = self.operators[place]
         op = own.choices.op
         name, shape = op.parameters[slot].name, op.shape(op.parameters[slot].dims)
@@ -513,7 +551,7 @@ class _Builder:
 
 
 def _save(columns: CostColumns, nbytes: Costs, mode: Mode) -> None:
-    """Add bytes that are kept from the forward pass to the backward pass, or made again between them."""
+    """Add bytes that are saved for the backward pass, or recomputed before it."""
     if mode == "kept":
         columns.saved_bytes = columns.saved_bytes + nbytes
     else:

@@ -1,8 +1,8 @@
-"""A graph on a mesh as a chain of choices, and solutions of the chain as layouts with names.
+"""All layouts of an operator graph, or of one pipeline stage of it, as a chain of factor graphs.
 
-All layouts of one stage of a pipeline: some blocks of a graph in a row, on a mesh of their own.
-
-What it takes to hand tensors from stage to stage where a graph is cut, on stages with meshes alike.
+`layout_chain` makes the `LayoutSpace` of a whole graph, `stage_layouts` that of consecutive blocks,
+`relaxed_layouts` a relaxation of it whose border tensors are free. `StageTransfer` has the sends between
+stages with equal meshes. `LayoutSpace.layout` turns a solution into a layout with names.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ from shardwise.graph import Block, BlockLayout, GraphLayout, OpGraph, skip_tenso
 from shardwise.pareto import COLUMNS, Chain, Factor, FactorGraph, Segment
 from shardwise.schedule import NAMES, in_flight
 
+# Layouts of a whole graph
+
 
 class Chosen(Protocol):
-    """What one occurrence of a link chose: the place of its mode, and an option of each variable."""
+    """Choices of a solution in one segment: the index of the mode, and an option of each variable."""
 
     @property
     def mode(self) -> int: ...
@@ -50,10 +52,11 @@ class Chosen(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayoutSpace:
-    """All layouts of `graph` on `mesh`: a chain of choices, one link per block, and what its variables are.
+    """All layouts of `graph` on `mesh`: a chain with one segment per block, and the variables of each
+    segment.
 
-    Where blocks share a parameter, to which place it is brought for all of its readers is a hub; so is where
-    a tensor lies that a block lends to others.
+    Where blocks share a parameter, its placement for all readers is a shared variable. So is the placement of
+    a skip tensor.
     """
 
     graph: OpGraph
@@ -63,7 +66,7 @@ class LayoutSpace:
 
     @property
     def layouts_per_operator(self) -> dict[str, int]:
-        """How many layouts each operator has."""
+        """Number of layouts of each operator."""
         return {
             variable.name: len(variable.options)
             for variables in self.variables
@@ -72,11 +75,11 @@ class LayoutSpace:
         }
 
     def layout(self, solution: Sequence[Chosen]) -> GraphLayout:
-        """The layout that a solution of the chain chose, repetitions one by one."""
+        """The layout of one solution of the chain, with repetitions one by one."""
         return self.layouts([solution])[0]
 
     def layouts(self, solutions: Sequence[Sequence[Chosen]]) -> list[GraphLayout]:
-        """The same of many; blocks that chose alike are told once."""
+        """The layouts of many solutions; equal choices of a block share one record."""
         places = [place for place, link in enumerate(self.chain) for _ in range(link.repeat)]
         known: dict[tuple[int, int, tuple[int, ...]], BlockLayout] = {}
         found = []
@@ -99,7 +102,7 @@ class LayoutSpace:
         return found
 
     def _block(self, place: int, chosen: Chosen) -> BlockLayout:
-        """What one block chose; a parameter that several read is stored where the first of them is."""
+        """The layout of one block; a shared parameter is stored where its first reader is."""
         found: dict[Role, dict[str, Any]] = {role: {} for role in ROLES}
         for variable, choice in zip(self.variables[place], chosen.choices, strict=True):
             found[variable.role][variable.name] = variable.options[choice]
@@ -109,8 +112,7 @@ class LayoutSpace:
 
 
 def layout_chain(graph: OpGraph, cluster: Cluster, training: Training, mesh: Mesh) -> LayoutSpace:
-    """Every way to lay `graph` out on `mesh`, priced (docs/concepts/pareto-search.md). ConfigError where the
-    devices lack the dtype."""
+    """Costs of every layout of `graph` on `mesh`. Raises ConfigError where a device class lacks the dtype."""
     context = cost_context_of(cluster, mesh, training)
     structures = structures_of(graph, training)
     fixed_s, fixed_bytes = fixed_costs(context)
@@ -146,7 +148,7 @@ def shared_across(graph: OpGraph) -> list[str]:
 
 
 def shared_parameters(graph: OpGraph, place: int) -> dict[str, SharedParameter]:
-    """The parameters of a block that have several readers, there or elsewhere."""
+    """The parameters of a block that have several readers, in this block or elsewhere."""
     readers: dict[str, list[tuple[int, tuple[int, int]]]] = {}
     for home, block in enumerate(graph.blocks):
         for at, op in enumerate(block.operators):
@@ -162,13 +164,14 @@ def shared_parameters(graph: OpGraph, place: int) -> dict[str, SharedParameter]:
 
 
 def structures_of(graph: OpGraph, training: Training) -> list[Structure]:
-    """The structure of each block, one after the other."""
+    """The structure of each block, in order."""
     structures: list[Structure] = []
     skips, shapes = skip_tensors_of(graph), tensor_shapes(graph)
     needs_gradient = is_saved = False
     there: dict[str, bool] = {}
     for place, block in enumerate(graph.blocks):
-        # Repetitions are alike: the first one's entry needs a gradient, and room, where the others' do.
+        # Repetitions are equal: the first one's entry needs a gradient, and memory, if the entries of the
+        # others do.
         trains = block.repeat > 1 and any(op.parameters for op in block.operators)
         structure = structure_of(
             block,
@@ -189,14 +192,15 @@ def structures_of(graph: OpGraph, training: Training) -> list[Structure]:
 
 
 def fixed_costs(context: CostContext) -> tuple[float, float]:
-    """Seconds and bytes that no layout changes: the host's part of a step, joining the gradients' norm; the
-    driver's context, and communicators of the world and of each axis.
+    """(Seconds, bytes) of a step that no layout changes.
 
-    The bytes are beside the allocator's, which holds more than it gives out: so much less of them counts.
+    Seconds: the host's part of a step, and the all-reduce of the gradient norm. Bytes: the driver's context,
+    communicators of the world and of each axis, and send buffers. The former two are outside the allocator,
+    so they are divided by its fragmentation factor here.
     """
     efficiency = context.machine.efficiency
     devices = context.counts.stages * context.mesh.devices
-    # A stage and its neighbours are groups of their own.
+    # A stage and its neighbours form a group of their own.
     axes = sum(size > 1 for size in (*context.ranks, context.counts.stages))
     fixed_bytes = efficiency.context_bytes + (1.0 + axes) * efficiency.communicator_bytes
     join_s = 2.0 * log2(devices) * context.fabric.alphas_s[-1]
@@ -205,15 +209,17 @@ def fixed_costs(context: CostContext) -> tuple[float, float]:
 
 
 def next_saves_entry(structures: Sequence[Structure], place: int) -> bool:
-    """Whether what comes after a block keeps the block's result: its own repetition, or the next block."""
+    """Whether the next block (or the next repetition of this one) saves the block's result."""
     if structures[place].block.repeat > 1:
         return structures[place].saves_entry
     return place + 1 < len(structures) and structures[place + 1].saves_entry
 
 
+# Layouts of a pipeline stage
+
+
 def entry_shapes(graph: OpGraph) -> tuple[tuple[int, ...] | None, ...]:
-    """The shape of the tensor that each block, repetitions counted, reads from the one before it; None where
-    it reads none."""
+    """Shape of the entry of each block, repetitions counted; None where a block has no entry."""
     shapes: list[tuple[int, ...] | None] = []
     for block, own in zip(graph.blocks, tensor_shapes(graph), strict=True):
         shapes += [own[block.entry] if block.entry is not None else None] * block.repeat
@@ -221,14 +227,16 @@ def entry_shapes(graph: OpGraph) -> tuple[tuple[int, ...] | None, ...]:
 
 
 def transfer_placements(shape: tuple[int, ...], ranks: tuple[int, ...]) -> Placements:
-    """How a tensor of `shape` lies between stages: of the ways in which ranks hold least, the first, so that
-    each rank sends its part to its like one."""
+    """Placement of a tensor of `shape` between stages: the first of those with the fewest elements per rank.
+
+    Each rank sends its shard to the rank with the same index in the next stage.
+    """
     table = activation_placements(shape, ranks)
     return table.named[int(table.local_elements(table.placements).argmin())]
 
 
 def transfer_elements(shape: tuple[int, ...], ranks: tuple[int, ...]) -> float:
-    """Elements of a rank's part of a tensor between stages."""
+    """Elements of a rank's shard of a tensor between stages."""
     return float(local_elements(shape, ranks, np.array(transfer_placements(shape, ranks))))
 
 
@@ -242,11 +250,10 @@ def stage_layouts(
     first: int,
     end: int,
 ) -> LayoutSpace:
-    """Every way to lay the blocks from `first` to before `end` of `graph`, repetitions counted, out on
-    `mesh`, sizes being those of a micro-batch (docs/concepts/pareto-search.md).
+    """Costs of every layout of the blocks in [first, end) of `graph` on `mesh`, repetitions counted.
 
-    ConfigError where a parameter has readers in several blocks. What blocks lend to others stays within the
-    stage (`blocks_joined_by_skips`).
+    Sizes are those of a micro-batch. Raises ConfigError where several blocks read one parameter. Skip tensors
+    stay within the stage (`blocks_joined_by_skips`).
     """
     return _Builder(
         cost_context_of(cluster, mesh, training, counts), graph, training, first, end
@@ -263,8 +270,10 @@ def relaxed_layouts(
     first: int,
     end: int,
 ) -> LayoutSpace:
-    """The same where tensors may come and go as they please, and nobody sends them: what no stage that has
-    these blocks among others is below."""
+    """A relaxation of `stage_layouts`: border tensors may have any placement, and sends are free.
+
+    Its frontier is a lower bound of every stage that contains these blocks.
+    """
     alone = replace(counts, sent_forward_s=0.0, sent_backward_s=0.0, buffer_bytes=0.0)
     return _RelaxedBuilder(
         cost_context_of(cluster, mesh, training, alone), graph, training, first, end
@@ -272,15 +281,15 @@ def relaxed_layouts(
 
 
 class _Builder:
-    """The links of a stage."""
+    """The segments of a stage."""
 
     def __init__(
         self, context: CostContext, graph: OpGraph, training: Training, first: int, end: int
     ) -> None:
         if shared := shared_across(graph):
             raise ConfigError(
-                "cannot be cut: blocks share a parameter", key="--stages", found=", ".join(shared),
-                allowed="a graph whose parameters each have readers in one block",
+                "cannot be cut into stages: blocks share a parameter", key="--stages",
+                found=", ".join(shared), allowed="a graph in which only one block reads each parameter",
             )  # fmt: skip
         self.shapes = tensor_shapes(graph)
         self.context, self.graph, self.first, self.end = context, graph, first, end
@@ -290,7 +299,7 @@ class _Builder:
         self.known: dict[tuple[int, bool, bool], BlockGraphs] = {}
 
     def layout_space(self) -> LayoutSpace:
-        """All links of the stage."""
+        """The segments of the stage with their variables."""
         links: list[Segment] = []
         variables: list[tuple[Variable, ...]] = []
         blocks: list[Block] = []
@@ -312,8 +321,10 @@ class _Builder:
         )
 
     def runs(self) -> Sequence[tuple[int, int, bool, bool]]:
-        """Runs of the same block: its place, repetitions, and whether the run is at the first or the last
-        cut; a repetition at a cut is a run of its own."""
+        """Runs of the same block: (block, repetitions, is at the first cut, is at the last cut).
+
+        A repetition at a cut is a run of its own.
+        """
         found: list[tuple[int, int, bool, bool]] = []
         for at in range(self.first, self.end):
             place = self.blocks[at]
@@ -326,8 +337,11 @@ class _Builder:
         return found
 
     def graphs(self, place: int, *, is_last: bool, is_end: bool) -> BlockGraphs:
-        """A block with all its layouts. At the last cut nobody keeps its result there; at the end of the
-        stage it bears what is nobody's."""
+        """The factor graphs of a block.
+
+        At the last cut the next stage saves a copy of its own. The end of the stage has the costs that belong
+        to no operator.
+        """
         fixed_s, fixed_bytes = fixed_costs(self.context) if is_end else (0.0, 0.0)
         key = (place, is_last, is_end)
         if key not in self.known:
@@ -343,11 +357,11 @@ class _Builder:
         return self.known[key]
 
     def is_saved_after(self, place: int, *, is_last: bool) -> bool:
-        """Whether the result of a block is kept where it lies by who reads it."""
+        """Whether the readers of a block's result save it in its placement for all of them."""
         return next_saves_entry(self.structures, place) and not is_last
 
     def cut(self, part: FactorGraph, place: int, *, is_first: bool, is_last: bool) -> FactorGraph:
-        """A part whose entry or result crosses a cut."""
+        """The factor graph of a block whose entry or result crosses a cut."""
         block, shapes = self.graph.blocks[place], self.shapes[place]
         if is_first and part.entry is not None and block.entry is not None:
             crossing = self.crossing(part.entry, shapes[block.entry])
@@ -358,7 +372,9 @@ class _Builder:
         return part
 
     def crossing(self, variable: int, shape: tuple[int, ...]) -> Sequence[Factor]:
-        """How a tensor of `shape` lies at a cut: one way, all others cannot be."""
+        """A factor that fixes the placement of a tensor of `shape` at a cut; all others have infinite
+        cost.
+        """
         table = activation_placements(shape, self.context.ranks)
         costs = np.full((len(table), len(COLUMNS)), np.inf)
         costs[table.named.index(transfer_placements(shape, self.context.ranks))] = 0.0
@@ -366,7 +382,7 @@ class _Builder:
 
 
 class _RelaxedBuilder(_Builder):
-    """The links of some blocks in the middle of a stage."""
+    """The segments of some blocks in the middle of a stage."""
 
     def is_saved_after(self, place: int, *, is_last: bool) -> bool:
         return next_saves_entry(self.structures, place)
@@ -375,11 +391,16 @@ class _RelaxedBuilder(_Builder):
         return ()
 
 
+# Sends between stages
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StageTransfer:
-    """`nbytes` are a rank's part of what each block reads, repetitions counted; `tiers` those that lie
-    between the like ranks of a stage and the next, over which `senders` of a group below it send at once. Of
-    a message the share `overlap` runs beside other work.
+    """Sends between pipeline stages of a graph.
+
+    `nbytes` is a rank's shard of each block's entry, repetitions counted. `tiers` is the tier between the
+    ranks of each stage and those of the next with the same index; `senders` ranks of a group below that tier
+    send at once. The share `overlap` of a send overlaps with computation.
     """
 
     fabric: CollectiveModel
@@ -389,18 +410,19 @@ class StageTransfer:
     overlap: float
 
     def sent_s(self, stage: int, block: int) -> float:
-        """Seconds of a message from `stage` to the next one, which begins with `block`, or back."""
+        """Seconds of a send from `stage` to the next, which begins with `block`, or back."""
         return float(self.fabric.send_s(self.nbytes[block], self.tiers[stage], self.senders[stage]))
 
     def hop_s(self, stage: int, block: int) -> float:
-        """Seconds of it during which both ranks may work."""
+        """Seconds of that send that overlap with computation on both ranks."""
         return self.overlap * self.sent_s(stage, block)
 
     def counts(
         self, stage: int, first: int, end: int, microbatches: int, *, schedule: str = "1f1b"
     ) -> StepCounts:
-        """How often what happens on a stage with the blocks from `first` to before `end`, under a schedule
-        with one stage per rank."""
+        """Step counts of a stage with the blocks in [first, end), under a schedule with one stage per
+        rank.
+        """
         stages = len(self.tiers) + 1
         blocked = 1.0 - self.overlap
         code = NAMES.index(schedule)
@@ -420,7 +442,7 @@ class StageTransfer:
 def stage_transfer_of(
     graph: OpGraph, cluster: Cluster, training: Training, mesh: Mesh, stages: int
 ) -> StageTransfer:
-    """What handing over takes between `stages` in a row, each on `mesh.devices` devices of the cluster."""
+    """The sends between `stages` consecutive stages, each on `mesh.devices` devices of the cluster."""
     machine = machine_of(cluster, training.dtype, training.optimizer, training.profile)
     element_bytes = machine.recipe.activation_bytes
     shapes = entry_shapes(graph)

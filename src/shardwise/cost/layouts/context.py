@@ -1,7 +1,6 @@
-"""On what a graph is laid out: a machine, its mesh, and the numbers of the software that decide what hides
-beside what.
+"""Context of all costs of one graph on one mesh (`CostContext`), and sums of costs (`CostColumns`).
 
-Costs of choices as arrays of the five columns of a chain (frontier/network.py).
+A cost has the five columns of `pareto.COLUMNS`. docs/concepts/pareto-search.md, section "Costs".
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ from shardwise.strategy import Profile
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CostContext:
-    """What all prices of one graph on one mesh share.
+    """Machine, mesh, software profile and collectives of all costs of one graph on one mesh.
 
-    `counts` say how often what happens in a step. `tables` are the conversions met so far, by shape and bytes
-    of an element.
+    `counts` are the step counts. `tables` caches redistributions by shape and bytes per element.
     """
 
     machine: Machine
@@ -49,19 +47,20 @@ class CostContext:
 
     @property
     def stream_bytes_per_s(self) -> float:
-        """What a pass over much memory reaches."""
+        """Achieved memory bandwidth of a long sequential pass."""
         return self.machine.memory_bytes_per_s * self.machine.efficiency.memory.fraction
 
     def redistributions(self, shape: tuple[int, ...], element_bytes: float) -> Redistributions:
-        """The table of a tensor, made once."""
+        """The redistributions of a tensor, computed once per shape and element size."""
         key = (shape, element_bytes)
         if key not in self.tables:
             self.tables[key] = redistributions_of(self.fabric, self.mesh, shape, element_bytes)
         return self.tables[key]
 
     def exposed_and_hidden_s(self, communication_s: Any, computation_s: Any, share: float) -> tuple[Any, Any]:
-        """What communication adds to the computation that runs beside it, and for how long it does so:
-        (exposed, hidden)."""
+        """(Seconds that communication adds to the computation that it overlaps with, seconds that are
+        hidden).
+        """
         slowdown = self.machine.efficiency.overlap_slowdown
         exposed_s = compute.exposed_s(communication_s, computation_s, share, slowdown)
         return exposed_s, np.minimum(share * communication_s, computation_s)
@@ -70,7 +69,9 @@ class CostContext:
 def cost_context_of(
     cluster: Cluster, mesh: Mesh, training: Training, counts: StepCounts = WHOLE_BATCH
 ) -> CostContext:
-    """The ground of `training` on a mesh of `cluster`. ConfigError where its devices lack the dtype."""
+    """The context of `training` on a mesh of `cluster`. Raises ConfigError where a device class lacks the
+    dtype.
+    """
     machine = machine_of(cluster, training.dtype, training.optimizer, training.profile)
     return CostContext(
         machine=machine,
@@ -85,12 +86,15 @@ def cost_context_of(
 
 @dataclass(slots=True)
 class CostColumns:
-    """Sums in the making: arrays that broadcast together.
+    """Costs while they are summed: arrays that broadcast together.
 
-    Of each micro-batch: `forward_s` of its forward pass; of its backward pass `blocked_s` that nothing can
-    hide, `computed_s` of computation, beside which gradients are summed, and `busy_s` for which it hides
-    something else already; and `saved_bytes` from one to the other. Of the step: `once_s`, and `summed_s` of
-    gradient synchronisation, `late_s` of which cannot hide.
+    Seconds per micro-batch: `forward_s` of the forward pass; `blocked_s` of the backward pass without
+    overlap; `computed_s` of backward computation, which can overlap with gradient synchronisation, except for
+    `busy_s` that overlap with other communication. Seconds per step: `once_s`; `summed_s` of gradient
+    synchronisation, of which `late_s` cannot overlap.
+
+    Bytes: `resident_bytes` throughout the step, `saved_bytes` of saved activations per micro-batch,
+    `recomputed_bytes` within a recomputed block, `peak_bytes` of the largest temporaries.
     """
 
     resident_bytes: Any = 0.0
@@ -110,7 +114,7 @@ class CostColumns:
         self.forward_s = self.forward_s + seconds
 
     def blocked(self, seconds: Any) -> None:
-        """Add seconds of each backward pass during which nothing else runs."""
+        """Add seconds of each backward pass that overlap with nothing."""
         self.blocked_s = self.blocked_s + seconds
 
     def once(self, seconds: Any) -> None:
@@ -118,25 +122,28 @@ class CostColumns:
         self.once_s = self.once_s + seconds
 
     def computed_backward(self, seconds: Any) -> None:
-        """Add computation beside which gradients can be summed."""
+        """Add backward computation that gradient synchronisation can overlap with."""
         self.computed_s = self.computed_s + seconds
 
     def hidden_backward(self, exposed_s: Any, hidden_s: Any) -> None:
-        """Add communication that runs beside backward computation for `hidden_s`, and adds `exposed_s`: that
-        computation hides nothing else."""
+        """Add communication that overlaps with backward computation for `hidden_s` and adds `exposed_s`.
+
+        That computation then overlaps with nothing else.
+        """
         self.blocked_s = self.blocked_s + exposed_s
         self.busy_s = self.busy_s + hidden_s
 
     def summed_gradients(self, seconds: Any, overlap: Any) -> None:
-        """Add gradient synchronisation of which the share `overlap` can hide."""
+        """Add gradient synchronisation of which the share `overlap` can overlap."""
         self.summed_s = self.summed_s + seconds
         self.late_s = self.late_s + (1.0 - overlap) * seconds
 
     def costs(self, context: CostContext, shape: tuple[int, ...]) -> Costs:
-        """The columns as costs; allocators hold more bytes than they give out.
+        """The costs by column, with the fragmentation of the allocator.
 
-        The last micro-batch's backward computation hides gradients: a second of it adds to the step where it
-        hides all of them, else not, for there the gradients' own seconds count.
+        Gradients overlap with the backward computation of the last micro-batch. Column `hidden_s` is the step
+        time if that computation hides all gradients that can overlap. Column `exposed_s` is the step time if
+        the gradients take longer, so that their own seconds count instead of the computation.
         """
         counts = context.counts
         others = counts.microbatches - counts.steps

@@ -1,12 +1,9 @@
-"""Everything that one operator's layout decides by itself.
+"""All layouts of one operator as columns (one sharding rule per mesh axis), with their costs.
 
-All layouts of one operator, as columns: one rule per mesh axis, unfiltered.
-
-What ranks tell each other inside an operator, for all of its layouts.
-
-Seconds of an operator's own work on a rank, for all of its layouts, by the kernels of plan.
-
-What it costs to bring an activation from how it lies to how it is read, for all pairs of choices.
+`operator_layouts_of` lists the layouts, `operator_costs` has what a layout costs by itself: computation
+(`times_of`), collective calls inside the operator (`collective_times`) and bytes. `edge_costs` are
+redistributions of an activation between the placements of two operators. docs/concepts/pareto-search.md,
+section "Costs".
 """
 
 from __future__ import annotations
@@ -52,13 +49,15 @@ from shardwise.graph import (
     work_of,
 )
 
+# Layouts of an operator
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperatorLayouts:
     """The K layouts of an operator.
 
-    `rules` are one per axis, `sizes` the elements (K) of each dim on the rank with most; `inputs`,
-    `parameters` and `output` are placements (K, axes).
+    `rules` has one rule per axis and layout, `sizes` the elements (K) of each dim on the rank with most.
+    `inputs`, `parameters` and `output` are placements (K, axes).
     """
 
     op: OpNode
@@ -77,13 +76,14 @@ class OperatorLayouts:
 
     @property
     def share(self) -> Values:
-        """The part (K) of all iterations that one rank does."""
+        """The share (K) of all iterations that one rank computes."""
         return np.asarray(self.extent(tuple(self.op.dims)) / float(prod(self.op.dims.values())))
 
 
 def operator_layouts_of(op: OpNode, ranks: tuple[int, ...]) -> OperatorLayouts:
-    """Every way to give each axis a rule of `op`'s that goes together with the others; along an axis of one
-    rank there is nothing to choose."""
+    """Every legal combination of one rule of `op` per axis; along an axis of one rank, only the plain
+    rule.
+    """
     rules = rules_of(op)
     plain = [rule for rule in rules if rule.split is None and rule.output == REPLICATE]
     among = [rules if size > 1 else plain[:1] for size in ranks]
@@ -111,16 +111,19 @@ def operator_layouts_of(op: OpNode, ranks: tuple[int, ...]) -> OperatorLayouts:
     )
 
 
+# Collective calls inside operators
+
+
 @dataclass(frozen=True, slots=True)
 class CollectiveTimes:
-    """Seconds (K) of exchanges forward and backward."""
+    """Seconds (K) of collective calls inside an operator, forward and backward."""
 
     forward_s: Values
     backward_s: Values
 
 
 def collective_times(context: CostContext, choices: OperatorLayouts) -> CollectiveTimes:
-    """Exchanges of each layout; axes with the same rule do theirs as one group."""
+    """Collective calls of each layout; axes with the same rule form one group."""
     forward_s, backward_s = np.zeros(len(choices)), np.zeros(len(choices))
     rules_by_name = {rule.name: rule for rules in choices.rules for rule in rules if rule.collectives}
     for rule in rules_by_name.values():
@@ -149,14 +152,15 @@ def _once_s(context: CostContext, call: CollectiveCall, nbytes: Values, sizes: t
     return np.asarray(context.fabric.send_s(2.0 * nbytes, outermost))
 
 
+# Computation
+
 FUSED_KINDS = ("embedding", "cross_entropy")
-"""Memory-bound kinds that software fuses as far as can be: their passes are counted one by one."""
+"""Memory-bound kinds that software fuses completely; their passes are counted one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Whether the left and the right operand of an operator's products need gradients, and whether its
-    backward pass does anything."""
+    """Whether the left and the right operand of an operator's products need gradients."""
 
     left: bool
     right: bool
@@ -175,8 +179,10 @@ class Times:
 
 
 def times_of(context: CostContext, choices: OperatorLayouts, needs: Needs) -> Times:
-    """Computation of the operator; the host hands over one kernel for each pass, and one more for the
-    gradients of parameters, and the device waits for it where it is sooner done."""
+    """Seconds of computation of the operator, at least the host's dispatch time.
+
+    The host launches one kernel per pass, and one more for the gradients of parameters.
+    """
     op = choices.op
     zero = np.zeros(len(choices))
     works = work_of(op)
@@ -192,7 +198,7 @@ def times_of(context: CostContext, choices: OperatorLayouts, needs: Needs) -> Ti
 
 
 def _paced(device_s: Values, host_s: float) -> Values:
-    """Where there is anything to compute, no sooner than the host has handed it over."""
+    """Seconds of a pass: the device's, at least the host's where there is computation."""
     return np.where(device_s > 0.0, np.maximum(device_s, host_s), 0.0)
 
 
@@ -209,7 +215,7 @@ def _steps(choices: OperatorLayouts, work: KernelWork) -> Values:
 
 
 def _extent(choices: OperatorLayouts, work: KernelWork, dims: tuple[str, ...]) -> Values:
-    """The product of the dims that are not walked step by step."""
+    """The product of the dims that are not serial."""
     return choices.extent(tuple(dim for dim in dims if dim not in work.serial))
 
 
@@ -237,7 +243,7 @@ def _matmul(context: CostContext, choices: OperatorLayouts, work: KernelWork, ne
 
 
 SPLIT_SUM = 1024.0
-"""The fewest summands that are worth a part of a sum of its own."""
+"""Fewest summands per part of a split sum (split-k kernels); smaller parts cost more than they save."""
 
 
 def _sum_parts(context: CostContext, rows: Values, columns: Values, inner: Values) -> Any:
@@ -313,8 +319,10 @@ def _unfused(context: CostContext, choices: OperatorLayouts, work: KernelWork) -
 def _given(
     context: CostContext, choices: OperatorLayouts, works: tuple[KernelWork, ...], needs: Needs
 ) -> Times:
-    """A roofline of the flop and bytes that the graph's file gives, each rank its share of them; backward
-    as much again for each operand that needs a gradient."""
+    """Roofline of the flop and bytes that the graph's file gives, a share of them on each rank.
+
+    The backward pass takes the forward time for each operand that needs a gradient.
+    """
     op, machine = choices.op, context.machine
     is_product = any(work.kind == "matmul" for work in works)
     speed = machine.matmul_flop_per_s if is_product else machine.other_flop_per_s
@@ -327,11 +335,18 @@ def _given(
     return Times(forward_s, (float(needs.left) + float(needs.right)) * forward_s)
 
 
+# Costs of an operator by itself
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class OperatorCosts:
-    """An operator's layouts with their times (K), bytes that it keeps of its own (K), of the data that it
-    reads and of those that its backward pass reads (K), the largest it needs while it works (K), and the
-    share of its inputs' conversions that hides beside it."""
+    """Costs of an operator's layouts, (K) each.
+
+    `times` and `collective_times` are seconds. `saved_bytes` are own tensors saved for the backward pass,
+    `working_bytes` temporaries. `data_bytes` are the graph inputs that it reads, `saved_data_bytes` those
+    that its backward pass reads. `overlap` is the share of its input redistributions that can overlap with
+    its computation (forward, backward).
+    """
 
     choices: OperatorLayouts
     needs: Needs
@@ -355,7 +370,7 @@ def operator_costs(
     saved: SavedTensors,
     data_slots: tuple[int, ...],
 ) -> OperatorCosts:
-    """All that the layouts of an operator cost alone; `data_slots` are inputs that are given to the graph."""
+    """Costs of an operator's layouts by themselves; `data_slots` are inputs that the graph is given."""
     op = choices.op
     works = work_of(op)
     moved = collective_times(context, choices)
@@ -380,12 +395,12 @@ def operator_costs(
 
 
 def tensor_bytes(context: CostContext, shape: tuple[int, ...], placements: Integers) -> Values:
-    """Bytes of an activation that lies so, on the rank with most."""
+    """Bytes of an activation with these placements, on the rank with most."""
     return local_elements(shape, context.ranks, value_placements(placements)) * context.activation_bytes
 
 
 def _data_bytes(context: CostContext, choices: OperatorLayouts, slots: Sequence[int]) -> Values:
-    """What these inputs take, which the graph is given: they lie as the operator reads them."""
+    """Bytes of these graph inputs, which have the placements that the operator reads."""
     shapes = [choices.op.shape(choices.op.inputs[slot].dims) for slot in slots]
     return sum(
         (
@@ -397,7 +412,7 @@ def _data_bytes(context: CostContext, choices: OperatorLayouts, slots: Sequence[
 
 
 def _saved_bytes(context: CostContext, choices: OperatorLayouts, saved: SavedTensors) -> Values:
-    """Statistics, masks and unfused scores."""
+    """Bytes of saved statistics, masks and unfused scores."""
     op = choices.op
     total: Any = np.zeros(len(choices))
     for dims, element_bytes in saved.own:
@@ -410,7 +425,7 @@ def _saved_bytes(context: CostContext, choices: OperatorLayouts, saved: SavedTen
 
 
 def _working_bytes(context: CostContext, choices: OperatorLayouts, data_slots: tuple[int, ...]) -> Values:
-    """The operator's result and inputs, or their gradients: as much."""
+    """Bytes of the operator's output and inputs; their gradients have as many."""
     op = choices.op
     total = tensor_bytes(context, op.shape(op.output), choices.output)
     for slot, operand in enumerate(op.inputs):
@@ -419,11 +434,17 @@ def _working_bytes(context: CostContext, choices: OperatorLayouts, data_slots: t
     return total
 
 
+# Redistribution between operators
+
+
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """From placements A to placements B, (A, B) each: seconds forward and for the gradient, whether ranks
-    hold `same` things in both; bytes at A (A, 1) and at B (1, B); `copies_bytes` are there meanwhile where
-    they differ, of the tensor or of its gradient."""
+    """Redistributions of a tensor from placements A to placements B; shape (A, B).
+
+    `forward_s` and `backward_s` are seconds of the tensor and of its gradient, `is_same` whether both
+    placements have the same values on each rank. `start_bytes` (A, 1) and `end_bytes` (1, B) are the tensor's
+    bytes; `copies_bytes` are peak bytes during the redistribution of the tensor or of its gradient.
+    """
 
     forward_s: Values
     backward_s: Values
@@ -443,8 +464,10 @@ def edge_of(
     value_bytes: float,
     gradient_bytes: float,
 ) -> Edge:
-    """The edge from placements `start` (A, axes) to `end` (B, axes) of a tensor of `shape`, with so many
-    bytes per element of it and of its gradient."""
+    """The edge from placements `start` (A, axes) to `end` (B, axes) of a tensor of `shape`.
+
+    `value_bytes` and `gradient_bytes` are per element. Gradients cost nothing unless `needs_gradient`.
+    """
     values = context.redistributions(shape, value_bytes)
     gradients = context.redistributions(shape, gradient_bytes)
     a, b = (values.table.find(value_placements(each)) for each in (start, end))
@@ -463,8 +486,11 @@ def edge_of(
 def edge_costs(
     context: CostContext, edge: Edge, reader: OperatorCosts | None, *, is_repeated: bool
 ) -> CostColumns:
-    """Costs of an edge, forward and back, and forward once more where that `is_repeated`; what its reader's
-    software hides runs beside the reader's computation, each of its inputs beside an equal part."""
+    """Costs of an edge forward and backward, and forward once more if `is_repeated` by recomputation.
+
+    A part of it overlaps with the reader's computation, by the reader's `overlap`; each of its inputs has an
+    equal part of that computation.
+    """
     columns = CostColumns(peak_bytes=edge.copies_bytes)
     if reader is None or reader.overlap == (0.0, 0.0):
         columns.forward(edge.forward_s)

@@ -1,4 +1,9 @@
-"""How parameters wait between uses, what that takes, and what bringing them to their readers costs."""
+"""Costs of parameters: storage, optimizer update, gathering for their readers, gradient reduction.
+
+`storage_costs` are for each stored placement, `parameter_traffic` for each pair of stored and used
+placements. A parameter has one reader (`single_reader_costs`), or is shared (`shared_parameter_costs` for all
+readers, `one_reader_costs` for each).
+"""
 
 from __future__ import annotations
 
@@ -21,21 +26,21 @@ from shardwise.cost.sharding import PREFETCHED_LAYERS, update_bytes
 from shardwise.graph import REPLICATE, REPLICATE_SHARD_STATES, REPLICATE_SUM_GRAD, shard
 
 NORM_PASSES = 3.0
-"""Gradients are read twice and written once for their norm and its clipping."""
+"""Passes over the gradients for their norm and clipping: two reads and a write."""
 
 
 def storage_placements(shape: tuple[int, ...], ranks: tuple[int, ...]) -> PlacementTable:
-    """How a parameter may be stored."""
+    """Placements in which a parameter may be stored."""
     return placement_table(shape, ranks, (*map(shard, range(len(shape))), REPLICATE, REPLICATE_SHARD_STATES))
 
 
 def use_placements(shape: tuple[int, ...], ranks: tuple[int, ...]) -> PlacementTable:
-    """To what a parameter with several readers may be brought for all of them."""
+    """Placements of a shared parameter for all of its readers."""
     return placement_table(shape, ranks, (*map(shard, range(len(shape))), REPLICATE, REPLICATE_SUM_GRAD))
 
 
 def storage_costs(context: CostContext, table: PlacementTable) -> CostColumns:
-    """What each form (F) holds all the time, and its part of the optimizer's step."""
+    """Resident bytes of each stored placement, and its part of the optimizer update."""
     recipe, optimizer = context.machine.recipe, context.machine.optimizer
     whole = table.local_elements(value_placements(table.placements))
     owned = table.local_elements(table.placements)
@@ -56,13 +61,16 @@ def storage_costs(context: CostContext, table: PlacementTable) -> CostColumns:
 
 @dataclass(frozen=True, slots=True)
 class ParameterTraffic:
-    """Bringing a parameter from each form in which it is stored to each in which it is used, (S, U).
+    """Collectives of a parameter from each stored placement to each used one; shape (S, U).
 
-    `gather_s` before a use; for the gradient of what is gathered `reduce_scatter_s` along axes that split it,
-    and `sync_s` for what is left of its sum, or all of it; `update_s` once per step for weights whose states
-    are split. Beside what is stored, a use has `gathered_bytes` of weights, and `gradient_bytes`, where its
-    reader has another number of elements than is stored; `separate_gradient_bytes` are those of a gradient
-    that cannot be added to what is stored."""
+    `gather_s` is the gather before a use. `reduce_scatter_s` reduces the gradient of a gathered parameter
+    along the axes that shard it, `sync_s` reduces the rest of the gradient, or all of it. `update_s` gathers
+    updated weights once per step where optimizer states are sharded.
+
+    Bytes of a use in addition to storage: `gathered_bytes` of weights; `gradient_bytes` where the reader has
+    another number of elements than is stored; `separate_gradient_bytes` of a gradient that cannot be
+    accumulated in the stored one.
+    """
 
     gather_s: Values
     reduce_scatter_s: Values
@@ -76,10 +84,10 @@ class ParameterTraffic:
 def parameter_traffic(
     context: CostContext, table: PlacementTable, uses: Integers, bucket: float
 ) -> ParameterTraffic:
-    """From `table` (S) to placements `uses` (U, axes).
+    """Traffic from the placements of `table` (S) to placements `uses` (U, axes).
 
-    Software moves the parameters of a block together: this one bears what it is, the share `bucket`, of the
-    time of moving all of them as it is moved.
+    Software batches the parameters of a block into one message. This parameter takes the share `bucket` of
+    the time of a message for all of them.
     """
     recipe, mesh = context.machine.recipe, context.mesh
     stored_placements, used = table.placements[:, None], uses[None]
@@ -112,8 +120,9 @@ def parameter_traffic(
 
 
 def _gathered_at_once(context: CostContext) -> float:
-    """How many gathered weights are there at a time: those of this use, and of the next where they come
-    beside computation."""
+    """Gathered weights at the same time: this use, and the next one where gathers overlap with
+    computation.
+    """
     return PREFETCHED_LAYERS if context.profile.shard_overlap > 0.0 else 1.0
 
 
@@ -126,14 +135,15 @@ def single_reader_costs(
     recompute_s: Values | None,
     working_bytes: Values,
 ) -> CostColumns:
-    """Costs of one use, beside `forward_s` and `backward_s` of its reader's computation, which needs
-    `working_bytes` meanwhile; `recompute_s` is what a recomputation computes once more, for which weights are
-    gathered once more too.
+    """Costs of the only use of a parameter, which overlaps with its reader's computation.
 
-    Sharded weights are gathered beside the forward pass and one half of the backward pass, their gradients
-    scattered beside the other half. Gradients of weights that are stored whole, and along axes along which
-    sharded ones are, are summed once, beside any backward computation of the step; what others updated is
-    gathered beside the next forward pass.
+    `forward_s` and `backward_s` are the reader's seconds, `working_bytes` its temporaries. `recompute_s` is
+    the repeated computation of a recomputed block, for which weights are gathered once more.
+
+    All-gathers of sharded weights overlap with the forward pass and with one half of the backward pass,
+    reduce-scatters of their gradients with the other half. Other gradients are reduced once per step and
+    overlap with any backward computation: those of unsharded weights, and those along axes that do not shard.
+    Updated weights are gathered during the next forward pass.
     """
     copies_bytes = _gathered_at_once(context) * moved.gathered_bytes
     columns = CostColumns(peak_bytes=working_bytes + copies_bytes + moved.gradient_bytes)
@@ -154,8 +164,11 @@ def single_reader_costs(
 
 
 def shared_parameter_costs(context: CostContext, moved: ParameterTraffic, readers: int) -> CostColumns:
-    """Costs (S, U) of bringing a parameter to one place for several readers, for each of them in both passes,
-    and of its one gradient, which may hide, and which is held where it cannot be added to what is stored."""
+    """Costs (S, U) of redistributing a shared parameter to one placement for all readers.
+
+    The gather counts for each reader in both passes, the gradient once; its reduction may overlap. A gradient
+    that cannot be accumulated in the stored one stays allocated.
+    """
     columns = CostColumns(
         resident_bytes=moved.separate_gradient_bytes,
         peak_bytes=_gathered_at_once(context) * moved.gathered_bytes + moved.gradient_bytes,
@@ -172,8 +185,11 @@ def shared_parameter_costs(context: CostContext, moved: ParameterTraffic, reader
 def one_reader_costs(
     context: CostContext, shape: tuple[int, ...], shared: Integers, own: Integers, working_bytes: Values
 ) -> CostColumns:
-    """Costs (U, K) of one of several readers: from where a parameter lies for all, `shared` (U, axes), to
-    where this one reads it, `own` (K, axes), in both passes, and of its gradient back."""
+    """Costs (U, K) of one reader of a shared parameter.
+
+    The parameter is redistributed in both passes from `shared` (U, axes), its placement for all readers, to
+    `own` (K, axes), that of this reader; so is its gradient in the other direction.
+    """
     recipe = context.machine.recipe
     edge = edge_of(
         context, shape, shared, own, needs_gradient=True,

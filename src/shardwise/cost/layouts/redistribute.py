@@ -1,6 +1,8 @@
-"""What the ranks of a mesh hold of a tensor, as columns over all the ways it may lie.
+"""Placements of a tensor on a mesh as columns, and the cost of redistribution between them.
 
-What it takes to bring a tensor from one form into another (docs/concepts/pareto-search.md).
+A `PlacementTable` has placements of a tensor as rows. `redistribute_s` are seconds, `redistribution_elements`
+the peak elements of a redistribution by slices and collectives; `Redistributions` caches both for all pairs.
+docs/concepts/pareto-search.md, section "Costs".
 """
 
 from __future__ import annotations
@@ -31,14 +33,19 @@ Integers = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
 
 Placements = tuple[Placement, ...]
-"""How a tensor lies, one placement per mesh axis."""
+"""One placement per mesh axis."""
 
 _LOWEST = REPLICATE_SHARD_STATES
 
 
+# Placements
+
+
 @dataclass(frozen=True, eq=False)
 class PlacementTable:
-    """Ways in which a tensor of `shape` may lie on a mesh of `ranks` per axis: `placements` (forms, axes)."""
+    """Placements of a tensor of `shape` on a mesh of `ranks` per axis: rows of `placements` (placements,
+    axes).
+    """
 
     shape: tuple[int, ...]
     ranks: tuple[int, ...]
@@ -49,12 +56,12 @@ class PlacementTable:
 
     @property
     def named(self) -> tuple[Placements, ...]:
-        """The forms as placements."""
+        """The rows as tuples of placements."""
         return tuple(tuple(Placement(each) for each in row) for row in self.placements.tolist())
 
     @cached_property
     def _place_of(self) -> Integers:
-        """The place of the form with each code, -1 where there is none."""
+        """The row with each code, -1 where there is none."""
         places = np.full(self._base ** len(self.ranks), -1, dtype=np.int64)
         places[self._codes(self.placements)] = np.arange(len(self.placements))
         return places
@@ -70,31 +77,33 @@ class PlacementTable:
         return code
 
     def find(self, placements: Integers) -> Integers:
-        """The places (...) of forms with these `placements` (..., axes); -1 where that is no form."""
+        """The rows (...) that equal these `placements` (..., axes); -1 where there is none."""
         return self._place_of[self._codes(placements)]
 
     def local_elements(self, placements: Integers) -> Values:
-        """Elements (...) that the rank with most of them holds under `placements` (..., axes)."""
+        """Elements (...) on the rank with most of them, under `placements` (..., axes)."""
         return local_elements(self.shape, self.ranks, placements)
 
 
 def placement_table(
     shape: tuple[int, ...], ranks: tuple[int, ...], among: tuple[Placement, ...]
 ) -> PlacementTable:
-    """All forms with placements `among` these, but those that split a dim into more parts than it has
-    elements; along an axis of one rank everything is whole."""
+    """All placements `among` these, except those that split a dim into more parts than it has elements.
+
+    Along an axis of one rank, everything is replicated.
+    """
     along = [among if size > 1 else (REPLICATE,) for size in ranks]
     found = np.array(list(product(*along)), dtype=np.int64)
     return PlacementTable(shape, ranks, found[_is_fine(shape, ranks, found)])
 
 
 def activation_placements(shape: tuple[int, ...], ranks: tuple[int, ...]) -> PlacementTable:
-    """How an activation may lie."""
+    """All placements of an activation."""
     return placement_table(shape, ranks, placements_of(len(shape)))
 
 
 def data_placements(shape: tuple[int, ...], ranks: tuple[int, ...]) -> PlacementTable:
-    """What ranks may hold of a tensor or of its gradient: parts, all of it, or partial sums."""
+    """All placements of the data of a tensor or of its gradient: shards, replicas, partial sums."""
     return placement_table(shape, ranks, (*map(shard, range(len(shape))), REPLICATE, PARTIAL))
 
 
@@ -104,8 +113,10 @@ def _is_fine(shape: tuple[int, ...], ranks: tuple[int, ...], placements: Integer
 
 
 def split_parts(dims: int, ranks: tuple[int, ...], placements: Integers) -> Integers:
-    """Into how many parts each dim is split (..., dims + 1); the last is the whole tensor read as one row,
-    split where only its states are."""
+    """Parts of each dim (..., dims + 1).
+
+    The last entry is for the whole tensor as one row, which is split where only optimizer states are sharded.
+    """
     parts = np.ones((*placements.shape[:-1], dims + 1), dtype=np.int64)
     for axis, size in enumerate(ranks):
         own = placements[..., axis]
@@ -125,34 +136,41 @@ def local_elements(shape: tuple[int, ...], ranks: tuple[int, ...], placements: I
 
 
 def value_placements(placements: Integers) -> Integers:
-    """What ranks hold of a tensor that lies so: a tensor whose gradients or states alone are divided is
-    whole."""
+    """Placements of a tensor's values: replicated where only gradients or states are divided."""
     is_whole = (placements == REPLICATE_SUM_GRAD) | (placements == REPLICATE_SHARD_STATES)
     return np.where(is_whole, REPLICATE, placements)
 
 
 def gradient_placements(placements: Integers) -> Integers:
-    """What ranks hold of the gradient of a tensor that lies so: a partial sum where the tensor is whole and
-    its gradient summed, the whole where the tensor is a partial sum."""
+    """Placements of a tensor's gradient.
+
+    It is a partial sum where the tensor is replicated and its gradient summed, and whole where the tensor is
+    a partial sum.
+    """
     swapped = np.where(placements == REPLICATE_SUM_GRAD, PARTIAL, placements)
     return np.where(placements == PARTIAL, REPLICATE, swapped)
 
 
+# Redistribution
+
 SLICE, REDUCE_SCATTER, ALL_TO_ALL, ALL_REDUCE, ALL_GATHER, PAD = range(1, 7)
-"""What an axis needs, in the order in which it is done: what shrinks the tensor first, what grows it last.
-Slicing and padding with zeros are a rank's own doing; the others are a reduce-scatter, an all-to-all, an
-all-reduce and an all-gather among the ranks of all axes that need it."""
+"""Redistribution steps of an axis, in their order: first those that shrink the tensor, last those that grow
+it.
+
+Slices and zero padding (PAD) are local. The others are collectives among the ranks of all axes that need the
+same one.
+"""
 
 
 def actions_of(start: Integers, end: Integers) -> Integers:
-    """The action per axis from held form `start` to held form `end`; 0 where nothing is to be done."""
+    """The step per axis from placement `start` to `end`, as values; 0 where nothing is to be done."""
     is_split, is_partial = start >= 0, start == PARTIAL
     becomes_part = (end >= 0) | (end == REPLICATE_SHARD_STATES)
     action = np.where((start == REPLICATE) & becomes_part, SLICE, 0)
     action = np.where(is_partial & becomes_part, REDUCE_SCATTER, action)
     action = np.where(is_split & (end >= 0) & (start != end), ALL_TO_ALL, action)
     action = np.where(is_partial & (end == REPLICATE), ALL_REDUCE, action)
-    # A shard of states is of no dim: what is split already is each rank's own.
+    # A shard of states is of no dim: a tensor that is split already is the rank's own.
     action = np.where((is_split | (start == REPLICATE_SHARD_STATES)) & (end == REPLICATE), ALL_GATHER, action)
     return np.where(is_split & (end == PARTIAL), PAD, action)
 
@@ -165,12 +183,12 @@ def redistribute_s(
     start: Integers,
     end: Integers,
 ) -> Values:
-    """Seconds (...) to bring a tensor of `shape` from held forms `start` to `end`, (..., axes) each.
+    """Seconds (...) to redistribute a tensor of `shape` from `start` to `end`, both (..., axes).
 
-    Axes that need the same collective do it as one group. Each collective moves what the rank with the
-    largest parts has: a reduce-scatter, an all-to-all and an all-reduce what is there before them, an
-    all-gather what is there after it. Parts that shift (`shifted_axes`) are exchanged besides: what is there
-    behind a slice, the more of before and after elsewhere, of which some rank has nothing yet.
+    Axes with the same collective form one group. Each collective takes the bytes of the rank with the largest
+    parts: those before it for reduce-scatter, all-to-all and all-reduce, those after it for all-gather. Parts
+    that shift (`shifted_axes`) need an all-to-all in addition. It takes the bytes after a slice, and the
+    larger of before and after for other steps: some rank may have none of them yet.
     """
     start, end = np.broadcast_arrays(start, end)
     seconds = np.zeros(start.shape[:-1])
@@ -198,8 +216,7 @@ def redistribute_s(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    """What some pairs of forms have to do next: the axes (..., axes) that `moves` are of, from `now` to
-    `then`."""
+    """A redistribution step that some pairs need: axes `moves` (..., axes) change from `now` to `then`."""
 
     action: int
     moves: npt.NDArray[np.bool_]
@@ -212,7 +229,7 @@ class _Step:
 
 
 def _steps_between(start: Integers, end: Integers) -> Iterator[_Step]:
-    """The steps from `start` to `end` that any pair of them needs, in their order."""
+    """The steps from `start` to `end` that any pair needs, in their order."""
     actions = actions_of(start, end)
     now = start
     for action in range(SLICE, PAD + 1):
@@ -226,12 +243,12 @@ def _steps_between(start: Integers, end: Integers) -> Iterator[_Step]:
 def redistribution_elements(
     shape: tuple[int, ...], ranks: tuple[int, ...], start: Integers, end: Integers
 ) -> Values:
-    """The most elements (...) of a tensor of `shape` that a rank has while it is brought from `start` to
-    `end`, (..., axes) each, which differ: the tensor as it lies and what a step begins and ends with.
+    """Peak elements (...) of a rank during the redistribution of a tensor of `shape`.
 
-    Collectives take and bring one rank's part behind another's. Where parts do not lie so in the tensor that
-    is sent or received, which they do along its first dim (of more than one element), it is there once more;
-    and where parts that are gathered are filled up to the largest.
+    `start` and `end` are (..., axes) and differ. Counted are the tensor before, and both ends of each step.
+    Collectives send and receive the parts of ranks one after another. A further copy exists where these parts
+    are not contiguous in the tensor that is sent or received. They are contiguous along its first dim of more
+    than one element. All-gathers of uneven parts, which are padded to the largest, need a copy too.
     """
     start, end = np.broadcast_arrays(start, end)
     given = local_elements(shape, ranks, start)
@@ -260,8 +277,10 @@ def redistribution_elements(
 def _is_contiguous(
     shape: tuple[int, ...], ranks: tuple[int, ...], whole: Integers, parts: Integers, moves: Any
 ) -> npt.NDArray[np.bool_]:
-    """Whether the parts that `moves` of axes make of what a rank has under `whole` lie one behind the other:
-    of one dim, in front of which it has one element along each."""
+    """Whether the parts of a rank's tensor that `moves` of axes make are contiguous.
+
+    They are if they divide one dim, and all dims before it have one element.
+    """
     dims = len(shape)
     own = [np.where(moves & (parts >= 0), parts, other) for other in (dims, -1)]
     first, last = own[0].min(axis=-1), own[1].max(axis=-1)
@@ -271,8 +290,7 @@ def _is_contiguous(
 
 
 def _is_even(shape: tuple[int, ...], ranks: tuple[int, ...], parts: Integers, moves: Any) -> Any:
-    """Whether dims along which axes `moves` have parts are divided into equal ones, or the last alone is
-    smaller: others are filled up in between."""
+    """Whether the parts along axes `moves` are equal, or only the last one is smaller; others are padded."""
     dims = len(shape)
     counts = split_parts(dims, ranks, parts)[..., :dims]
     left = np.array(shape, dtype=np.int64) % counts
@@ -281,8 +299,11 @@ def _is_even(shape: tuple[int, ...], ranks: tuple[int, ...], parts: Integers, mo
 
 
 def shifted_axes(now: Integers, then: Integers) -> npt.NDArray[np.bool_]:
-    """The axes (..., axes) whose parts of a dim shift in a step, since an axis outside of them begins or ends
-    to split the same dim: the outer axis cuts a dim first, so that their parts are others then."""
+    """The axes (..., axes) whose parts of a dim shift in a step.
+
+    That happens where an axis outside of them begins or ends to split the same dim: the outer axis cuts a dim
+    first, so the parts of the inner axis change.
+    """
     stays = (now == then) & (now >= 0)
     shifts = np.zeros(now.shape, dtype=bool)
     for inner in range(now.shape[-1]):
@@ -293,7 +314,7 @@ def shifted_axes(now: Integers, then: Integers) -> npt.NDArray[np.bool_]:
 
 
 def group_sizes(mesh: Mesh, is_in: Any) -> tuple[Any, ...]:
-    """Sizes per tier of the groups that the axes in `is_in` (..., axes) span together."""
+    """Sizes per tier of the groups that the axes in `is_in` (..., axes) form together."""
     sizes: list[Any] = [1] * len(mesh.axes[0].sizes)
     for place, axis in enumerate(mesh.axes):
         for tier, members in enumerate(axis.sizes):
@@ -303,9 +324,11 @@ def group_sizes(mesh: Mesh, is_in: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Redistributions:
-    """Bringing a tensor from any held form into any other: `seconds` (forms, forms), and `copies_bytes`
-    (forms, forms), which the rank with most has meanwhile, none where nothing changes; `nbytes` (forms) are
-    what it holds."""
+    """Redistributions of a tensor between all placements of its data.
+
+    `seconds` and `copies_bytes` are (from, to); the latter are peak bytes on a rank during the
+    redistribution, 0 where nothing changes. `nbytes` are the bytes of each placement on the rank with most.
+    """
 
     table: PlacementTable
     seconds: Values
@@ -316,7 +339,7 @@ class Redistributions:
 def redistributions_of(
     fabric: CollectiveModel, mesh: Mesh, shape: tuple[int, ...], element_bytes: float
 ) -> Redistributions:
-    """Conversions of a tensor of `shape` between all that ranks may hold of it."""
+    """Redistributions of a tensor of `shape` between all placements of its data."""
     table = data_placements(shape, mesh.ranks)
     rows = table.placements
     copies = redistribution_elements(shape, mesh.ranks, rows[:, None], rows[None, :])

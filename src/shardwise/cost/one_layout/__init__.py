@@ -1,7 +1,8 @@
-"""One layout of an operator graph, priced from its names alone.
+"""Estimate of one layout of an operator graph, from its names alone.
 
-Plain scalar code written from docs/concepts/pareto-search.md, to hold prices of all layouts at once against:
-it shares the equations, the records and what kinds of operators say with `cost.layouts`, and no code."""
+Plain scalar code, written from docs/concepts/pareto-search.md to check `cost.layouts`, which estimates all
+layouts at once. Both use the same equations, records and operator definitions, and share no other code.
+"""
 
 from shardwise.cost.one_layout.layout import Charge, LayoutEstimate, estimate_layout, estimate_stage
 from shardwise.cost.one_layout.pipeline import PipelineEstimate, estimate_pipeline

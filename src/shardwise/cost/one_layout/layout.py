@@ -1,8 +1,8 @@
-"""What a step spends and holds, entry by entry.
+"""Estimate of one layout in plain scalars, operator by operator through all blocks.
 
-What a parameter costs: to hold it, to update it, to bring it to its readers.
-
-The price of one layout: a walk over all operators of all blocks, one after the other.
+`estimate_layout` walks a whole graph, `estimate_stage` the blocks of one stage. The walk adds seconds and
+bytes to a `StepLedger`; `store`, `use_alone` and `use_shared` add those of parameters. The result is a
+`LayoutEstimate` with `Charge`s per operator.
 """
 
 from __future__ import annotations
@@ -45,16 +45,18 @@ from shardwise.graph import (  # fmt: skip
     work_of,
 )
 
+# Ledger of a step
+
 When = Literal["forward", "backward", "step"]
-"""In which pass of a micro-batch seconds are spent, or once in the step."""
+"""The pass of a micro-batch in which seconds are spent, or once per step."""
 
 Place = tuple[int, str] | None
-"""A block of the graph, repetitions counted, and an operator of it; None: nobody's in particular."""
+"""A block of the graph, repetitions counted, and an operator of it; None for costs of no operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """Seconds that an operator spends on something, in each pass of a micro-batch or once in the step."""
+    """Seconds that an operator spends on one purpose, per pass of a micro-batch or once per step."""
 
     place: Place
     what: str
@@ -64,9 +66,11 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class _Bytes:
-    """Bytes that come when the operator of this `order` works: what is kept from then until the backward pass
-    is back there (`recomputed`: made again in the `block`, a recomputed one), or what one needs while it
-    works."""
+    """Bytes that are allocated when the operator of this `order` runs.
+
+    They are saved from then until the backward pass returns there, or recomputed in the `block`
+    (`is_recomputed`), or temporaries of the operator.
+    """
 
     order: int
     block: int
@@ -76,16 +80,17 @@ class _Bytes:
 
 @dataclass(slots=True)
 class StepLedger:
-    """Seconds and bytes of a step in the making.
+    """Seconds and bytes of a step while they are summed.
 
-    `seconds` of the step by what they are spent on, `passes` by when, of one micro-batch; `spent` are the
-    latter one by one, each by what is `at` work. `computed_s` are a micro-batch's backward computation,
-    `busy_s` of which have communication of their own beside them. Gradients are summed for `summed_s`, of
-    which `hideable_s` may run beside the rest. `resident` bytes by what they are; `recomputed_bytes` and
-    `peak_bytes` are of the block at work, `most_bytes` the largest sum of both of any block.
+    `seconds` are per step and purpose, `passes` per micro-batch and pass; `spent` are the entries of `passes`
+    one by one, with the operator that was `at` work. Of a micro-batch's backward computation `computed_s`,
+    `busy_s` overlap with communication other than gradient synchronisation. Gradient synchronisation takes
+    `summed_s`, of which `hideable_s` may overlap.
 
-    `order` numbers the operators that worked so far, `block` the blocks; `saved_tensors` and `needs` are
-    bytes that come and go with them, for the most that is there at one moment."""
+    `resident` are bytes by purpose. `recomputed_bytes` and `peak_bytes` are those of the current block,
+    `most_bytes` the largest sum of both over the blocks. `order` numbers the operators that ran so far,
+    `block` the blocks. `saved_tensors` and `needs` give the most bytes at one moment.
+    """
 
     counts: StepCounts
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -106,53 +111,56 @@ class StepLedger:
     needs: list[_Bytes] = field(default_factory=list)
 
     def spend(self, what: str, seconds: float, when: When) -> None:
-        """Seconds of their own: of each micro-batch, or of the step."""
+        """Add seconds without overlap: per micro-batch, or per step."""
         self.seconds[what] += seconds * (1 if when == "step" else self.counts.microbatches)
         self.passes[when] += seconds
         self.spent[self.at, what, when] += seconds
 
     def compute_backward(self, what: str, seconds: float) -> None:
-        """Seconds of computation beside which gradients may be summed."""
+        """Add seconds of backward computation that gradient synchronisation may overlap with."""
         self.spend(what, seconds, "backward")
         self.computed_s += seconds
 
     def charges(self) -> tuple[Charge, ...]:
-        """All that was spent so far but the sums of gradients, in the order in which it came."""
+        """All seconds so far except gradient synchronisation, in the order in which they were added."""
         return tuple(Charge(*key, seconds) for key, seconds in self.spent.items())
 
     def sum_gradient(self, seconds: float, overlap: float) -> None:
-        """Seconds of a gradient's summation, of which so large a share can hide."""
+        """Add seconds of gradient synchronisation, of which the share `overlap` can overlap."""
         self.summed_s += seconds
         self.hideable_s += overlap * seconds
 
     def save(self, nbytes: float, since: int) -> None:
-        """Bytes of activations that wait for the backward pass since the operator of that order."""
+        """Add bytes of activations saved since the operator of that order."""
         self.resident["activations"] += nbytes * self.counts.in_flight
         self.saved_tensors.append(_Bytes(since, self.block, nbytes))
 
     def save_recomputed(self, nbytes: float, since: int) -> None:
-        """The same of what a recomputation makes, for the block at work alone."""
+        """Add bytes of activations that recomputation makes, for the current block only."""
         self.recomputed_bytes += nbytes
         self.saved_tensors.append(_Bytes(since, self.block, nbytes, is_recomputed=True))
 
     def need(self, nbytes: float) -> None:
-        """Bytes that one moment of the block needs."""
+        """Add bytes of temporaries that the block needs at one moment."""
         self.peak_bytes = max(self.peak_bytes, nbytes)
         self.need_now(nbytes)
 
     def need_now(self, nbytes: float) -> None:
-        """Bytes that are counted at another moment, and needed at this one too."""
+        """Add temporaries of this moment that count at another moment too."""
         self.needs.append(_Bytes(self.order, self.block, nbytes))
 
     def end_block(self) -> None:
-        """The next block begins with nothing made again."""
+        """End the current block: recomputed tensors and temporaries start again at 0."""
         self.most_bytes = max(self.most_bytes, self.recomputed_bytes + self.peak_bytes)
         self.recomputed_bytes = self.peak_bytes = 0.0
         self.block += 1
 
     def at_once_bytes(self) -> float:
-        """The most bytes of tensors that are there at one moment: while an operator works, in either pass, of
-        this micro-batch what it and those before it keep, and all that is kept of the others."""
+        """The most bytes of tensors at one moment, while an operator runs in either pass.
+
+        It counts the tensors that this operator and those before it save for this micro-batch, and all saved
+        tensors of the others.
+        """
         saved, recomputed = (
             sorted(
                 (each for each in self.saved_tensors if each.is_recomputed == is_recomputed),
@@ -177,15 +185,21 @@ class StepLedger:
         return most
 
     def exposed_s(self) -> float:
-        """As many of the gradients' seconds as do not hide beside the last micro-batch."""
+        """Exposed seconds of gradient synchronisation after overlap with the last micro-batch."""
         return self.summed_s - min(self.hideable_s, self.computed_s - self.busy_s)
+
+
+# Parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterUse:
-    """A parameter at one of its readers: how it is stored and used, the `share` of the reader's computation
-    beside which its traffic runs, and what the reader needs while it works. Parameters of a block travel
-    together: this one is the share `bucket` of a message as long as all of them."""
+    """A parameter at one of its readers.
+
+    `stored` and `used` are its placements. Its traffic overlaps with the `share` of the reader's computation
+    (`forward_s`, `backward_s`); `working_bytes` are the reader's temporaries. Parameters of a block are
+    batched: this one takes the share `bucket` of a message for all of them.
+    """
 
     shape: tuple[int, ...]
     stored: Placements
@@ -198,15 +212,17 @@ class ParameterUse:
 
 
 def store(rank: Rank, ledger: StepLedger, use: ParameterUse) -> None:
-    """Weights, gradients and optimizer states, and the pass of the optimizer over what the rank owns."""
+    """Add the bytes of weights, gradients and optimizer states, and the optimizer update of the
+    rank's share.
+    """
     recipe, optimizer = rank.machine.recipe, rank.machine.optimizer
     whole = rank.elements(use.shape, value_shards(use.stored))
     owned = rank.elements(use.shape, owned_shards(use.stored))
     ledger.resident["parameters"] += whole * recipe.weight_bytes
     ledger.resident["gradients"] += whole * recipe.gradient_bytes
     ledger.resident["optimizer"] += owned * (recipe.master_bytes + optimizer.state_bytes)
-    # Gradient read, master copy (or the weight itself) and states read and written, weight written; the norm
-    # of the gradients reads them twice and writes them.
+    # Gradients read; master copy (or the weight itself) and states read and written; weight written. The norm
+    # reads gradients twice and writes them.
     copied = (
         2.0 * recipe.master_bytes + recipe.weight_bytes if recipe.master_bytes else 2.0 * recipe.weight_bytes
     )
@@ -219,8 +235,10 @@ def store(rank: Rank, ledger: StepLedger, use: ParameterUse) -> None:
 
 
 def _whole_bytes(rank: Rank, use: ParameterUse, used: Placements, is_gathered: bool) -> float:
-    """Copies beside what is stored: gathered weights of this use, and of the next where they come beside
-    computation; and a gradient of more than is stored."""
+    """Bytes of copies in addition to storage: gathered weights, and a gradient larger than the stored one.
+
+    Gathered are the weights of this use, and of the next where gathers overlap with computation.
+    """
     recipe = rank.machine.recipe
     weights = 0 if not is_gathered else 1 if rank.profile.shard_overlap == 0.0 else 2
     in_use = _in_use(rank, use, used)
@@ -239,7 +257,7 @@ def _moved_s(
     start: tuple[LocalShard, ...],
     end: tuple[LocalShard, ...],
 ) -> float:
-    """Its part of the time of the block's message."""
+    """Seconds of this parameter's part of the block's message."""
     return use.bucket * rank.redistribute_s(use.shape, element_bytes / use.bucket, start, end)
 
 
@@ -249,8 +267,11 @@ def _gather_s(rank: Rank, use: ParameterUse, used: Placements) -> float:
 
 
 def _after_backward(use: ParameterUse, used: Placements) -> tuple[LocalShard, ...]:
-    """What is held of a gathered parameter's gradient behind a backward pass: along axes that split it its
-    parts, along the others what its reader leaves."""
+    """Local shards of a gathered parameter's gradient after a backward pass.
+
+    Along axes that shard the parameter it is reduced to shards; along the others it stays as its reader makes
+    it.
+    """
     pairs = zip(value_shards(use.stored), gradient_shards(used), strict=True)
     return tuple(own if isinstance(own, int) else left for own, left in pairs)
 
@@ -261,12 +282,14 @@ def _reduce_scatter_s(rank: Rank, use: ParameterUse, used: Placements) -> float:
 
 
 def _summed_s(rank: Rank, use: ParameterUse, left: tuple[LocalShard, ...]) -> float:
-    """Bringing what is `left` of a gradient behind the last pass to what is updated."""
+    """Seconds of reducing the rest of a gradient (`left`) after the last pass to the elements that a rank
+    updates.
+    """
     return _moved_s(rank, use, rank.machine.recipe.gradient_bytes, left, owned_shards(use.stored))
 
 
 def _update_s(rank: Rank, use: ParameterUse) -> float:
-    """Gathering the weights that others updated."""
+    """Seconds of gathering the weights that other ranks updated."""
     weight_bytes = rank.machine.recipe.weight_bytes
     return _moved_s(rank, use, weight_bytes, owned_shards(use.stored), value_shards(use.stored))
 
@@ -277,9 +300,12 @@ def _overlapped_s(rank: Rank, seconds: float, computed_s: float, overlap: float)
 
 
 def use_alone(rank: Rank, ledger: StepLedger, use: ParameterUse, *, is_recomputed: bool) -> None:
-    """The only reader: its weights come beside its forward pass and half of its backward pass, gradients of
-    sharded ones leave beside the other half; others, and these along further axes, are summed once beside
-    any backward computation. A reader that `is_recomputed` computed has its weights come once more."""
+    """Add the traffic of a parameter with one reader.
+
+    Its weights are gathered during the forward pass and half of the backward pass; gradients of sharded
+    weights are reduced during the other half. All other gradients are reduced once per step and overlap with
+    any backward computation. If the reader `is_recomputed`, weights are gathered once more.
+    """
     gather_s = _gather_s(rank, use, use.used)
     shard_overlap, data_overlap = rank.profile.shard_overlap, rank.profile.data_overlap
     forward_s, half_s = use.share * use.forward_s, use.share * use.backward_s / 2.0
@@ -310,8 +336,11 @@ def use_alone(rank: Rank, ledger: StepLedger, use: ParameterUse, *, is_recompute
 def use_shared(
     rank: Rank, ledger: StepLedger, use: ParameterUse, shared: Placements, *, readers: int
 ) -> None:
-    """One of several readers, for all of which the parameter is brought to `shared`; `readers` is their
-    number at the first of them, and 0 later: there all of them pay for that, and the gradient is summed."""
+    """Add the traffic of one of several readers of a parameter, whose placement for all of them is `shared`.
+
+    `readers` is their number at the first of them, which is charged the gathers and the gradient reduction of
+    all; it is 0 at the others.
+    """
     recipe = rank.machine.recipe
     gather_s = _gather_s(rank, use, shared)
     whole_bytes = _whole_bytes(rank, use, shared, gather_s > 0.0)
@@ -326,7 +355,7 @@ def use_shared(
             ledger.sum_gradient(_reduce_scatter_s(rank, use, shared), overlap)
         ledger.sum_gradient(_summed_s(rank, use, left), overlap)
         ledger.need(whole_bytes)
-        if value_shards(use.stored) != value_shards(shared):  # a sum of its own until all readers are done
+        if value_shards(use.stored) != value_shards(shared):  # accumulated separately until the last reader
             ledger.resident["gradients"] += recipe.gradient_bytes * _in_use(rank, use, shared)
     start, end = value_shards(shared), value_shards(use.used)
     there_s = rank.redistribute_s(use.shape, recipe.weight_bytes, start, end)
@@ -340,16 +369,20 @@ def use_shared(
         ledger.need(use.working_bytes + copy)
 
 
+# Walk over the operators
+
+
 @dataclass(frozen=True, slots=True)
 class LayoutEstimate:
-    """Step time and bytes of the driver's count on a rank; `seconds` and `nbytes` tell what they are for and
-    sum up to them. `memory_bytes` are all that is kept and the largest temporaries, as frontiers are tracked;
-    `at_once_bytes` of them are there at one moment at most, as operators work one after the other.
+    """Step time in seconds and bytes of a rank, as the driver counts them, with their parts.
 
-    Of the seconds a micro-batch takes `forward_s` and `backward_s`; `end_s` are what is left of the step
-    after the last of them. `charges` say the same operator by operator, in the order of the walk: those of
-    each pass sum to it, those of the step to `end_s`. For `hidden_s` gradients are summed beside the last
-    backward pass, which costs nothing.
+    `seconds` and `nbytes` are parts that sum to `time_s` and `memory_bytes`. `memory_bytes` are all saved
+    tensors plus the largest temporaries, as in the frontier search; at most `at_once_bytes` of them exist at
+    one moment.
+
+    A micro-batch takes `forward_s` and `backward_s`; `end_s` is the rest of the step after the last of them.
+    `charges` are the same by operator, in the order of the walk: those of each pass sum to it, those of the
+    step to `end_s`. `hidden_s` of gradient synchronisation overlap with the last backward pass.
     """
 
     time_s: float
@@ -367,7 +400,7 @@ class LayoutEstimate:
 def estimate_layout(
     graph: OpGraph, cluster: Cluster, training: Training, mesh: Mesh, layout: GraphLayout
 ) -> LayoutEstimate:
-    """What a layout of `graph` on `mesh` costs (docs/concepts/pareto-search.md)."""
+    """Costs of a layout of `graph` on `mesh` (docs/concepts/pareto-search.md)."""
     blocks = sum(block.repeat for block in graph.blocks)
     return estimate_stage(graph, cluster, training, mesh, layout, first=0, end=blocks, counts=WHOLE_BATCH)
 
@@ -383,8 +416,10 @@ def estimate_stage(
     end: int,
     counts: StepCounts,
 ) -> LayoutEstimate:
-    """What `layout` of the blocks from `first` to before `end` of `graph`, repetitions counted, costs on
-    `mesh`, where sizes are those of a micro-batch."""
+    """Costs of `layout`, a layout of the blocks in [first, end) of `graph` on `mesh`, repetitions counted.
+
+    Sizes are those of a micro-batch.
+    """
     rank = rank_of(cluster, training, mesh)
     ledger = StepLedger(counts)
     walk = _Walk(rank, graph, ledger)
@@ -401,16 +436,18 @@ def estimate_stage(
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """What becomes of a block's result: whether another block reads it, and keeps it for its backward
-    pass."""
+    """Whether another block reads a block's result, and saves it for its backward pass."""
 
     is_there: bool
     saves: bool
 
 
 def _reader_of_result(blocks: list[Block], place: int, end: int, skip_outputs: Collection[str]) -> _Reader:
-    """Of repetitions, each says that the block itself reads its result; another stage keeps a copy of its
-    own. An entry that is lent is held."""
+    """The reader of a block's result.
+
+    For repetitions it is the block itself. Another stage saves a copy of its own. An entry that is a skip
+    output is saved.
+    """
     if place + 1 == end:
         return _Reader(is_there=end < len(blocks), saves=False)
     following = blocks[place] if blocks[place].repeat > 1 else blocks[place + 1]
@@ -427,16 +464,16 @@ def _reader_of_result(blocks: list[Block], place: int, end: int, skip_outputs: C
 def _stage_entry(
     before: list[Block], block: Block, block_layout: BlockLayout, shapes: Mapping[str, tuple[int, ...]]
 ) -> _Tensor:
-    """The entry of the first block of a stage, as the stage before it hands it over."""
+    """The entry of a stage's first block, in the placement in which the stage before sends it."""
     name = block.entry
     if name is None:
-        raise InternalError(f"block {block.name} reads nothing of the stage before it")
+        raise InternalError(f"block {block.name} has no entry tensor from the stage before it")
     trains = any(op.parameters for each in before for op in each.operators)
     return _Tensor(shapes[name], block_layout.tensors[name], trains, is_saved=False, since=0)
 
 
 def _total(rank: Rank, ledger: StepLedger) -> LayoutEstimate:
-    """The whole step, with the host's part of it and the bytes that belong to no tensor."""
+    """The estimate of the whole step, with the host's part and the bytes that belong to no tensor."""
     efficiency, stages = rank.machine.efficiency, ledger.counts.stages
     ledger.at = None
     ledger.spend("host", rank.profile.host_step_s, "step")
@@ -470,9 +507,11 @@ def _total(rank: Rank, ledger: StepLedger) -> LayoutEstimate:
 
 @dataclass(slots=True)
 class _Tensor:
-    """A tensor as it lies somewhere: where it is held in full sight of the readers, whether it has a
-    gradient, whether what holds it keeps it for the backward pass, and since which operator it is there. What
-    `is_skip_output` to blocks further on is held to the end, whoever reads it."""
+    """A tensor in one placement.
+
+    It has a gradient or not, is saved there for the backward pass or not, and exists since the operator of
+    order `since`. A skip output is saved whatever its readers need.
+    """
 
     shape: tuple[int, ...]
     placements: Placements
@@ -483,7 +522,7 @@ class _Tensor:
 
 
 class _Walk:
-    """Block by block; what is known of the tensor between them."""
+    """A walk over blocks, with the tensors between them."""
 
     def __init__(self, rank: Rank, graph: OpGraph, ledger: StepLedger) -> None:
         self.rank, self.graph, self.ledger = rank, graph, ledger
@@ -497,7 +536,7 @@ class _Walk:
         self.seen: set[str] = set()
 
     def block(self, place: int, block: Block, block_layout: BlockLayout, reader: _Reader) -> None:
-        """One repetition of a block, which has this place among all."""
+        """Walk one repetition of a block, which is number `place` of all."""
         home = self.homes[place]
         one = _BlockWalk(self, block, block_layout, self.skips.skip_outputs[home])
         if block.entry is not None:
@@ -513,7 +552,7 @@ class _Walk:
 
 
 class _BlockWalk:
-    """One repetition in the making: `at` are the tensors that lie somewhere, by name."""
+    """A walk over one repetition of a block; `at` has the current tensors by name."""
 
     def __init__(
         self, walk: _Walk, block: Block, block_layout: BlockLayout, skip_outputs: Collection[str]
@@ -545,7 +584,7 @@ class _BlockWalk:
         return any(slot in self.saved[op.name].inputs for op, slot in self._reads(name))
 
     def _recomputed(self) -> set[str]:
-        """Operators whose forward pass a recomputation does once more."""
+        """Operators whose forward pass is repeated by recomputation."""
         if not self.is_recomputed:
             return set()
         if not self.rank.profile.recompute_stops_early:
@@ -563,8 +602,9 @@ class _BlockWalk:
         return found
 
     def save_activation(self, nbytes: float, since: int | None = None) -> None:
-        """Bytes kept for the backward pass, or made again before it: since the operator at work, or another
-        one."""
+        """Add bytes saved for the backward pass, or recomputed before it, since this operator or the one of
+        `since`.
+        """
         since = self.ledger.order if since is None else since
         if self.is_recomputed:
             self.ledger.save_recomputed(nbytes, since)
@@ -572,11 +612,13 @@ class _BlockWalk:
             self.ledger.save(nbytes, since)
 
     def enter(self, result: _Tensor | None) -> None:
-        """Take the entry over as it lies after the block before."""
+        """Enter the block: its entry has the placement in which the block before leaves it."""
         name = self.block.entry
         if result is None or name is None or self.block_layout.tensors[name] != result.placements:
-            raise InternalError(f"block {self.block.name} does not begin where the one before it ends")
-        # Repetitions are alike: where a block trains, each of them has a gradient for its entry.
+            raise InternalError(
+                f"block {self.block.name} has another placement for its entry than the block before it"
+            )
+        # Repetitions are equal: where a block has parameters, the entry of each repetition has a gradient.
         trains = self.block.repeat > 1 and any(op.parameters for op in self.block.operators)
         has_gradient = result.has_gradient or trains
         self.at[name] = _Tensor(
@@ -587,21 +629,23 @@ class _BlockWalk:
             self.ledger.save(self._nbytes(result.shape, result.placements), result.since)
 
     def read_skips(self, there: Mapping[str, _Tensor]) -> None:
-        """Read what blocks further back lend, where it lies for all of its readers."""
+        """Read the skip tensors of earlier blocks, in their placement for all readers."""
         for name, tensor in there.items():
             if self.block_layout.tensors[name] != tensor.placements:
-                raise InternalError(f"block {self.block.name} reads {name} where it does not lie")
+                raise InternalError(
+                    f"block {self.block.name} has another placement for {name} than its producer"
+                )
             self.at[name] = tensor
 
     def leave(self, reader: _Reader) -> _Tensor | None:
-        """Bring the result to where the next block reads it."""
+        """Redistribute the result to the placement in which the next block reads it."""
         last = self.block.operators[-1]
         if not reader.is_there or last.name in self.skip_outputs:
             return self.at[last.name] if reader.is_there else None
         return self._redistribute_result(last, self.at[last.name], is_saved=reader.saves)
 
     def _redistribute_result(self, op: OpNode, made: _Tensor, *, is_saved: bool) -> _Tensor:
-        """From the operator that makes a tensor to where it lies for all of its readers."""
+        """Redistribute a tensor from its producer's placement to that for all of its readers."""
         placements = self.block_layout.tensors[op.name]
         there_s, back_s = self._between(made, placements)
         self.ledger.spend("conversions", there_s, "forward")
@@ -620,7 +664,9 @@ class _BlockWalk:
         return self.rank.elements(shape, value_shards(placements)) * self.rank.activation_bytes
 
     def _between(self, tensor: _Tensor, placements: Placements) -> tuple[float, float]:
-        """Seconds from how a tensor lies to `placements`, and of its gradient back, which need memory."""
+        """Seconds of redistributing a tensor to `placements`, and its gradient back; adds their
+        temporaries.
+        """
         rank, element = self.rank, self.rank.activation_bytes
         ways = [(value_shards(tensor.placements), value_shards(placements))]
         if tensor.has_gradient:
@@ -633,7 +679,7 @@ class _BlockWalk:
         return seconds[0], seconds[1] if tensor.has_gradient else 0.0
 
     def operator(self, op: OpNode) -> None:
-        """One operator: what it reads, computes, keeps, and hands on."""
+        """Walk one operator: read, compute, save, produce."""
         rules = self.block_layout.rules[op.name]
         sizes = local_sizes(op, rules, self.rank.mesh.ranks)
         data = [operand.source in self.walk.graph.inputs for operand in op.inputs]
@@ -673,7 +719,7 @@ class _BlockWalk:
     def _read(
         self, op: OpNode, slot: int, tensor: _Tensor, placements: Placements, seconds: PassSeconds
     ) -> None:
-        """Bring a tensor to one of its readers, which may keep it as it reads it."""
+        """Redistribute a tensor to one of its readers, which may save it in its own placement."""
         there_s, back_s = self._between(tensor, placements)
         is_attention = any(work.kind == "attention" for work in work_of(op))
         profile = self.rank.profile
@@ -701,14 +747,14 @@ class _BlockWalk:
     def _save_own(
         self, op: OpNode, sizes: dict[str, int], placed: list[Placements], data: list[bool]
     ) -> None:
-        """Statistics and masks, scores of unfused attention, and data that is read later."""
+        """Save statistics and masks, scores of unfused attention, and graph inputs that are read later."""
         saved = self.saved[op.name]
         nbytes = sum(
             size(sizes, dims) * (element_bytes or self.rank.activation_bytes)
             for dims, element_bytes in saved.own
         )
         if self.rank.fused_attention is None:
-            # Two 16-bit tensors and a mask for each score (docs/concepts/cost-model.md).
+            # Two 16-bit tensors and a mask per score (docs/concepts/cost-model.md, section 8).
             nbytes += 5.0 * sum(
                 size(sizes, (*work.batch, *work.m, *work.n))
                 for work in work_of(op)
@@ -721,14 +767,17 @@ class _BlockWalk:
             for slot, operand in enumerate(op.inputs)
             if data[slot] and (slot in saved.inputs or (is_first and op.name in self.recomputed))
         )
-        if is_first:  # nobody makes what it reads again: that waits as an entry does
+        if is_first:  # graph inputs are never recomputed: they stay like an entry
             self.ledger.save(given, self.ledger.order)
         else:
             self.save_activation(given)
 
     def _produce(self, op: OpNode, output: Placements, has_gradient: bool) -> None:
-        """Where the result lies for its readers: with its maker for one, in a place of its own for several.
-        What nobody reads later is the loss, or waits for the next block."""
+        """Place the result for its readers: one reader reads it from its producer, several from a shared
+        placement.
+
+        A result without readers in the block is the loss, or is read by the next block.
+        """
         made = _Tensor(
             op.shape(op.output), output, has_gradient, self.saved[op.name].output, self.ledger.order
         )

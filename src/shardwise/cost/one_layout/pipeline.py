@@ -1,5 +1,4 @@
-"""The price of one layout in stages: each stage by the walk over its operators, what they hand to each other,
-and the schedule action by action."""
+"""Estimate of one layout in pipeline stages: each stage operator by operator, sends, and the schedule."""
 
 from __future__ import annotations
 
@@ -16,18 +15,20 @@ from shardwise.graph import OpGraph, StagedLayout, scaled, tensor_shapes
 from shardwise.ties import first_largest
 
 BUFFERS = 4.0
-"""For what comes and what goes, in either direction."""
+"""Send and receive buffers per stage: one each, in both directions."""
 
 Action = tuple[str, int]
-"""A forward pass F or a backward pass B, and the number of its micro-batch."""
+"""Kind (F: forward, B: backward) and micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineEstimate:
-    """Seconds of a step and bytes on the rank with most; `seconds` tell what the stage that is busy longest
-    does in the step, `waiting` included, and `nbytes` what the rank with most holds; no rank has more than
-    `at_once_bytes` at one moment. Of each of the `stages` the price of its own; `hops_s` pass between two of
-    them beside other work."""
+    """Step time in seconds and bytes on the rank with most.
+
+    `seconds` are the parts of the step time on the stage that works longest, with its `waiting`. `nbytes` are
+    the parts of `memory_bytes`. No rank has more than `at_once_bytes` at one moment. `stages` are the
+    estimates of each stage, `hops_s` the sends between them as far as they overlap.
+    """
 
     time_s: float
     memory_bytes: float
@@ -40,8 +41,10 @@ class PipelineEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A rank's part of what crosses a cut, there or as a gradient back: `seconds` under way, for `blocked_s`
-    of which the rank that sends it does nothing else."""
+    """A rank's part of a tensor that crosses a cut, or of its gradient on the way back.
+
+    `seconds` is the time of the send, of which the sender is blocked for `blocked_s`.
+    """
 
     nbytes: float
     seconds: float
@@ -51,10 +54,15 @@ class Message:
 def estimate_pipeline(
     graph: OpGraph, cluster: Cluster, training: Training, mesh: Mesh, layout: StagedLayout
 ) -> PipelineEstimate:
-    """What a layout of `graph`, of the size of the whole batch, costs in stages on meshes like `mesh`
-    (docs/concepts/pareto-search.md)."""
+    """Costs of a layout of `graph` (sizes of the whole batch) in 1F1B stages on meshes like `mesh`.
+
+    Raises InternalError for another schedule, and where the micro-batches do not divide the batch.
+    docs/concepts/pareto-search.md.
+    """
     if layout.schedule != "1f1b" or graph.batch % layout.microbatches:
-        raise InternalError(f"{layout.microbatches} micro-batches of {graph.batch} by {layout.schedule}")
+        raise InternalError(
+            f"no estimate: {layout.microbatches} micro-batches of batch {graph.batch}, {layout.schedule}"
+        )
     of_one = scaled(graph, graph.batch // layout.microbatches)
     count = len(layout.cuts) + 1
     messages = messages_of(of_one, rank_of(cluster, training, mesh), layout)
@@ -92,7 +100,7 @@ def estimate_pipeline(
 
 
 def messages_of(graph: OpGraph, rank: Rank, layout: StagedLayout) -> list[Message]:
-    """What crosses each cut for one micro-batch, which is the size of `graph`."""
+    """The messages across each cut for one micro-batch, which has the sizes of `graph`."""
     blocks = [
         (block, shapes)
         for block, shapes in zip(graph.blocks, tensor_shapes(graph), strict=True)
@@ -102,7 +110,7 @@ def messages_of(graph: OpGraph, rank: Rank, layout: StagedLayout) -> list[Messag
     for stage, cut in enumerate(layout.cuts):
         block, shapes = blocks[cut]
         if block.entry is None:
-            raise InternalError(f"block {block.name} reads nothing of the stage before it")
+            raise InternalError(f"block {block.name} has no entry tensor from the stage before it")
         shards = value_shards(layout.blocks[cut].tensors[block.entry])
         nbytes = rank.elements(shapes[block.entry], shards) * rank.activation_bytes
         seconds = _message_s(rank, stage, nbytes)
@@ -111,8 +119,11 @@ def messages_of(graph: OpGraph, rank: Rank, layout: StagedLayout) -> list[Messag
 
 
 def _message_s(rank: Rank, stage: int, nbytes: float) -> float:
-    """From each rank of a stage to its like one of the next: over the innermost tier that joins all of these
-    pairs, by all of the stage's ranks at once that share a way out to it."""
+    """Seconds of a send from each rank of a stage to the rank with the same index in the next.
+
+    It crosses the innermost tier that joins all of these pairs. All ranks of the stage that share links to it
+    send at once.
+    """
     size, tiers = rank.mesh.devices, rank.machine.tiers
     tier = 0
     for own in range(stage * size, (stage + 1) * size):
@@ -122,8 +133,7 @@ def _message_s(rank: Rank, stage: int, nbytes: float) -> float:
 
 
 def actions_of(stage: int, stages: int, microbatches: int) -> list[Action]:
-    """What a stage does under 1f1b: so many forward passes as there are stages from it on, then a backward
-    and a forward pass by turns."""
+    """The 1F1B actions of a stage: warm-up forwards, then backward and forward in alternation."""
     ahead = min(stages - stage, microbatches)
     actions = [("F", number) for number in range(ahead)]
     for number in range(microbatches):
@@ -134,7 +144,7 @@ def actions_of(stage: int, stages: int, microbatches: int) -> list[Action]:
 
 
 def max_in_flight(actions: Sequence[Action]) -> int:
-    """How many micro-batches have been forward and not yet backward, where they are most."""
+    """The most micro-batches between forward and backward at the same time."""
     in_flight = most = 0
     for kind, _ in actions:
         in_flight += 1 if kind == "F" else -1
@@ -143,8 +153,10 @@ def max_in_flight(actions: Sequence[Action]) -> int:
 
 
 def simulated_s(stages: Sequence[LayoutEstimate], hops_s: Sequence[float], microbatches: int) -> float:
-    """Seconds of the step: each action as soon as its stage is free and what it needs has come, and what is
-    done once behind the last of a stage."""
+    """Seconds of the step: each action starts when its stage is free and its input has arrived.
+
+    Work that happens once per step follows the last action of a stage.
+    """
     count = len(stages)
     waiting = [actions_of(stage, count, microbatches) for stage in range(count)]
     free_s = [0.0] * count

@@ -1,7 +1,4 @@
-"""One rank of a mesh: how fast it computes and talks to groups of others, one number at a time.
-
-How long one operator computes on one rank, forward and backward.
-"""
+"""One rank of a mesh in plain scalars: collectives, redistribution, and the computation of one operator."""
 
 from __future__ import annotations
 
@@ -27,15 +24,19 @@ from shardwise.graph import (
 )
 from shardwise.strategy import Profile
 
+# Collectives and redistribution
+
 LocalShard = int | Literal["whole", "partial", "share"]
-"""What a rank holds of a tensor along an axis: its part of a dim, all of it, a partial sum, or (of optimizer
-states) a share of no dim in particular."""
+"""Part of a tensor on a rank, along an axis: a shard of a dim, the whole, a partial sum, or a share.
+
+A share (of optimizer states) is along no dim in particular.
+"""
 
 Placements = tuple[Placement, ...]
 
 
 def value_shards(placements: Placements) -> tuple[LocalShard, ...]:
-    """What ranks hold of a tensor that lies so."""
+    """Local shards, per axis, of the values of a tensor with these placements."""
     words: dict[int, LocalShard] = {
         REPLICATE: "whole",
         REPLICATE_SUM_GRAD: "whole",
@@ -46,13 +47,13 @@ def value_shards(placements: Placements) -> tuple[LocalShard, ...]:
 
 
 def gradient_shards(placements: Placements) -> tuple[LocalShard, ...]:
-    """What ranks hold of the gradient of a tensor that lies so."""
+    """Local shards, per axis, of the gradient of a tensor with these placements."""
     words: dict[int, LocalShard] = {REPLICATE: "whole", REPLICATE_SUM_GRAD: "partial", PARTIAL: "whole"}
     return tuple(words.get(each, int(each)) for each in placements)
 
 
 def owned_shards(placements: Placements) -> tuple[LocalShard, ...]:
-    """What ranks hold of the optimizer states of a parameter that is stored so."""
+    """Local shards, per axis, of the optimizer states of a parameter with these stored placements."""
     return tuple(
         "share" if each == REPLICATE_SHARD_STATES else shards
         for each, shards in zip(placements, value_shards(placements), strict=True)
@@ -61,7 +62,7 @@ def owned_shards(placements: Placements) -> tuple[LocalShard, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A rank of `mesh` on `machine`, with the customs of its software."""
+    """A rank of `mesh` on `machine`, with its software profile."""
 
     machine: Machine
     profile: Profile
@@ -73,12 +74,12 @@ class Rank:
 
     @property
     def stream_bytes_per_s(self) -> float:
-        """What a pass over much memory reaches."""
+        """Achieved memory bandwidth of a long sequential pass."""
         return self.machine.memory_bytes_per_s * self.machine.efficiency.memory.fraction
 
     @property
     def slowdown(self) -> float:
-        """How much computation is slowed by what runs beside it."""
+        """Factor by which overlapped communication slows down computation."""
         return self.machine.efficiency.overlap_slowdown
 
     @property
@@ -103,12 +104,12 @@ class Rank:
         return float(ceil(prod(counts) / shares))
 
     def group(self, axes: list[int]) -> list[int]:
-        """Members per tier of the group that so many axes span."""
+        """Members per tier of the group that these axes form."""
         tiers = range(len(self.machine.tiers))
         return [prod(self.mesh.axes[axis].sizes[tier] for axis in axes) for tier in tiers]
 
     def _linked(self, sizes: list[int]) -> list[float]:
-        """Bytes per second of such a group per tier, over the links that its members have to each other."""
+        """Bandwidth per tier of a group of these sizes, over the links inside the group."""
         speeds, below = [], 1
         for tier, size in zip(self.machine.tiers, sizes, strict=True):
             curve = self.machine.efficiency.scale_out if tier.is_network else self.machine.efficiency.scale_up
@@ -119,8 +120,7 @@ class Rank:
         return speeds
 
     def _ring_speeds(self, sizes: list[int]) -> tuple[list[float], list[float], list[float]]:
-        """Latency, what passes before the first byte, and bytes per second of rings through such a group, per
-        tier."""
+        """(Latency, call overhead, bandwidth) per tier of rings through a group of these sizes."""
         tiers, efficiency = self.machine.tiers, self.machine.efficiency
         alphas, starts, speeds = [], [], []
         inside, below = 1, 1
@@ -141,7 +141,7 @@ class Rank:
         return max((start for start, size in zip(starts, sizes, strict=True) if size > 1), default=0.0)
 
     def all_gather_s(self, nbytes: float, sizes: list[int]) -> float:
-        """Once around a ring: an all-gather to so many bytes, or a reduce-scatter of them."""
+        """Seconds of one ring pass: an all-gather to `nbytes`, or a reduce-scatter of them."""
         alphas, _, speeds = self._ring_speeds(sizes)
         if prod(sizes) == 2:
             speeds = self._bidirectional(speeds)
@@ -153,7 +153,7 @@ class Rank:
         return float(comm.all_reduce_s(nbytes, sizes, alphas, speeds, has_switch)) + self._start_s(sizes)
 
     def reduce_scatter_s(self, nbytes: float, sizes: list[int]) -> float:
-        """A reduce-scatter of so many bytes, or the all-reduce that the backend does in its place."""
+        """Seconds of a reduce-scatter of `nbytes`, or of the all-reduce that the backend substitutes."""
         sums = self.machine.backend.substitute("reduce_scatter") == "all_reduce"
         return self.all_reduce_s(nbytes, sizes) if sums else self.all_gather_s(nbytes, sizes)
 
@@ -164,13 +164,15 @@ class Rank:
         return moved_s + self._start_s(sizes)
 
     def _bidirectional(self, speeds: list[float]) -> list[float]:
-        """What is left of these speeds per tier where two ranks send to each other at once."""
+        """These bandwidths per tier when two ranks send to each other at the same time."""
         efficiency = self.machine.efficiency
         curves = [efficiency.scale_out if t.is_network else efficiency.scale_up for t in self.machine.tiers]
         return [speed * curve.exchange_fraction for speed, curve in zip(speeds, curves, strict=True)]
 
     def halo_s(self, nbytes: float, sizes: list[int]) -> float:
-        """So many bytes to the nearest ranks of a group, over the outermost tier that it meets on."""
+        """Seconds of sending `nbytes` to the nearest ranks of a group, over the outermost tier that it
+        crosses.
+        """
         met = [tier for tier, size in enumerate(sizes) if size > 1]
         tier = met[-1] if met else 0
         efficiency = self.machine.efficiency
@@ -180,8 +182,10 @@ class Rank:
         return float(comm.point_to_point_s(nbytes, alpha_s, speed))
 
     def send_s(self, nbytes: float, tier: int, senders: int) -> float:
-        """One message to a rank behind `tier`, while so many send at once that share the way out: they have
-        no less of it than where all devices send."""
+        """Seconds of one message to a rank across `tier` while `senders` ranks share the links to it.
+
+        They get at least the bandwidth with all devices sending.
+        """
         one, efficiency = self.machine.tiers[tier], self.machine.efficiency
         curve = efficiency.scale_out if one.is_network else efficiency.scale_up
         gain = max(one.flow_bytes_per_s / one.bytes_per_s / senders, 1.0)
@@ -195,8 +199,10 @@ class Rank:
         start: tuple[LocalShard, ...],
         end: tuple[LocalShard, ...],
     ) -> float:
-        """From what is held to what is to be held: parts are cut out first, then partial sums summed up to
-        parts, parts exchanged, partial sums summed up whole, parts gathered; zeros around parts last."""
+        """Seconds to redistribute a tensor from `start` to `end`.
+
+        The order is: slices, reduce-scatters, all-to-alls, all-reduces, all-gathers, zero padding.
+        """
         seconds = 0.0
         for kind, group, was, then in _steps(start, end):
             before, after = (self.elements(shape, shards) * element_bytes for shards in (was, then))
@@ -219,8 +225,11 @@ class Rank:
     def peak_elements(
         self, shape: tuple[int, ...], start: tuple[LocalShard, ...], end: tuple[LocalShard, ...]
     ) -> float:
-        """The most elements of a tensor that are there while it is brought so: as it lies, before and behind
-        each step, and once more where what a collective takes or brings has to be put in order."""
+        """Peak elements of a tensor during its redistribution.
+
+        Counted are the tensor before, both ends of each step, and a copy where a collective needs contiguous
+        parts.
+        """
         initial = self.elements(shape, start)
         most = initial + self.elements(shape, end)
         for kind, group, was, then in _steps(start, end):
@@ -253,7 +262,7 @@ class Rank:
         parts: tuple[LocalShard, ...],
         group: list[int],
     ) -> bool:
-        """Whether the parts that the axes of `group` make of what a rank has as `whole` lie in a row."""
+        """Whether the parts that the axes of `group` make of a rank's tensor are contiguous."""
         dims = {word for axis in group if isinstance(word := parts[axis], int)}
         if len(dims) != 1:
             return False
@@ -261,7 +270,7 @@ class Rank:
         return all(ceil(shape[dim] / self._parts(whole, dim)) == 1 for dim in in_front)
 
     def _is_padded(self, shape: tuple[int, ...], shards: tuple[LocalShard, ...], axis: int) -> bool:
-        """Whether parts but the last along the axis are not alike, which a collective fills up."""
+        """Whether parts along the axis, other than the last, are unequal, so that a collective pads them."""
         dim = shards[axis]
         if not isinstance(dim, int):
             return False
@@ -270,11 +279,11 @@ class Rank:
 
 
 Step = tuple[str, list[int], tuple[LocalShard, ...], tuple[LocalShard, ...]]
-"""What to do, along which axes, and what is held before and behind it."""
+"""Kind of redistribution step, its axes, local shards before it and after it."""
 
 
 def _steps(start: tuple[LocalShard, ...], end: tuple[LocalShard, ...]) -> Iterator[Step]:
-    """What brings a tensor from what is held to what is to be held, one after the other."""
+    """The steps of a redistribution, in order."""
     now = start
     for kind in ("cut", "reduce-scatter", "all-to-all", "all-reduce", "all-gather", "pad"):
         group = [axis for axis, pair in enumerate(zip(start, end, strict=True)) if action_of(*pair) == kind]
@@ -285,8 +294,10 @@ def _steps(start: tuple[LocalShard, ...], end: tuple[LocalShard, ...]) -> Iterat
 
 
 def _shifted_axes(was: tuple[LocalShard, ...], now: tuple[LocalShard, ...]) -> list[int]:
-    """The axes that have other parts of a dim than before, though they split it as before: an axis in front
-    of them splits it now, or does so no longer."""
+    """The axes whose parts of a dim shift, though they split it before and after.
+
+    An axis outside of them begins or ends to split the same dim.
+    """
     found = []
     for axis, dim in enumerate(was):
         if isinstance(dim, int) and now[axis] == dim:
@@ -297,7 +308,7 @@ def _shifted_axes(was: tuple[LocalShard, ...], now: tuple[LocalShard, ...]) -> l
 
 
 def action_of(start: LocalShard, end: LocalShard) -> str:
-    """What an axis has to do, in a word; none where ranks have what they need, or can make it alone."""
+    """The step of an axis; "none" where ranks have what they need or can make it locally."""
     if start == "whole":
         return "none" if end in ("whole", "partial") else "cut"
     if start == "partial":
@@ -315,13 +326,15 @@ def rank_of(cluster: Cluster, training: Training, mesh: Mesh) -> Rank:
     return Rank(machine, training.profile, mesh)
 
 
+# Computation of operators
+
 Extents = dict[str, int]
 """Elements of each dim of an operator on the rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassSeconds:
-    """Of the two passes."""
+    """Seconds of the forward and the backward pass."""
 
     forward_s: float
     backward_s: float
@@ -333,7 +346,7 @@ def size(sizes: Extents, dims: tuple[str, ...]) -> float:
 
 
 def compute_s(rank: Rank, op: OpNode, sizes: Extents, gradients: list[bool]) -> PassSeconds:
-    """The operator's own work; `gradients` says of each input whether it needs one."""
+    """Computation of one operator; `gradients` states for each input whether it needs one."""
     left, right = operands_with_gradients(op, gradients)
     works = work_of(op)
     forward_s = backward_s = 0.0
@@ -398,7 +411,10 @@ def _memory_s(rank: Rank, nbytes: float) -> float:
 
 
 def _product_s(rank: Rank, batch: float, m: float, n: float, k: float, is_batched: bool) -> float:
-    """`batch` products of [m, k] x [k, n]; batched ones in the dtype of attention, their rows together."""
+    """Seconds of `batch` products of [m, k] x [k, n].
+
+    Batched products are in the dtype of attention, with their rows counted together.
+    """
     efficiency, machine = rank.machine.efficiency, rank.machine
     curve = efficiency.matmul
     achieved = compute.matmul_efficiency(
@@ -422,7 +438,8 @@ def _products(rank: Rank, sizes: Extents, work: KernelWork, left: bool, right: b
     if right:
         parts = 1.0
         if work.splits_sums:
-            # Processors without a tile of the weight's gradient take a part of its sum, of 1024 or more.
+            # Split-k: processors without a tile of the weight gradient take a part of its sum, of 1024
+            # summands or more.
             curve = rank.machine.efficiency.matmul
             tiles = ceil(k / curve.tile_m) * ceil(n / curve.tile_n)
             parts = float(max(1, min(curve.units // tiles, m // 1024)))
@@ -439,8 +456,8 @@ def _attention(rank: Rank, op: OpNode, sizes: Extents, work: KernelWork) -> Pass
         scores = batch * queries * keys * rank.activation_bytes * rank.profile.pointwise_passes
         products_s = _product_s(rank, batch, queries, keys, width, True)
         products_s += _product_s(rank, batch, queries, values, keys, True)
-        # Softmax and dropout move the scores 4.5 times forward and 5.5 times backward
-        # (docs/concepts/cost-model.md).
+        # Softmax and dropout have 4.5 passes over the scores forward and 5.5 backward
+        # (docs/concepts/cost-model.md, section 7).
         return PassSeconds(
             products_s + _memory_s(rank, 4.5 * scores), 2.0 * products_s + _memory_s(rank, 5.5 * scores)
         )
@@ -452,7 +469,7 @@ def _attention(rank: Rank, op: OpNode, sizes: Extents, work: KernelWork) -> Pass
     nbytes = sum(size(sizes, dims) for dims in tensors) * rank.activation_bytes
     saturated = keys / (keys + curve.seq_half)
     seconds = []
-    # Backward is five products to two, and reads and writes twice as much (Dao 2023, section 3.1).
+    # The backward has five products for two, and twice the traffic (Dao 2023, section 3.1).
     for work_share, moves, fraction in (
         (1.0, 1.0, curve.forward_fraction),
         (2.5, 2.0, curve.backward_fraction),
@@ -463,7 +480,7 @@ def _attention(rank: Rank, op: OpNode, sizes: Extents, work: KernelWork) -> Pass
 
 
 def collective_s(rank: Rank, rules: tuple[ShardingRule, ...], sizes: Extents) -> PassSeconds:
-    """What ranks tell each other inside the operator: axes that follow one rule do it together."""
+    """Seconds of the collective calls inside the operator; axes with the same rule form one group."""
     forward_s = backward_s = 0.0
     for name in sorted({rule.name for rule in rules if rule.collectives}):
         axes = [axis for axis, rule in enumerate(rules) if rule.name == name]

@@ -11,7 +11,7 @@ from shardwise.search.hetero.record_costs import (
     predicted_result,
 )
 from shardwise.search.hetero.relayout import relayout
-from shardwise.search.hetero.space import UnevenLimits, UnevenSpace, UnevenSubproblem
+from shardwise.search.hetero.space import UnevenLimits, UnevenSpace
 
 __all__ = [
     "UNEVEN_GAP",
@@ -23,7 +23,6 @@ __all__ = [
     "UnevenPlan",
     "UnevenSearchResult",
     "UnevenSpace",
-    "UnevenSubproblem",
     "best_uneven",
     "plan_mixed_cluster",
     "predict_record",

@@ -1,0 +1,121 @@
+"""Runs the commands of a page in a folder of their own, in the order of the page."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from tests.documented.pages import ROOT, Command, as_shown, commands, files
+
+from shardwise.app.cli.main import main
+
+MACHINE_COMMANDS = frozenset({"calibrate", "emulate", "launch"})
+"""Commands that measure this machine, or start programs on others: they are parsed, not run."""
+
+PROCESS_COMMANDS = frozenset({"train"})
+"""Commands that start processes, which begin as copies of this one: they get a process of their own."""
+
+WRITES = frozenset({"--save", "--out", "--log", "--trace", "--plot", "--checkpoint"})
+
+VARYING = (
+    (re.compile(r"found in .*$", re.MULTILINE), "found in"),
+    (re.compile(r"· [\d,.]+ tokens/s.*$", re.MULTILINE), "· tokens/s"),
+    (re.compile(r"[\d.,]+ m?s measured"), "measured"),
+    (re.compile(r"loss +[\d.]+ to [\d.]+"), "loss"),
+)
+"""What depends on this machine (times; the last digits of a loss), and what stands for it."""
+
+
+@contextlib.contextmanager
+def example_folder() -> Iterator[Path]:
+    """A folder of its own, where the examples are and what commands write stays."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "examples").symlink_to(ROOT / "examples")
+        with contextlib.chdir(folder):
+            yield Path(folder)
+
+
+def run(words: list[str]) -> tuple[int, str]:
+    """Exit code, and what it printed: the answer, or the error where there is none."""
+    if words[0] in PROCESS_COMMANDS:
+        paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+        done = subprocess.run(
+            [sys.executable, "-m", "shardwise", *words],
+            env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, encoding="utf-8",
+        )  # fmt: skip
+        return done.returncode, done.stdout.lstrip("\n") or done.stderr
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    notes = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(notes):
+        code = main(words)
+    out.seek(0)
+    return code, out.read().lstrip("\n") or notes.getvalue()
+
+
+def runs(command: Command, missing: set[str]) -> bool:
+    """Whether the command is run: it names values for all, needs no shell, and its files are there."""
+    words = command.words
+    if (
+        command.has_placeholder
+        or command.needs_shell
+        or words[0] in MACHINE_COMMANDS
+        or "--validate" in words
+    ):
+        return False
+    return not missing.intersection(words)
+
+
+def written_by(command: Command) -> set[str]:
+    words = command.words
+    return {value for option, value in pairwise(words) if option in WRITES}
+
+
+def outputs(page: Path) -> Iterator[tuple[Command, str]]:
+    """The commands of a page that show an output, each with as much of what it prints today."""
+    missing: set[str] = set()
+    with example_folder() as folder:
+        for name, text in files(page).items():
+            (folder / name).write_text(text, "utf-8")
+        for command in commands(page):
+            if not runs(command, missing):
+                missing |= written_by(command)
+                continue
+            code, printed = run(command.words)
+            is_error = command.shown is not None and command.shown.startswith("shardwise: ")
+            assert (code != 0) == is_error, f"{command}\nends with {code}\n{printed}"
+            missing -= written_by(command)
+            if command.shown is not None:
+                yield command, as_shown(printed, command.shown)
+
+
+def comparable(text: str) -> str:
+    """Without what depends on the speed of this machine."""
+    for pattern, replacement in VARYING:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def is_run(page: Path) -> bool:
+    """Whether the page's commands are run: README.md, and each page for users that shows an output."""
+    where = page.relative_to(ROOT).as_posix()
+    if where != "README.md" and where not in ("docs/index.md", "docs/get-started.md"):
+        return where.startswith("docs/how-to/") and any(each.shown for each in commands(page))
+    return True
+
+
+def rewritten(page: Path) -> str:
+    """The page with what its commands print today."""
+    text, at = page.read_text("utf-8"), 0
+    for command, now in outputs(page):
+        old, new = f"```text\n{command.shown}```", f"```text\n{now}```"
+        start = text.index(old, at)
+        text, at = text[:start] + new + text[start + len(old) :], start + len(new)
+    return text
