@@ -148,11 +148,11 @@ class GraphCurves:
             layout = reference_layout(self.graph, mesh.ranks)
             if layout is None:
                 continue
-            price = estimate_layout(self.graph, part, self.training, mesh, layout)
+            estimate = estimate_layout(self.graph, part, self.training, mesh, layout)
             point = Point(
-                time_s=price.time_s,
-                memory_bytes=price.memory_bytes,
-                cost_usd=usd_per_step(part, price.time_s),
+                time_s=estimate.time_s,
+                memory_bytes=estimate.memory_bytes,
+                cost_usd=usd_per_step(part, estimate.time_s),
                 part=part,
                 layout=layout,
             )

@@ -65,8 +65,8 @@ def graph_timeline(plan: GraphPlan) -> GraphTimeline:
         stages, hops_s, step_s = pipeline.stages, pipeline.hops_s, pipeline.time_s
         name = plan.layout.schedule
     else:
-        price = estimate_layout(*given, plan.layout)
-        stages, step_s = (price,), price.time_s
+        estimate = estimate_layout(*given, plan.layout)
+        stages, step_s = (estimate,), estimate.time_s
     if not isclose(step_s, plan.step_time_s, rel_tol=1e-9):
         raise ConfigError(
             "is not what this version of shardwise predicts for the layout", key="step_time_s",
@@ -90,11 +90,11 @@ def graph_trace(graph: OpGraph, found: GraphTimeline) -> Trace:
     whole = trace_of(found.timeline)
     labels = block_labels(graph)
     spans = list(whole.spans)
-    for stage, price in enumerate(found.stages):
+    for stage, estimate in enumerate(found.stages):
         actions = [span for span in whole.spans if span.rank == stage and span.track == COMPUTE]
         for action in actions:
-            spans += _pass_spans(labels, action, price.charges)
-        spans += _end_spans(stage, price, max(action.finish_s for action in actions))
+            spans += _pass_spans(labels, action, estimate.charges)
+        spans += _end_spans(stage, estimate, max(action.finish_s for action in actions))
     return replace(whole, spans=tuple(spans))
 
 
@@ -128,13 +128,13 @@ def _pass_spans(labels: Sequence[str], action: Span, charges: Iterable[Charge]) 
             block_start_s = at_s
 
 
-def _end_spans(stage: int, price: LayoutEstimate, at_s: float) -> Iterator[Span]:
+def _end_spans(stage: int, estimate: LayoutEstimate, at_s: float) -> Iterator[Span]:
     """The work of a stage after its last action, which ends at `at_s`, and the gradient reduction that
     overlaps with actions."""
-    if price.hidden_s > 0.0:
-        yield Span(stage, DATA_PARALLEL, "gradients", at_s - price.hidden_s, at_s)
+    if estimate.hidden_s > 0.0:
+        yield Span(stage, DATA_PARALLEL, "gradients", at_s - estimate.hidden_s, at_s)
     for part in _END:
-        seconds = sum(each.seconds for each in price.charges if each.when == "step" and each.what == part)
+        seconds = sum(each.seconds for each in estimate.charges if each.when == "step" and each.what == part)
         if seconds > 0.0:
             track = TRAFFIC if part in TRAFFIC_PARTS else COMPUTE
             yield Span(stage, track, part, at_s, at_s + seconds)

@@ -128,7 +128,7 @@ def _demand(question: Question, names: frozenset[str]) -> str:
         ({"offload"}, "in core nothing is offloaded"),
         ({"cp_kind", "cp"}, "cp_kind is ring where cp is 1; in core cp is 1"),
         ({"sequence_parallel"}, "sequence_parallel is false where tp is 1"),
-        ({"axis_order"}, "orders that differ only in axes of size 1 are one, spelled as the first in tp, cp, dp, pp order"),
+        ({"axis_order"}, "orders that differ only in axes of size 1 are one; the first of them is written"),
     )
     if names <= DEGREES and not ("cp" in names and question.candidates().is_core):
         return f"tp * cp * pp * dp is the {cluster.devices} devices"

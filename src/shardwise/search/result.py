@@ -45,9 +45,9 @@ def result_of(problem: Problem, strategy: Strategy, step_time_s: float | None = 
     """The result of one legal strategy; `step_time_s` if it is already known."""
     table = StrategyTable.of([strategy])
     time_s = float(step_times_s(problem, table)[0]) if step_time_s is None else step_time_s
-    price = costs_of_all_stages(problem, table)
-    memory = rank_bytes(problem, table, price)
-    in_order = np.argsort(price.partition.places.rank[:, 0], kind="stable")
+    costs = costs_of_all_stages(problem, table)
+    memory = rank_bytes(problem, table, costs)
+    in_order = np.argsort(costs.partition.places.rank[:, 0], kind="stable")
     place = int(in_order[first_largest(memory.device[in_order, 0])])
     tokens = problem.job.global_batch_size * problem.job.seq_len
     devices = problem.cluster.devices
@@ -67,9 +67,9 @@ def result_of(problem: Problem, strategy: Strategy, step_time_s: float | None = 
             device=float(memory.device[place, 0]),
             capacity=problem.capacity_bytes,
         ),
-        breakdown=_breakdown(problem, table, price, time_s),
+        breakdown=_breakdown(problem, table, costs, time_s),
         memory={name: float(getattr(memory, name)[place, 0]) for name in MEMORY_PARTS},
-        tightest_rank=_first_rank(table, int(price.partition.places.rank[place, 0])),
+        tightest_rank=_first_rank(table, int(costs.partition.places.rank[place, 0])),
         evaluator=EVALUATOR,
     )
 
@@ -81,13 +81,13 @@ def _utilisation(problem: Problem, tokens_per_s_per_device: float, *, is_causal:
     return flop * tokens_per_s_per_device / peak
 
 
-def _breakdown(problem: Problem, table: StrategyTable, price: TableCosts, time_s: float) -> dict[str, float]:
+def _breakdown(problem: Problem, table: StrategyTable, costs: TableCosts, time_s: float) -> dict[str, float]:
     """Seconds of each part of the step on the busiest pipeline rank; they sum to the step time."""
     m = int(microbatches_of(problem, table)[0])
-    places, grid = price.partition.places, price.partitions.grid
-    times, end = stage_times(problem, table, price), step_end(problem, table, price)
+    places, grid = costs.partition.places, costs.partitions.grid
+    times, end = stage_times(problem, table, costs), step_end(problem, table, costs)
     ranks = places.rank[:, 0]
-    is_split = bool(price.partition.is_split[0])
+    is_split = bool(costs.partition.is_split[0])
     backward_s = times.backward_input_s + times.backward_weight_s if is_split else times.backward_s
     per_place_s = (times.forward_s + backward_s)[:, 0]
     busiest = int(first_largest(np.bincount(ranks, weights=per_place_s)))

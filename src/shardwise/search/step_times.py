@@ -78,9 +78,9 @@ def _parts(
 
 
 def _step_times_s(problem: Problem, table: StrategyTable, grids: GridCostTable | None) -> Floats:
-    price = costs_of_all_stages(problem, table, grids)
-    timed = _Timed(table, microbatches_of(problem, table), stage_times(problem, table, price))
-    return np.asarray(_makespans_s([timed])[0] + step_end(problem, table, price).total_s)
+    costs = costs_of_all_stages(problem, table, grids)
+    timed = _Timed(table, microbatches_of(problem, table), stage_times(problem, table, costs))
+    return np.asarray(_makespans_s([timed])[0] + step_end(problem, table, costs).total_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +128,11 @@ class _Estimate:
 
 
 def _estimate(problem: Problem, table: StrategyTable, grids: GridCostTable | None) -> _Estimate:
-    price = costs_of_all_stages(problem, table, grids)
-    memory = rank_bytes(problem, table, price)
+    costs = costs_of_all_stages(problem, table, grids)
+    memory = rank_bytes(problem, table, costs)
     return _Estimate(
-        timed=_Timed(table, microbatches_of(problem, table), stage_times(problem, table, price)),
-        end_s=step_end(problem, table, price).total_s,
+        timed=_Timed(table, microbatches_of(problem, table), stage_times(problem, table, costs)),
+        end_s=step_end(problem, table, costs).total_s,
         peaks=(memory.allocated.max(axis=0), memory.reserved.max(axis=0), memory.device.max(axis=0)),
     )
 
@@ -186,8 +186,8 @@ def pipeline_makespan_s(problem: Problem, table: StrategyTable, grids: GridCostT
 
 
 def _bare_makespan_s(problem: Problem, table: StrategyTable, grids: GridCostTable | None) -> Floats:
-    price = costs_of_all_stages(problem, table, grids)
-    times = stage_times(problem, table, price)
+    costs = costs_of_all_stages(problem, table, grids)
+    times = stage_times(problem, table, costs)
     nothing = 0.0 * times.gather_s
     alone = replace(times, gather_s=nothing, reduce_s=nothing)
     return _makespans_s([_Timed(table, microbatches_of(problem, table), alone)])[0]
@@ -222,8 +222,8 @@ def _makespans_s(several: Sequence[_Timed]) -> list[Floats]:
 def step_durations(problem: Problem, strategy: Strategy) -> Durations:
     """The durations (batch of one) of a strategy's actions."""
     table = StrategyTable.of([strategy])
-    price = costs_of_all_stages(problem, table)
-    times = stage_times(problem, table, price)
+    costs = costs_of_all_stages(problem, table)
+    times = stage_times(problem, table, costs)
     return durations_of(times, strategy.pp, strategy.vpp, np.arange(1))
 
 
@@ -240,11 +240,11 @@ class PipelineFigures:
 
 def pipeline_figures(problem: Problem, table: StrategyTable) -> list[PipelineFigures]:
     """The figures of every row of a table of legal strategies, estimated together."""
-    price = costs_of_all_stages(problem, table)
-    times = stage_times(problem, table, price)
-    device_bytes = rank_bytes(problem, table, price).device.max(axis=0)
-    on_host = host_bytes(table, price)
-    end_s = step_end(problem, table, price).total_s
+    costs = costs_of_all_stages(problem, table)
+    times = stage_times(problem, table, costs)
+    device_bytes = rank_bytes(problem, table, costs).device.max(axis=0)
+    on_host = host_bytes(table, costs)
+    end_s = step_end(problem, table, costs).total_s
     return [
         PipelineFigures(
             durations=durations_of(
@@ -265,19 +265,19 @@ def spare_microbatches(problem: Problem, strategy: Strategy) -> tuple[int, ...]:
     """For each stage of a strategy, how many micro-batches more than its schedule has in flight fit into the
     free memory; 0 if the strategy offloads activations to the host."""
     table = StrategyTable.of([strategy])
-    price = costs_of_all_stages(problem, table)
+    costs = costs_of_all_stages(problem, table)
     if strategy.offload in ("activations", "both"):
         return (0,) * strategy.pp * strategy.vpp
-    left = problem.usable_bytes - rank_bytes(problem, table, price).device[:, 0]
-    each = price.activation_costs.stage_bytes[:, 0] * (1.0 + problem.efficiency.fragmentation_ratio)
+    left = problem.usable_bytes - rank_bytes(problem, table, costs).device[:, 0]
+    each = costs.activation_costs.stage_bytes[:, 0] * (1.0 + problem.efficiency.fragmentation_ratio)
     return tuple(int(number) for number in np.maximum(left // each, 0.0))
 
 
 def stage_activation_bytes(problem: Problem, strategy: Strategy) -> tuple[float, ...]:
     """Bytes of saved activations of one micro-batch on each stage; they are on the host if activations are
     offloaded."""
-    price = costs_of_all_stages(problem, StrategyTable.of([strategy]))
-    return tuple(float(nbytes) for nbytes in price.activation_costs.stage_bytes[:, 0])
+    costs = costs_of_all_stages(problem, StrategyTable.of([strategy]))
+    return tuple(float(nbytes) for nbytes in costs.activation_costs.stage_bytes[:, 0])
 
 
 # Strategies on unlike nodes

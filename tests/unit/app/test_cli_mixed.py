@@ -476,9 +476,7 @@ def test_a_cluster_of_many_pools_reports_why_it_is_planned_as_one(run: Any) -> N
     document = answer(
         run, "plan", "gpt2", "--cluster", kinds, "--seq-len", "512", "--global-batch-size", "20"
     )
-    assert (
-        "uneven plans are searched on 2 to 4 kinds of nodes; this cluster has 5" in document["best"]["why"]
-    )
+    assert "uneven plans are searched on 2 to 4 kinds of nodes; this cluster has 5" in document["best"]["why"]
 
 
 SPACE = (

@@ -30,7 +30,7 @@ def question(model: str = "llama-3.1-8b", **options: Any) -> Question:
         ({"ep": 2}, "has ep=2 (llama-3.1-8b has no experts: ep and etp are 1); ep may be 1"),
         ({"micro_batch_size": 3}, "has micro_batch_size=3 (micro_batch_size divides the 64 sequences"),
         ({"pp": 1, "schedule": "zb_v"}, "has pp=1,schedule=zb_v (pp=1 has only 1f1b"),
-        ({"recompute": "none", "recompute_layers": 3}, "recompute_layers is 1 to the layers of the largest stage"),
+        ({"recompute": "none", "recompute_layers": 3}, "recompute_layers is 1 to the layers of the largest"),
         ({"first_stage_layers": 40}, "has first_stage_layers=40 (of 32 layers, the first and the last stage"),
         ({"cp": 1, "cp_kind": "all_to_all"}, "cp_kind is ring where cp is 1"),
         ({"tp": 1, "sequence_parallel": True}, "has tp=1,sequence_parallel=true (sequence_parallel is false"),
