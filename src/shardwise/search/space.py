@@ -577,7 +577,7 @@ def _values(fields: Fields, name: str) -> tuple[Value, ...]:
         key = f"{fields.key}.{name}[{index}]"
         if not isinstance(value, int | str) or not is_value(name, value):
             raise ConfigError(
-                "is no value of this field",
+                "is not a value of this field",
                 file=fields.file,
                 key=key,
                 found=short_repr(value),

@@ -345,7 +345,7 @@ def test_ranks_that_no_cluster_has_are_detected(run: Any, saved: str, ranks: str
     write_uneven_plan(saved, replace(plan, best=replace(plan.best, layout=layout)))
     assert run("check", saved).code == 4
     if ranks != "0-9999999":
-        with pytest.raises(ConfigError, match="is no list of ranges of ranks"):
+        with pytest.raises(ConfigError, match="is not a list of rank ranges"):
             _ = stage.rank_numbers
 
 
