@@ -110,12 +110,16 @@ class Rerouting:
     def _of_width(self, strategy: Strategy, width: int, states: Sequence[NodeState]) -> Strategy | None:
         """The strategy whose sharded states are divided over `width` replicas. If these do not fill whole
         nodes, the next smaller number that does and shards no more."""
-        wanted = with_dp(strategy, width)
+        requested = with_dp(strategy, width)
         devices = self._prices.pools[states[0].pool].node.devices
         for fewer in range(width, 0, -1):
             one = with_dp(strategy, fewer)
             is_whole = one.tp * one.cp * one.pp * one.dp % devices == 0
-            if is_whole and one.optim_shard <= wanted.optim_shard and one.param_shard <= wanted.param_shard:
+            if (
+                is_whole
+                and one.optim_shard <= requested.optim_shard
+                and one.param_shard <= requested.param_shard
+            ):
                 return one
         return None
 

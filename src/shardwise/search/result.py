@@ -144,7 +144,7 @@ def _whole_backwards(table: StrategyTable, microbatches: int, stages: Any) -> in
     enough = 4 * pp
     if microbatches <= enough:
         return _whole_in_table(pp, microbatches, stages)
-    # After warm-up and cool-down are complete, every further micro-batch adds the same actions to each rank.
+    # Once warm-up and cool-down are counted, every further micro-batch adds the same actions to each rank.
     each = _whole_in_table(pp, enough, stages) - _whole_in_table(pp, enough - 1, stages)
     return _whole_in_table(pp, enough, stages) + (microbatches - enough) * each
 

@@ -139,6 +139,7 @@ class Space:
 
     @property
     def is_core(self) -> bool:
+        """Whether this is the named space `core`."""
         return self.name == "core"
 
     @cached_property
