@@ -120,7 +120,7 @@ def test_a_plan_of_another_version_is_refused_by_its_step_time(run: Run, files: 
     write_graph_plan("old.yaml", replace(plan, step_time_s=2.0 * plan.step_time_s, seconds=slower))
     for ran in (run("simulate", "old.yaml"), run("compare", "old.yaml", "whole.json")):
         assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1
-        assert "old.yaml: step_time_s: is not what this version of shardwise finds" in ran.err
+        assert "old.yaml: step_time_s: is not what this version of shardwise predicts" in ran.err
 
 
 def test_the_plan_is_not_written_over(run: Run, files: None) -> None:

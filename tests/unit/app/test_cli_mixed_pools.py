@@ -142,7 +142,7 @@ def test_another_split_of_rows_takes_another_time(run: Any, saved: str, tmp_path
 def test_a_plan_with_mixed_pool_stages_is_not_replanned(run: Any, saved: str) -> None:
     ran = run("replan", saved, "--cluster", CLUSTER, "--events", "lost n1")
     assert ran.code == 2 and ran.err.count("\n") == 1
-    assert ran.err.startswith("shardwise: error: best.layout: is not replanned; found a stage on two pools")
+    assert ran.err.startswith("shardwise: error: best.layout: is not replanned; found a mixed-pool stage")
 
 
 @pytest.mark.parametrize(

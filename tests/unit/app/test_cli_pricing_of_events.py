@@ -160,7 +160,7 @@ def test_check_leaves_the_proof_open(run: Run, saved: str) -> None:
     [
         ("priced_as", ["links are priced as they are"], "1 of"),
         ("priced_as", [LINE, LINE], "1 of"),
-        ("gap", 0.0, "certificate.gap: is of nothing proven"),
+        ("gap", 0.0, "certificate.gap: must be null: nothing is proven"),
         ("priced_as", None, "certificate.gap: is missing"),
     ],
 )

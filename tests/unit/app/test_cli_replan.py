@@ -215,7 +215,7 @@ def test_bad_input_is_a_one_line_error(run: Any, saved: str, tmp_path: Path) -> 
     assert (
         slower.code == 2
         and "other nodes, nic_bytes_per_s " in slower.err
-        and " and not 5000000000.0" in slower.err
+        and " instead of 5000000000.0" in slower.err
     )
     unknown = run("replan", saved, "--cluster", CLUSTER, "--events", str(tmp_path / "link.jsonl"))
     assert "has no link n1>n2 (event 1)" in unknown.err
