@@ -55,8 +55,8 @@ def plan_mixed_cluster(
     """The best plan of a mixed cluster: the best uneven plan if it is faster than every uniform strategy on
     any part of the cluster, else the best of these. With `target`, only plans that the target runs.
 
-    Half of a budget is for uniform strategies. Raises Infeasible where neither fits, and what `plan_for`
-    raises.
+    Half of a budget is for uniform strategies. Raises Infeasible where neither fits, and the errors of
+    `plan_for`.
     """
     if target is not None and not target.runs_mixed_pool_stages:
         question = replace(question, mixed_stage_rows=1)
@@ -71,9 +71,11 @@ def _refusal_by(target: Target | None, question: Question) -> str | None:
     """Why the target runs no uneven plan of this question; None where it does."""
     if target is None or question.job.dtype in target.uneven_dtypes:
         return None
-    known = "no uneven plans"
-    if target.uneven_dtypes:
-        known = f"uneven plans in {', '.join(target.uneven_dtypes)} only"
+    known = (
+        f"uneven plans in {', '.join(target.uneven_dtypes)} only"
+        if target.uneven_dtypes
+        else "no uneven plans"
+    )
     return f"{target.command} runs {known}: use --target any to search them"
 
 
@@ -112,7 +114,7 @@ def _plan_mixed(
 
 
 def _figures(question: Question, found: Searched | None) -> MixedFigures:
-    """What uneven plans are compared with; None fields where no uniform strategy fits."""
+    """The uniform step times that uneven plans are compared with; None where no uniform strategy fits."""
     figures = None if found is None else figures_of(question, found)
     if figures is not None:
         return figures

@@ -27,8 +27,8 @@ from shardwise.search.hetero.subproblem import (
 from shardwise.search.worker_pool import SearchWorkers
 
 IMPROVEMENT_FACTOR = 1.0 - 5e-13
-"""A plan improves on the incumbent if it takes less than this factor of its time. The difference is below
-what counts as proven."""
+"""A plan improves on the incumbent if it takes less than this factor of its time. The difference is smaller
+than PROVEN_GAP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +135,8 @@ GAP_SHARE = 0.75
 """A subproblem whose plans cannot improve by more than this share of the allowed gap is not searched."""
 
 MANY_PIPELINES = 16
-"""Number of pipelines above which gradients cost about the same: a ring of 16 moves 15/16 of what any number
-of replicas would move at most."""
+"""Number of pipelines above which gradients cost about the same: a ring of 16 moves 15/16 of the bytes that a
+ring of any number of replicas moves at most."""
 
 SKIP_BOUND_RATIO = 0.8
 """Share of the cutoff below which the quick bound of a wide range makes close bounds not worthwhile."""
@@ -151,7 +151,7 @@ EXACT_EFFORT, GAP_EFFORT = 1000, 32
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenNode:
     """An open node: a subproblem none of whose plans takes less than `lower_bound_s`. Only plans below
-    `incumbent_s` are looked for. `parent` is the subproblem that it was branched from, if any."""
+    `incumbent_s` are searched for. `parent` is the subproblem that it was branched from, if any."""
 
     subproblem: UnevenSubproblem
     lower_bound_s: float
@@ -195,8 +195,8 @@ class NodeProcessor:
         return outcome
 
     def initial_incumbent(self, incumbent_s: float) -> NodeOutcome:
-        """Looks for a first incumbent among plans whose pipelines are on one pool each, which are few. Many
-        pipelines are tried first, as devices that hold the whole model are used best so."""
+        """Searches for a first incumbent among plans whose pipelines are on one pool each, which are few.
+        Many pipelines are tried first, as devices that hold the whole model are used best so."""
         outcome = NodeOutcome(best=UnevenIncumbent(plan=None, time_s=incumbent_s))
         subproblems = [subproblem for subproblem in self._space.subproblems() if not subproblem.is_alike]
         for lower_bound_s, _, subproblem in sorted(
@@ -224,7 +224,7 @@ class NodeProcessor:
         return subproblem_search(options, subproblem, self._effort, parent, most_sites, self._clock)
 
     def _cutoff_s(self, outcome: NodeOutcome) -> float:
-        """The step time below which plans are looked for."""
+        """The cutoff: only plans with a smaller step time are searched for."""
         return outcome.best.time_s * (IMPROVEMENT_FACTOR - GAP_SHARE * self._gap)
 
     def _is_open(self, lower_bound_s: float, outcome: NodeOutcome) -> bool:

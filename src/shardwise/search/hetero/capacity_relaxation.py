@@ -81,7 +81,7 @@ class CapacityRelaxation:
         return np.minimum(high, self._by_rate(time_s))
 
     def can_do(self, pipelines: Ints, microbatches: Ints, time_s: float) -> NDArray[np.bool_]:
-        """Which of these pipelines may process so many micro-batches within `time_s`."""
+        """Which of these pipelines may process `microbatches` micro-batches within `time_s`."""
         most_by_stage = [pool.max_microbatches(time_s) for pool in self._pools]
         return self._is_possible(pipelines, microbatches, time_s, most_by_stage)
 
@@ -119,7 +119,7 @@ class CapacityRelaxation:
     def _is_possible(
         self, rows: Ints, m: Ints, time_s: float, most_by_stage: list[Floats]
     ) -> NDArray[np.bool_]:
-        """Whether the relaxation allows that each of these pipelines does so many micro-batches."""
+        """Whether the relaxation allows each of these pipelines to do `m` micro-batches."""
         layers = self._options.layers
         hops_s, left_s = self._hops_s[rows], time_s - self._overhead_s[rows]
         through_s = hops_s + layers * self._per_layer_s[rows, 0]
@@ -205,7 +205,7 @@ class _PoolStages:
     """Stages of some kinds of one pool, by kind, place from the end and layers from 1, at whichever end of
     the pipeline is cheaper.
 
-    `work_s` is the least work with at least so many layers. By kind: the least work per layer, the largest
+    `work_s` is the least work with at least the given layers. By kind: the least work per layer, the largest
     share of the forward in the work, and the least time around a first stage's work (by node slot too).
     """
 
@@ -251,8 +251,8 @@ class _PoolStages:
         return most
 
     def max_microbatches(self, time_s: float) -> Floats:
-        """The most micro-batches that a stage with at least so many layers does in time, with the time around
-        its work; by kind, node slot, place and layers."""
+        """The most micro-batches that a stage with at least the given layers does in time, with the time
+        around its work; by kind, node slot, place and layers."""
         with np.errstate(invalid="ignore"):
             most = np.floor((time_s - self._overhead) / self._works)
         most = np.where(np.isfinite(most), most, 0.0).max(axis=3)

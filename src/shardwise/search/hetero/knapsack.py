@@ -62,8 +62,8 @@ class Items:
 
 
 def non_dominated(items: Items) -> Ints:
-    """Indices of the non-dominated items: no other one with as many pipelines does as much on at most the
-    same devices. Of ties, the first."""
+    """Indices of the non-dominated items: no other item with as many pipelines does at least as many
+    micro-batches on no more devices of any pool. Of ties, the first."""
     does = np.flatnonzero(items.microbatches > 0)
     if not len(does):
         return does
@@ -282,7 +282,8 @@ def _unbounded_knapsack(
 def _state_shift(
     devices: tuple[int, ...], taken: tuple[int, ...]
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-    """Slices of the states after and before `taken` devices are taken; None where there are not so many."""
+    """Slices of the states after and before `taken` devices are taken; None where there are too few
+    devices."""
     if any(one > there for one, there in zip(taken, devices, strict=True)):
         return None
     into = tuple(slice(one, None) for one in taken)

@@ -51,7 +51,7 @@ MAX_TABLE_ENTRIES = 200_000
 
 FIGURES = ("forward_s", "backward_s")
 BY_NODE_SLOT = ("gather_s", "reduce_s", "end_s")
-"""Terms of a stage, and those of them that depend on its node slot."""
+"""Terms of a stage that do not depend on its node slot (FIGURES), and those that do."""
 
 
 class StageTable:
@@ -260,8 +260,8 @@ class SuffixRelaxation:
         return np.where(self._bounds < INFINITE_S, self._bounds, np.inf)
 
     def completion_bound(self, counts: Counts, pool: int) -> SuffixBounds | None:
-        """Completion bound of the only pipeline: bounds of what follows a stage on `pool` that begins a
-        suffix with these counts, including the hop to it. None where nothing follows."""
+        """Completion bound of the only pipeline: bounds of the stages after one on `pool` that begins a
+        suffix with these counts, including the hop to them. None where no stage follows."""
         stages = sum(counts)
         if stages == 1:
             return None
@@ -352,7 +352,7 @@ class SuffixRelaxation:
         return found
 
     def _completion_bound(self, stages: int, rows: _SuffixBatch, layers: Ints) -> Floats:
-        """The least bounds of what follows first stages, including the hops, by the layers that follow; shape
+        """The least bounds of the suffixes after first stages, including the hops, by their layers; shape
         (SuffixBounds, suffixes, ...)."""
         none = self._table.layers + 1
         at = np.where((layers < 0) | (layers > none), none, layers)
@@ -404,7 +404,7 @@ class SuffixRelaxation:
             last = SuffixBounds(f + b, g + f + b, f + b + r, own, own + r, own + g + r + e)
             return self._clamped(layers), own_figures, last
         n = least[:, None] + np.arange(widest)
-        # Entry [., n, l] is what follows a first stage of n layers in a suffix of l: l - n layers.
+        # Entry [., n, l] is the suffix of l - n layers after a first stage of n, in a suffix of l.
         rest_layers = few - least - (widest - 1)
         successors = _diagonal_view(
             self._completion_bound(place, rows, rest_layers[:, None] + np.arange(widest + long - 1)), widest

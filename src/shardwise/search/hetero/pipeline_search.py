@@ -46,7 +46,7 @@ stage; from the start of the step to the stage's first forward; its work, a back
 
 @dataclass(frozen=True, slots=True)
 class PartialPipeline:
-    """The first stages of a layout; `counts` and `layers` are what is left to place.
+    """The first stages of a layout; `counts` and `layers` are the stages and layers left to place.
 
     Seconds of one micro-batch through the placed stages and back (`through_s`), and on its way to the next
     stage (`arrival_s`); of the first stage's gathering and reduction; and of the longest end of the step.

@@ -1,6 +1,6 @@
 """Node slots read from the ranks of a plan, and the faults of a plan's record.
 
-`NodeLookup` finds which stages of a pipeline share a node. `faults_of` lists what contradicts the space, the
+`NodeLookup` finds which stages of a pipeline share a node. `faults_of` lists contradictions to the space, the
 cluster, or the plan's own figures.
 """
 
@@ -88,8 +88,8 @@ class NodeLookup:
         return self._of[ranks[0]] if ranks else None
 
     def stages_per_node_of(self, pipeline: Pipeline) -> StagesPerNode:
-        """The stages per node on each pool of a pipeline: the largest power of two, up to what a node holds,
-        with which every group of stages is in one node. It is less than a node holds where stages are spread.
+        """The stages per node on each pool of a pipeline: the largest power of two, up to a node's capacity,
+        with which every group of stages is in one node. It is less than the capacity where stages are spread.
         """
         known = {pool.name: place for place, pool in enumerate(self._space.pools)}
         found = []
@@ -130,7 +130,7 @@ def _share_nodes(nodes: Sequence[int | None], stages_per_node: int) -> bool:
 
 
 def faults_of(space: UnevenSpace, result: UnevenResult, global_batch_size: int) -> Iterator[str]:
-    """Yields what contradicts the space, the cluster, or a batch of `global_batch_size` sequences."""
+    """Yields every contradiction to the space, the cluster, or a batch of `global_batch_size` sequences."""
     model = space.model
     done = sum(result.microbatches) * result.micro_batch_size
     if done != global_batch_size:
@@ -241,7 +241,7 @@ def faults_of_spread(space: UnevenSpace, pipelines: Sequence[Pipeline]) -> Itera
     """Yields a fault where spread stages are in nodes that are not full of the same stages of pipelines of
     the same shape."""
     nodes = NodeLookup(space)
-    lying: dict[int | None, list[tuple[object, ...]]] = defaultdict(list)
+    stages_of_node: dict[int | None, list[tuple[object, ...]]] = defaultdict(list)
     taken: dict[int | None, int] = defaultdict(int)
     spread: dict[int | None, int] = {}
     most_of = {pool.name: partial(space.stages_per_node, place) for place, pool in enumerate(space.pools)}
@@ -252,16 +252,16 @@ def faults_of_spread(space: UnevenSpace, pipelines: Sequence[Pipeline]) -> Itera
         for name, group in stage_groups(pipeline, stages_per_node):
             first = pipeline.stages[group[0]]
             node, most = nodes.node(first), dict(stages_per_node)[name]
-            lying[node].append((shape, group))
+            stages_of_node[node].append((shape, group))
             taken[node] += sum(pipeline.stages[index].devices for index in group)
             size = pipeline.stages[mine[name][0]].devices  # as in `stages_per_node_of`
             if name in most_of and most < most_of[name](size) and 2 * most <= len(mine[name]):
                 spread.setdefault(node, place)
         for part in (part for stage in pipeline.stages for part in stage.parts):
-            lying[nodes.node(part)].append((place, part.ranks))
+            stages_of_node[nodes.node(part)].append((place, part.ranks))
     for node, place in spread.items():
         full = node is not None and taken[node] == space.cluster.nodes[node].devices
-        if not full or len(set(lying[node])) > 1:
+        if not full or len(set(stages_of_node[node])) > 1:
             yield f"pipeline {place} is spread over nodes that identical pipelines do not fill"
             return
 

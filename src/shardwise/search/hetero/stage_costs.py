@@ -345,7 +345,7 @@ class StageOptions:
 
 
 class StageCostModel:
-    """Costs for the subproblems of one space; what they share is computed once."""
+    """Costs for the subproblems of one space; shared parts are computed once."""
 
     def __init__(self, space: UnevenSpace) -> None:
         self._space = space

@@ -298,7 +298,7 @@ class SubproblemSearch(ABC):
         )
 
     def _without_refuted(self, found: Ints, time_s: float) -> Ints:
-        """Lowers `found` to what the bounds of pipelines and families allow."""
+        """Lowers `found` to the numbers that the bounds of pipelines and families allow."""
         for place, bounds in self._bounds.items():
             refuted = min((m for m, bound_s in bounds.items() if bound_s > time_s), default=None)
             if refuted is not None:
@@ -311,8 +311,7 @@ class SubproblemSearch(ABC):
         return found
 
     def _is_proven(self, place: int, microbatches: int, time_s: float) -> bool:
-        """Whether a layout of the shape does so many micro-batches in time; searches for one where none is
-        known."""
+        """Whether a layout of the shape does `microbatches` in time; searches for one where none is known."""
         known = self._known.setdefault(place, {})
         found = known.get(microbatches)
         if found is not None and found.time_s <= time_s:
