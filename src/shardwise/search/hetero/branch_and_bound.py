@@ -139,7 +139,8 @@ MANY_PIPELINES = 16
 ring of any number of replicas moves at most."""
 
 SKIP_BOUND_RATIO = 0.8
-"""Share of the cutoff below which the quick bound of a wide range makes close bounds not worthwhile."""
+"""Share of the cutoff: where the quick bound of a wide range is below it, closer bounds are not tried on the
+range."""
 
 HALVINGS = 12
 """Bisections of the interval of a subproblem's bound after a truncated search."""
@@ -196,7 +197,7 @@ class NodeProcessor:
 
     def initial_incumbent(self, incumbent_s: float) -> NodeOutcome:
         """Searches for a first incumbent among plans whose pipelines are on one pool each, which are few.
-        Many pipelines are tried first, as devices that hold the whole model are used best so."""
+        Many pipelines are tried first: devices that hold the whole model can be pipelines of their own."""
         outcome = NodeOutcome(best=UnevenIncumbent(plan=None, time_s=incumbent_s))
         subproblems = [subproblem for subproblem in self._space.subproblems() if not subproblem.is_alike]
         for lower_bound_s, _, subproblem in sorted(

@@ -402,8 +402,8 @@ class StageCostModel:
 
     def quick_bound_s(self, subproblem: UnevenSubproblem) -> float:
         """Quick bound: seconds in which the devices of the subproblem's pools do the work, whatever their
-        stages. The rates are those of the subproblem on all pools, whose stages are as fast and fit as well.
-        """
+        stages. The rates are those of the subproblem on all pools, whose stages are at least as fast and fit
+        at least as well."""
         space = self._space
         whole = space.widest(tuple(range(len(space.pools))), subproblem.micro_batch_size)
         rate = sum(self._rate(whole, pool) * space.pools[pool].devices for pool in subproblem.pools)
