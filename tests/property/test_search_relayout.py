@@ -247,7 +247,7 @@ def test_stages_spread_over_nodes_that_are_no_longer_full_get_no_relayout(seed: 
     assert drawn is not None
     space, result = drawn
     again = predict_record(space.model, space.cluster, space.job, result)
-    assert "pipeline 0 is spread over nodes that its like do not fill" in again.faults
+    assert "pipeline 0 is spread over nodes that identical pipelines do not fill" in again.faults
     assert relayout(space.model, space.cluster, space.job, result) is None
 
 

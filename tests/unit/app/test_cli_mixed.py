@@ -461,7 +461,7 @@ def test_a_gap_that_uneven_plans_leave_is_not_called_proven(
     document = answer(run, *QUESTION)
     assert document["best"]["strategy"] is not None and document["certificate"]["gap"] == 0.0
     assert not document["is_proven"] and document["uneven_gap"] == pytest.approx(0.015)
-    assert "none is by more than 1.5 %" in document["best"]["why"]
+    assert "none is faster by more than 1.5 %" in document["best"]["why"]
     card = run(*QUESTION).out
     assert "proof         optimal among" in card
     assert "not proven among uneven plans: gap 1.50 %" in card

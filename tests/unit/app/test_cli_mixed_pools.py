@@ -105,7 +105,7 @@ def with_parts(
     [
         (
             lambda best: with_parts(best, lambda a, b: (a, replace(b, rows=2))),
-            "1 + 2 rows of a microbatch of 4",
+            "1 + 2 rows of a micro-batch of 4",
         ),
         (lambda best: with_parts(best, lambda a, b: (a, replace(b, ranks="3"))), "taken twice"),
         (lambda best: with_parts(best, lambda a, b: (a, replace(b, ranks="2-3"))), "ranks 2-3 are not 1"),
@@ -115,9 +115,9 @@ def with_parts(
             "are not of two pools",
         ),
         (lambda best: with_parts(best, lambda a, b: (a, replace(b, device_class="T4"))), "a stage on T4"),
-        (lambda best: with_parts(best, lambda a, b: (b, a), ranks="2,0"), "not those of their parts"),
-        (lambda best: with_parts(best, lambda a, b: (a, b), dp=1), "not those of their parts"),
-        (lambda best: replace(best, is_alike=True), "alike pipelines have stages on one pool only"),
+        (lambda best: with_parts(best, lambda a, b: (b, a), ranks="2,0"), "does not match its parts"),
+        (lambda best: with_parts(best, lambda a, b: (a, b), dp=1), "does not match its parts"),
+        (lambda best: replace(best, is_alike=True), "identical pipelines have no mixed-pool stages"),
     ],
 )
 def test_wrong_parts_are_detected(

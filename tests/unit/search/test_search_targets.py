@@ -135,7 +135,7 @@ def test_uneven_plans_are_for_targets_that_run_them() -> None:
     answer = plan_mixed_cluster(unequal(), target=target())
     assert isinstance(answer, Answer) and answer.mixed is not None
     assert answer.best.step_time_s == free.mixed.uniform_step_time_s
-    message = "some train runs uneven plans not at all: --target any looks for them"
+    message = "some train runs no uneven plans: use --target any to search them"
     assert answer.mixed.why_uniform == message
 
 

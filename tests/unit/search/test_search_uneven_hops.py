@@ -121,4 +121,4 @@ def test_stages_spread_over_nodes_that_they_do_not_fill_are_detected() -> None:
     options = StageCostModel(space).options(UnevenSubproblem(pools=(0,), micro_batch_size=1, least=1, most=1))
     assert not priced.faults
     assert priced.pipeline_s[0] == pytest.approx(pipeline_s(options, (0,), ((0, 6), (0, 6)), 16), rel=1e-12)
-    assert again("1", "2").faults == ("pipeline 0 is spread over nodes that its like do not fill",)
+    assert again("1", "2").faults == ("pipeline 0 is spread over nodes that identical pipelines do not fill",)
