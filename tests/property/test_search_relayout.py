@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections import Counter
 from dataclasses import replace
@@ -17,7 +18,6 @@ from tests.property.uneven_twin import Layouts, drawn_space, drawn_to_spread, fi
 from shardwise.plans import Layout, Pipeline, UnevenResult
 from shardwise.search import UnevenSpace, predict_record, relayout
 from shardwise.search.hetero import UnevenPipeline, UnevenPlan, pipeline_search
-from shardwise.search.hetero import relayout as in_place
 from shardwise.search.hetero.lower_bounds import stage_lower_bound_s
 from shardwise.search.hetero.placement import NodeLookup, faults_of_spread
 from shardwise.search.hetero.result import uneven_result
@@ -282,5 +282,8 @@ def test_shares_that_are_not_exchanged_are_noticed(monkeypatch: pytest.MonkeyPat
         base, more = divmod(total, len(chains))
         return [base + (place < more) for place in range(len(chains))]
 
-    monkeypatch.setattr(in_place, "_shares", even)
+    module = importlib.import_module(
+        "shardwise.search.hetero.relayout"
+    )  # the package has a function so named
+    monkeypatch.setattr(module, "_shares", even)
     assert faults(range(7))
