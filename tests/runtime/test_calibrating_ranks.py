@@ -139,7 +139,7 @@ def test_hosts_are_known_by_their_own_numbers_of_processes(
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}, "--cluster: is needed where hosts have unequal"),
+        ({"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}, "--cluster: is required where hosts have unequal"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE: is not set as torchrun sets it; found 'two'"),
         ({}, "WORLD_SIZE: is not set as torchrun sets it; found ''"),
     ],

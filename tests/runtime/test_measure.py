@@ -352,9 +352,9 @@ def _timed(report: object, plan: Plan) -> TimedSteps:
     ("options", "reported"),
     [
         ((), "shardwise: error: --devices: finds no CUDA device here"),
-        (("--links",), "shardwise: error: --links: does not go with --devices cuda"),
-        (("--from", "steps.jsonl"), "shardwise: error: --from: does not go with --devices cuda"),
-        (("--devices", "tpu"), "shardwise: error: --devices: is not measured"),
+        (("--links",), "shardwise: error: --links: cannot be combined with --devices cuda"),
+        (("--from", "steps.jsonl"), "shardwise: error: --from: cannot be combined with --devices cuda"),
+        (("--devices", "tpu"), "shardwise: error: --devices: cannot be measured"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(

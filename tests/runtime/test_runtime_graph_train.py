@@ -174,7 +174,7 @@ def test_a_run_that_is_ended_reports_how_to_resume(tmp_path: Path, ending: signa
     assert code == (1 if ending == signal.SIGKILL else 130)
     what = "rank 1 was ended by signal 9" if ending == signal.SIGKILL else "interrupted"
     assert message[0].startswith(f"shardwise: error: {what} after step ") and len(message) == 2
-    command_again = message[1].removeprefix("  to go on from the last checkpoint: shardwise ")
+    command_again = message[1].removeprefix("  to resume from the last checkpoint: shardwise ")
     assert main(shlex.split(command_again)) == 0
     assert main(["train", path, "--steps", "40", "--log", str(whole)]) == 0
     assert losses_of(log) == losses_of(whole)

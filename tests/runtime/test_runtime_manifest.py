@@ -208,7 +208,7 @@ def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(tmp_path: Path
     assert message[0] == (
         f"shardwise: error: {root}/step-00000002: --checkpoint: cannot be written: file too large"
     )
-    assert message[1].startswith("  to go on from the beginning: shardwise train ") and len(message) == 2
+    assert message[1].startswith("  to resume from the beginning: shardwise train ") and len(message) == 2
     assert os.listdir(root) == []
 
 

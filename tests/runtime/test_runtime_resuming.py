@@ -78,22 +78,22 @@ def test_the_command_is_the_launchers_own(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.delenv(COMMAND_VARIABLE, raising=False)
     monkeypatch.delenv(TORCHRUN_VARIABLE, raising=False)
     (line,) = resume_lines(run, options)
-    assert line.startswith("  to go on from the beginning: shardwise train p.yaml --data synthetic")
+    assert line.startswith("  to resume from the beginning: shardwise train p.yaml --data synthetic")
     committed(tmp_path, 2, run.plan)  # type: ignore[arg-type]
     monkeypatch.setenv(TORCHRUN_VARIABLE, "x")
     (line,) = resume_lines(run, options)
     assert line.startswith(
-        "  to go on from the last checkpoint, under the same launcher: shardwise train p.yaml"
+        "  to resume from the last checkpoint, under the same launcher: shardwise train p.yaml"
     )
     monkeypatch.setenv(COMMAND_VARIABLE, "shardwise launch p.yaml --with torchrun")
     (line,) = resume_lines(run, options)
-    command = line.removeprefix("  to go on from the last checkpoint: ")
+    command = line.removeprefix("  to resume from the last checkpoint: ")
     assert command.startswith("shardwise launch p.yaml --with torchrun -- --data ")
     assert arguments_of(["p.yaml", *shlex.split(command)[6:]]).resume
     monkeypatch.setenv(COMMAND_VARIABLE, "")
     committed(tmp_path, 3, make_plan("dp=2", model="gpt"))
     (line,) = resume_lines(run, options)
-    assert line.startswith("  it cannot go on: ") and "model: is not the plan's" in line
+    assert line.startswith("  it cannot be resumed: ") and "model: is not the plan's" in line
 
 
 def step_line(step: int) -> str:
@@ -109,7 +109,7 @@ def test_a_log_keeps_the_steps_up_to_the_checkpoint(tmp_path: Path) -> None:
     assert resumed_log_bytes(str(log), 3) == len(step_line(1))
     for other in ("no log\n", "[1]\n", '{"loss": 1.0}\n', '{"step": "1"}\n'):
         log.write_text(step_line(1) + other)
-        with pytest.raises(ConfigError, match=r"is no log of train.*line 2 without a step"):
+        with pytest.raises(ConfigError, match=r"is not a log of train.*line 2 without a step"):
             resumed_log_bytes(str(log), 3)
 
 
@@ -198,4 +198,4 @@ def test_an_error_on_the_way_reports_how_to_resume(tmp_path: Path) -> None:
     assert len(training.refused(error, run, options)) == 1
     run.records.append(record(1))
     first, second = training.refused(error, run, options)
-    assert first.endswith("no space left on device") and second.startswith("  to go on from the beginning: ")
+    assert first.endswith("no space left on device") and second.startswith("  to resume from the beginning: ")

@@ -73,7 +73,7 @@ def test_a_plan_file_is_what_runs_at_first(run: Any, trace: str, tmp_path: Path)
         ("--memory-margin", "0.5"),
     ):  # fmt: skip
         ran = run(*argv, option, value)
-        assert ran.code == 2 and f"{option}: is for a model: a plan file has its own" in ran.err
+        assert ran.code == 2 and f"{option}: applies to models; a plan file has its own" in ran.err
     assert [one["decision"] for one in static["decisions"]] == ["keep", "wait", "keep", "wait"][
         : len(static["decisions"])
     ]

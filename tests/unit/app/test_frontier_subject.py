@@ -168,7 +168,7 @@ def test_people_read_the_same() -> None:
     text = plain_text(answered(Graph(), query("profile"), options(), inputs=()).lines)
     assert text.startswith("graph:two\n") and "tracked" in text
     assert "6 points of time and memory on 3 device counts" in text
-    assert "none beaten in all by more than 25.00 % (--epsilon)" in text
+    assert "within 25.00 % of the exact frontier (--epsilon)" in text
     rows = [line.split()[:6] for line in text.splitlines() if "2 operators" in line]
     assert rows == [
         ["1", "fastest", "8.000", "s", "9.0", "GiB"],
@@ -194,7 +194,7 @@ def test_a_device_count_on_which_nothing_fits_is_named() -> None:
 @pytest.mark.parametrize(
     ("proven", "allowed", "text_expected"),
     [
-        (0.0, 0.25, "exact; --epsilon would allow 25.00 %"),
+        (0.0, 0.25, "exact (--epsilon 25.00 %)"),
         (0.25, 0.25, "more than 25.00 % (--epsilon)"),
         (0.01, 0.25, "more than 1.00 % (--epsilon 25.00 %)"),
         (0.5, 0.25, "more than 50.00 %; not proven to --epsilon 25.00 %"),
