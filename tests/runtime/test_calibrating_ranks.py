@@ -73,7 +73,7 @@ def test_threads_are_those_of_training(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 LAUNCHED = """
 from shardwise.app.cli import calibrating
-from shardwise.app.cli.calibrating_ranks import cluster_here, ranks_of
+from shardwise.app.cli.measuring import cluster_here, ranks_of
 from shardwise.cluster import load_cluster
 from tests.runtime.test_calibrating_ranks import seen
 if __name__ == "__main__":
@@ -117,7 +117,7 @@ def test_nodes_of_a_launched_cluster_are_the_hosts(tmp_path: Path) -> None:
     words = ["-m", "shardwise", "calibrate", "--links", "--cluster", "1x2xcpu", "--out", str(tmp_path / "c")]
     for code, out, err in launched(words, LOCAL_WORLD_SIZE="1"):
         assert (code, out) == (2, "")
-        assert "--cluster: has other nodes than processes were started on; found nodes of 2 devices" in err
+        assert "--cluster: has other nodes than the launched processes; found nodes of 2 devices" in err
         assert err.rstrip().endswith("allowed: nodes of 1, 1")
     assert list(tmp_path.iterdir()) == []
 
@@ -189,7 +189,7 @@ def test_a_rank_that_is_ended_is_one_line(
     monkeypatch.setattr(calibrating, "_kernels", lambda device, ranks, threads: ranks.run_in_group(kills_one))
     assert main(["calibrate", "--out", str(tmp_path / "c.yaml"), "--cluster", "1x2xcpu"]) == 1
     assert capsys.readouterr().err == (
-        "shardwise: error: rank 1 was ended by signal 9 while it measured; nothing was written\n"
+        "shardwise: error: rank 1 was ended by signal 9 during measurement; nothing was written\n"
     )
     assert list(tmp_path.iterdir()) == []
 

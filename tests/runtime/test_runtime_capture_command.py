@@ -127,7 +127,7 @@ def test_a_file_that_could_not_be_read_again_is_refused_before_any_work(
     assert main(["capture", f"{FILE}:vgg", "--out", str(tmp_path / name)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("shardwise: error: --out: is not the name of a graph file; found ")
-    assert line.endswith("; allowed: a name in .yaml, .yml, .json")
+    assert line.endswith("; allowed: a name that ends in .yaml, .yml, .json")
     assert not list(tmp_path.iterdir())
 
 

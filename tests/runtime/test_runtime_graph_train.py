@@ -77,11 +77,11 @@ def halves(graph: OpGraph = MLP) -> GraphPlan:
         (["--data", "{}/none"], "/none/x.npy: --data: cannot be read: no such file"),
         (["--adaptive"], "--adaptive: is not there for the plan of an operator graph"),
         (["--resume"], "--resume: needs --checkpoint"),
-        (["--export", "{}/e"], "--export: needs --checkpoint"),
+        (["--export", "{}/e"], "--export: requires --checkpoint"),
         (["--checkpoint", "{}/none", "--resume"], "has no finished checkpoint"),
         (["--checkpoint", "{}/model", "--resume"], "is a checkpoint of another kind of plan"),
         (["--checkpoint", "{}/model"], "has checkpoints of an earlier run"),
-        (["--checkpoint", "{}/model", "--resume", "--weights", "w"], "--weights: is not used where"),
+        (["--checkpoint", "{}/model", "--resume", "--weights", "w"], "--weights: cannot be combined with --resume"),
     ],
 )
 def test_what_is_refused_is_one_line_and_leaves_no_folder(

@@ -128,8 +128,11 @@ def test_a_resumed_run_writes_its_log_on(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (["--log", "{}/x", "--trace", "{}/./x"], "--trace: is the log too"),
-        (["--checkpoint", "{}/used", "--resume", "--weights", "w"], "--weights: is not used where"),
+        (["--log", "{}/x", "--trace", "{}/./x"], "--trace: is also the log"),
+        (
+            ["--checkpoint", "{}/used", "--resume", "--weights", "w"],
+            "--weights: cannot be combined with --resume",
+        ),
         (["--checkpoint", "{}/new", "--resume"], "has no finished checkpoint"),
         (["--checkpoint", "{}/new", "--data", "{}/p.yaml"], "p.yaml"),
         (["--checkpoint", "{}/used", "--export", "{}/new"], "has checkpoints of an earlier run"),

@@ -441,7 +441,7 @@ def test_files_that_do_not_go_together_are_refused_in_one_line(run: Run, tmp_pat
         ((str(other), "--cluster", "1x4xH100-SXM"), "other.txt: line 16: has another number of ranks"),
         ((str(unknown),), "is not a known device"),
         ((str(bare),), "bare.txt: line 5: does not name its devices"),
-        ((str(letter),), "letter.txt: --from: is nothing to calibrate from"),
+        ((str(letter),), "letter.txt: --from: is not a file to calibrate from"),
         ((plan, "--from", str(bent)), "bent.jsonl: line 2.step_time_s: is not a number in range"),
         ((plan, "--from", str(impossible)), "measured steps: are shorter than at the peak of the device"),
         ((str(other), "--links"), "--links: measures this machine"),

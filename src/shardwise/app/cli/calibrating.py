@@ -88,7 +88,7 @@ def read_sources(paths: Sequence[str]) -> CalibrationSources:
             calibrations.append(read_calibration(path))
         else:
             raise ConfigError(
-                "is no file to calibrate from", file=printable(path), key="--from",
+                "is not a file to calibrate from", file=printable(path), key="--from",
                 allowed="a calibration, output of nccl-tests, a log of train, its plan",
             )  # fmt: skip
         if len(calibrations) > 1:
