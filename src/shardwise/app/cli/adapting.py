@@ -46,8 +46,8 @@ class LinkAdvisor:
     def advise(
         self, running: Strategy, rates: Mapping[str, float], *, horizon_s: float, migration_s: float
     ) -> Advice:
-        """What to do with links at these bandwidths (bytes/s), for `horizon_s` seconds and a change that
-        stops training for `migration_s` seconds."""
+        """The advice for links at these bandwidths (bytes/s), for `horizon_s` seconds and a change that stops
+        training for `migration_s` seconds."""
         from shardwise.runtime import Advice
 
         if self._planner is None:

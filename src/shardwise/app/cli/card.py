@@ -69,7 +69,7 @@ def proof_lines(answer: Answer, cluster: Cluster, of_devices: int | None) -> Ite
 
 
 def priced_as_lines(texts: Iterable[str]) -> Iterator[Line]:
-    """Approximations: what the cost model estimates instead of the input."""
+    """Approximations of the input in the cost model."""
     for text in texts:
         for index, line in enumerate(textwrap.wrap(text, WIDTH - LABEL - 1)):
             yield row("" if index else "approximation", (line, "warn"))

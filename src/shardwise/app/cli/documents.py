@@ -36,8 +36,8 @@ VERSION = 1
 def plan_answer(
     plan: Plan, answer: Answer, goodput: Goodput | None = None, *, not_run: Sequence[str] | None = None
 ) -> dict[str, object]:
-    """`plan --json`; `goodput` is that of the best result, where it is shown; `not_run` lists what of the
-    best strategy `shardwise train` does not support, None where it does not run on the devices."""
+    """`plan --json`; `goodput` is that of the best result, where it is shown; `not_run` lists the parts of
+    the best strategy that `shardwise train` does not support, None where it does not run on the devices."""
     return {
         "schema": "shardwise.plan-answer",
         "version": VERSION,

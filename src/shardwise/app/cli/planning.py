@@ -2,7 +2,7 @@
 
 `space_choice` reads `--space` and `require_candidates` refuses spaces without a candidate; `counted_space`
 and `counted_uneven` count with the code of the checker. `requested_target` reads `--target`, and `not_run`
-lists what of a plan `shardwise train` does not support.
+lists the parts of a plan that `shardwise train` does not support.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ def requested_target(name: str | None, request: Request) -> Target | None:
 
 
 def not_run(plan: Strategy | UnevenResult, request: Request) -> tuple[str, ...] | None:
-    """What of this strategy or uneven plan `shardwise train` does not support, as texts; None where it does
-    not run on these devices at all."""
+    """The parts of this strategy or uneven plan that `shardwise train` does not support, as texts; None where
+    it does not run on these devices at all."""
     target = target_of(OWN_TARGET)
     if not target.runs_on(request.cluster.vendors):
         return None

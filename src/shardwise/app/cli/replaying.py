@@ -67,7 +67,7 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Subject:
-    """What is trained, and the plan that runs at the start (empty where the planner chooses it)."""
+    """Model, cluster, job, and the plan that runs at the start (empty where the planner chooses it)."""
 
     model: Model
     cluster: Cluster
