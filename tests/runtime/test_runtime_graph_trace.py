@@ -254,7 +254,7 @@ def test_the_users_own_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     capsys.readouterr()
     assert main(["compare", path, measured]) == 0
     shown = capsys.readouterr().out
-    assert "every rank ran its actions as planned" in shown and "summing gradients" in shown
+    assert "every rank ran its actions as planned" in shown and "gradient reduction" in shown
     assert main(["compare", path, measured, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     (parts,) = document["parts"]
