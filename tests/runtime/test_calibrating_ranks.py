@@ -118,7 +118,7 @@ def test_nodes_of_a_launched_cluster_are_the_hosts(tmp_path: Path) -> None:
     words = ["-m", "shardwise", "calibrate", "--links", "--cluster", "1x2xcpu", "--out", str(tmp_path / "c")]
     for code, out, err in launched(words, LOCAL_WORLD_SIZE="1"):
         assert (code, out) == (2, "")
-        assert "--cluster: has other nodes than processes were started on; found nodes of 2 devices" in err
+        assert "--cluster: has other nodes than the launched processes; found nodes of 2 devices" in err
         assert err.rstrip().endswith("allowed: nodes of 1, 1")
     assert list(tmp_path.iterdir()) == []
 
@@ -140,7 +140,7 @@ def test_hosts_are_known_by_their_own_numbers_of_processes(
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}, "--cluster: is needed where hosts have unequal"),
+        ({"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}, "--cluster: is required where hosts have unequal"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE: is not set as torchrun sets it; found 'two'"),
         ({}, "WORLD_SIZE: is not set as torchrun sets it; found ''"),
     ],
@@ -190,7 +190,7 @@ def test_a_killed_rank_is_a_one_line_error(
     monkeypatch.setattr(calibrating, "_kernels", lambda device, ranks, threads: ranks.run_in_group(kills_one))
     assert main(["calibrate", "--out", str(tmp_path / "c.yaml"), "--cluster", "1x2xcpu"]) == 1
     assert capsys.readouterr().err == (
-        "shardwise: error: rank 1 was ended by signal 9 while it measured; nothing was written\n"
+        "shardwise: error: rank 1 was ended by signal 9 during measurement; nothing was written\n"
     )
     assert list(tmp_path.iterdir()) == []
 

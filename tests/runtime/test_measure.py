@@ -346,9 +346,9 @@ def _timed(report: object, plan: Plan) -> TimedSteps:
     ("options", "reported"),
     [
         ((), "shardwise: error: --devices: finds no CUDA device on this machine"),
-        (("--links",), "shardwise: error: --links: does not go with --devices cuda"),
-        (("--from", "steps.jsonl"), "shardwise: error: --from: does not go with --devices cuda"),
-        (("--devices", "tpu"), "shardwise: error: --devices: is not measured"),
+        (("--links",), "shardwise: error: --links: cannot be combined with --devices cuda"),
+        (("--from", "steps.jsonl"), "shardwise: error: --from: cannot be combined with --devices cuda"),
+        (("--devices", "tpu"), "shardwise: error: --devices: cannot be measured"),
     ],
 )
 def test_a_failed_measurement_is_a_one_line_error(

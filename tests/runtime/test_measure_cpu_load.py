@@ -94,5 +94,5 @@ def test_a_busy_machine_is_reported() -> None:
         lines = _warnings({"other programs": {"cores": cores, "of": 4}})
         return "".join(text for line in lines for text, _ in line)
 
-    assert "other programs took 0.5 of 4 cores meanwhile" in message(0.5)
+    assert "other programs used 0.5 of 4 cores" in message(0.5)
     assert message(0.4) == "" and not list(_warnings({}))

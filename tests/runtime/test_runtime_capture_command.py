@@ -89,7 +89,7 @@ def test_a_failed_capture_names_the_line_and_the_remedy(
     assert message in str(caught.value) and caught.value.allowed
     assert main(["capture", f"{path}:build", "--out", str(out)]) == 2
     error = capsys.readouterr().err.splitlines()
-    assert error[0] == f"shardwise: runs {path}, which is your code"
+    assert error[0] == f"shardwise: running your code in {path}"
     assert len(error) == 2 and error[1].startswith(f"shardwise: error: {path}: ")
     assert not out.exists()
 
@@ -98,7 +98,7 @@ def test_the_command_writes_a_graph_that_loads(tmp_path: Path, capsys: pytest.Ca
     out = tmp_path / "vgg.json"
     assert main(["capture", f"{FILE}:vgg", "--out", str(out), "--batch", "6"]) == 0
     ran = capsys.readouterr()
-    assert ran.err.splitlines() == [f"shardwise: runs {FILE}, which is your code", f"wrote {out}"]
+    assert ran.err.splitlines() == [f"shardwise: running your code in {FILE}", f"wrote {out}"]
     graph = load_graph(str(out))
     assert graph == capture(FILE, "vgg", batch=6)
     assert f"vgg: {parameter_count(graph):,} parameters" in ran.out
@@ -107,9 +107,9 @@ def test_the_command_writes_a_graph_that_loads(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("mine.py", "names no function of a file"),
-        (":build", "names no function of a file"),
-        ("mine.py:a b", "names no function of a file"),
+        ("mine.py", "is not FILE.py:function"),
+        (":build", "is not FILE.py:function"),
+        ("mine.py:a b", "is not FILE.py:function"),
         ("no-such.py:build", "no-such.py: is no file"),
     ],
 )
@@ -126,8 +126,8 @@ def test_a_file_that_could_not_be_read_again_is_refused_before_any_work(
 ) -> None:
     assert main(["capture", f"{FILE}:vgg", "--out", str(tmp_path / name)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("shardwise: error: --out: names no graph file; found ")
-    assert line.endswith("; allowed: a name in .yaml, .yml, .json")
+    assert line.startswith("shardwise: error: --out: is not the name of a graph file; found ")
+    assert line.endswith("; allowed: a name that ends in .yaml, .yml, .json")
     assert not list(tmp_path.iterdir())
 
 

@@ -571,7 +571,7 @@ def test_a_run_with_killed_ranks_continues_and_is_resumed(team: WorkerPool, tmp_
     [
         (["--resume"], "--resume: needs --checkpoint"),
         (["--resume", "--checkpoint", "{}/none"], "has no finished checkpoint"),
-        (["--checkpoint", "{}/p.yaml"], "--checkpoint: cannot be made"),
+        (["--checkpoint", "{}/p.yaml"], "--checkpoint: cannot be created"),
         (["--checkpoint", "{}/x", "--checkpoint-every", "0"], "--checkpoint-every"),
         (["--checkpoint", "{}/x", "--restarts", "-1"], "--restarts"),
         (["--checkpoint", "{}/used"], "has checkpoints of an earlier run"),

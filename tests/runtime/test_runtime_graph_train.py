@@ -79,11 +79,11 @@ def halves(graph: OpGraph = MLP) -> GraphPlan:
         (["--data", "{}/none"], "/none/x.npy: --data: cannot be read: no such file"),
         (["--adaptive"], "--adaptive: is not supported for the plan of an operator graph"),
         (["--resume"], "--resume: needs --checkpoint"),
-        (["--export", "{}/e"], "--export: needs --checkpoint"),
+        (["--export", "{}/e"], "--export: requires --checkpoint"),
         (["--checkpoint", "{}/none", "--resume"], "has no finished checkpoint"),
         (["--checkpoint", "{}/model", "--resume"], "is a checkpoint of another kind of plan"),
         (["--checkpoint", "{}/model"], "has checkpoints of an earlier run"),
-        (["--checkpoint", "{}/model", "--resume", "--weights", "w"], "--weights: is not used where"),
+        (["--checkpoint", "{}/model", "--resume", "--weights", "w"], "--weights: cannot be combined with"),
     ],
 )
 def test_a_refusal_is_one_line_and_leaves_no_folder(
@@ -178,7 +178,7 @@ def test_an_interrupted_run_reports_how_to_resume(tmp_path: Path, ending: signal
     assert code == (1 if ending == signal.SIGKILL else 130)
     what = "rank 1 was ended by signal 9" if ending == signal.SIGKILL else "interrupted"
     assert message[0].startswith(f"shardwise: error: {what} after step ") and len(message) == 2
-    command_again = message[1].removeprefix("  to go on from the last checkpoint: shardwise ")
+    command_again = message[1].removeprefix("  to resume from the last checkpoint: shardwise ")
     assert main(shlex.split(command_again)) == 0
     assert main(["train", path, "--steps", "40", "--log", str(whole)]) == 0
     assert losses_of(log) == losses_of(whole)

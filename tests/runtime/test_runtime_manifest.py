@@ -209,7 +209,7 @@ def test_a_full_disk_is_a_one_line_error_and_leaves_nothing(tmp_path: Path) -> N
     assert message[0] == (
         f"shardwise: error: {root}/step-00000002: --checkpoint: cannot be written: file too large"
     )
-    assert message[1].startswith("  to go on from the beginning: shardwise train ") and len(message) == 2
+    assert message[1].startswith("  to resume from the beginning: shardwise train ") and len(message) == 2
     assert os.listdir(root) == []
 
 

@@ -202,6 +202,6 @@ def test_where_rank_0_is_killed_another_reports_how_to_resume(tmp_path: Path) ->
     assert run.wait(timeout=120) == 1
     text = (tmp_path / "said").read_text()
     assert text.count("shardwise: error: ") == 1
-    line = next(line for line in text.splitlines() if "to go on" in line)
-    assert line.startswith(f"  to go on from the last checkpoint: shardwise launch {plan} --with torchrun ")
+    line = next(line for line in text.splitlines() if "to resume" in line)
+    assert line.startswith(f"  to resume from the last checkpoint: shardwise launch {plan} --with torchrun ")
     assert line.endswith("--resume")

@@ -261,7 +261,7 @@ def test_the_documented_command_lines_work(tmp_path: Path, capsys: pytest.Captur
     assert len(shares) == 2 and shares[0] != shares[1]
     assert main(["train", plan, "--steps", "6", "--log", str(log)]) == 0
     shown = capsys.readouterr()
-    assert f"uneven: 2 pipelines, {shares[0]} + {shares[1]} microbatches" in shown.out
+    assert f"uneven: 2 pipelines, {shares[0]} + {shares[1]} micro-batches" in shown.out
     records = [json.loads(line) for line in log.read_text().splitlines()]
     assert set(records[0]) == {
         "step", "loss", "gradient_norm", "step_time_s", "exposed_communication_s", "predicted_s", "tokens",

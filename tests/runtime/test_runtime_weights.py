@@ -177,7 +177,7 @@ def test_train_starts_from_weights_and_exports_them(
     save_weights(model, state_of(module), str(first))
     question = ["train", plan, "--steps", "2", "--weights", str(first), "--export", str(last)]
     assert main(question) == 2
-    assert "--export: needs --checkpoint" in capsys.readouterr().err
+    assert "--export: requires --checkpoint" in capsys.readouterr().err
     assert main([*question, "--checkpoint", str(tmp_path / "runs")]) == 0
     before, after = (load_file(folder / "model.safetensors") for folder in (first, last))
     assert before.keys() == after.keys()

@@ -122,11 +122,11 @@ def test_a_trace_that_names_no_plan_is_compared_with_a_note(run: Run, files: Non
     write_trace(replace(measured_like(make_plan(PIPELINE)), plan_hash=None), "old.json")
     ran = run("compare", "p.yaml", "old.json")
     assert ran.code == 0 and "every rank ran its actions as planned" in ran.out
-    assert ran.err == "old.json does not say of which plan it is: ranks and actions are the plan's\n"
+    assert ran.err == "old.json does not name its plan; ranks and actions match this plan\n"
     Path("foreign.json").write_text(
         json.dumps({**json.loads(Path("old.json").read_text()), "otherData": {"version": "2"}})
     )
-    assert "does not say of which plan" in run("compare", "p.yaml", "foreign.json").err
+    assert "does not name its plan" in run("compare", "p.yaml", "foreign.json").err
 
 
 def test_a_violated_order_is_exit_code_4(run: Run, files: None) -> None:

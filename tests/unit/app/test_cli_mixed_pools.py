@@ -1,4 +1,4 @@
-"""`plan --braid`: stages on two pools, from the question to the file, its check, and who refuses it."""
+"""`plan --mixed-pool-stages`: stages on two pools, from question to file, the check, and who refuses it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ABOUT = (
     "gpt2-xl", "--cluster", CLUSTER, "--inter-node", "200Gb/s", "--seq-len", "4096",
     "--global-batch-size", "8",
 )  # fmt: skip
-QUESTION = ("plan", *ABOUT, "--braid", "4")
+QUESTION = ("plan", *ABOUT, "--mixed-pool-stages", "4")
 ON_CPU = (
     "plan", "examples/tiny.yaml", "--cluster", "examples/clusters/unequal.yaml", "--seq-len", "64",
     "--global-batch-size", "16", "--dtype", "fp32",
@@ -72,7 +72,7 @@ def test_a_plan_with_mixed_pool_stages_is_faster_and_complete(run: Any) -> None:
     assert document["devices_used"] == 4
     card = run(*QUESTION).out
     assert "[1 RTX4090, 1 row | 1 A100-40G, 3 rows, 48 layers, recompute selective]" in card
-    assert "--braid 4 --save plan.yaml" in card
+    assert "--mixed-pool-stages 4 --save plan.yaml" in card
 
 
 def test_a_saved_plan_is_read_back_and_predicted_equally(run: Any, saved: str) -> None:
@@ -149,19 +149,38 @@ def test_a_plan_with_mixed_pool_stages_is_not_replanned(run: Any, saved: str) ->
     ("argv", "message"),
     [
         ((*QUESTION[:-1], "9"), "1 to 8"),
-        (("plan", "gpt2-xl", "--cluster", "1x4xA10G", *QUESTION[4:]), "is of uneven plans"),
-        ((*ON_CPU, "--braid", "4"), "shardwise train runs no stage on two pools"),
+        (("plan", "gpt2-xl", "--cluster", "1x4xA10G", *QUESTION[4:]), "applies to uneven plans only"),
+        ((*ON_CPU, "--mixed-pool-stages", "4"), "shardwise train runs no mixed-pool stages"),
     ],
 )
 def test_the_option_is_refused_where_it_has_no_effect(run: Any, argv: tuple[str, ...], message: str) -> None:
     ran = run(*argv)
-    assert ran.code == 2 and "--braid" in ran.err and message in ran.err
+    assert ran.code == 2 and "--mixed-pool-stages" in ran.err and message in ran.err
     assert ran.err.count("\n") == 1
 
 
 def test_space_counts_mixed_pool_stages(run: Any) -> None:
     counts = [
-        json.loads(run("space", *ABOUT, *more, "--json").out)["uneven"] for more in ((), ("--braid", "4"))
+        json.loads(run("space", *ABOUT, *more, "--json").out)["uneven"]
+        for more in ((), ("--mixed-pool-stages", "4"))
     ]
     assert counts[1]["pipelines"] > counts[0]["pipelines"]
     assert counts[1]["axes"]["rows split over two"] == ["1+1", "1+3", "2+2", "3+1"]
+
+
+def test_the_former_name_is_a_hidden_alias(run: Any) -> None:
+    """`--braid` gives the same answer, is in no help, and is refused together with its option."""
+    new, old = (
+        json.loads(run("space", *ABOUT, name, "4", "--json").out)
+        for name in ("--mixed-pool-stages", "--braid")
+    )
+    assert new == old and new["uneven"] != json.loads(run("space", *ABOUT, "--json").out)["uneven"]
+    for command in ("plan", "space"):
+        shown = run(command, "--help").out
+        assert "--braid" not in shown and "--mixed-pool-stages" in shown
+        both = run(command, *ABOUT, "--mixed-pool-stages", "2", "--braid", "4")
+        assert both.code == 2 and both.err.startswith(
+            "shardwise: error: --braid: is the same option; allowed:"
+        )
+        wrong = run(command, *ABOUT, "--braid", "9")
+        assert wrong.code == 2 and "--braid: is not a whole number in range; found '9'" in wrong.err

@@ -79,7 +79,7 @@ def test_a_raised_horizon_is_reported(run: Any, saved: str) -> None:
     found = json.loads(run(*lost, "--json").out)
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(found)
     assert (found["horizon_s"], found["used_horizon_s"]) == (120.0, 600.0)
-    reason = "2 min requested; 10 min used, since the plan cannot go on and a restart alone takes 1 min"
+    reason = "2 min requested; 10 min used, since the plan cannot continue and a restart alone takes 1 min"
     assert found["horizon_reason"] == reason
     left_s = 600.0 - found["transition"]["seconds"]
     assert found["steps"] == pytest.approx(max(left_s, 0.0) / found["step_time_s"])
@@ -116,7 +116,7 @@ def test_rerouting_is_a_named_choice(run: Any, tmp_path: Path) -> None:
     assert document["rerouted"]["step_time_s"] > 0.0 and document["rerouted"]["transition_s"] == 10.0
     assert document["steps"] > document["rerouted"]["steps"] and not document["plan"]["is_rerouted"]
     card = run(*command_line)
-    assert card.code == 0 and "re-routed" in card.out and "a step instead" in card.out
+    assert card.code == 0 and "re-routed" in card.out and "per step instead" in card.out
     assert json.loads(run(*command_line[:-1], "slow n1 0.5", "--json").out)["rerouted"] is None
 
 
