@@ -40,17 +40,17 @@ def _file(tmp_path: Path, forward: str, build: str = "torch.zeros(batch, 4, 16)"
 
 REFUSED = {
     "a state of other layers": (
-        "y, s = self.lstm(x); z, _ = self.lstm(y, s); return z.mean()", 1, "begins with a state",
+        "y, s = self.lstm(x); z, _ = self.lstm(y, s); return z.mean()", 1, "has an initial state",
     ),
     "a state of a parameter": (
-        "s = self.a(x[:, :1]).transpose(0, 1); return self.gru(x, s)[0].mean()", 1, "begins with a state",
+        "s = self.a(x[:, :1]).transpose(0, 1); return self.gru(x, s)[0].mean()", 1, "has an initial state",
     ),
     "a state of data": (
-        "return self.gru(x, x[:, :1].transpose(0, 1).contiguous())[0].mean()", 0, "begins with a state",
+        "return self.gru(x, x[:, :1].transpose(0, 1).contiguous())[0].mean()", 0, "has an initial state",
     ),
     "a state of zeros written to": (
         "s = torch.zeros(1, x.shape[0], 16); s[0, 0] = 1.0; return self.gru(x, s)[0].mean()", 2,
-        "begins with a state",
+        "has an initial state",
     ),
     "a part changed": ("h = self.a(x); h[..., :8].add_(self.b(x)); return h.mean()", 1, "changes in place"),
     "a part assigned": ("h = self.a(x); h[..., :8] = self.b(x); return h.mean()", 1, "changes in place"),
