@@ -147,7 +147,7 @@ class Interpreter:
             left.subtract(section.skip_inputs)
             there = {name: tensor for name, tensor in there.items() if left[name]}
         if result is None:
-            raise ValueError("a graph has blocks")
+            raise ValueError("the graph has no blocks")
         return result
 
     def _section(
