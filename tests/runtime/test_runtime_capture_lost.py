@@ -68,7 +68,7 @@ REFUSED = {
     "a table": ("return (self.a(x) * self.table).mean()", 0, "reads table, which is frozen"),
     "detached": ("return self.c(self.a(x).detach()).mean()", 0, "aten.detach stops the gradient"),
     "detached beside": ("h = self.a(x); return (h * h.detach()).mean()", 1, "aten.detach stops"),
-    "no gradient": ("with torch.no_grad(): h = self.a(x); return self.c(h).mean()", 0, "torch.no_grad covers"),
+    "no gradient": ("with torch.no_grad(): h = self.a(x); return self.c(h).mean()", 0, "no_grad covers"),
     "autocast": (
         "with torch.autocast('cpu', dtype=torch.bfloat16): h = self.a(x); return self.c(h.float()).mean()", 0,
         "torch.autocast covers",

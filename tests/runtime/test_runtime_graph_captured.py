@@ -54,7 +54,7 @@ def test_points_of_the_frontier_train(team: WorkerPool, name: str, full: bool) -
 
 
 def test_training_an_operator_captured_for_cost_alone_is_refused_with_its_line() -> None:
-    with pytest.raises(ConfigError, match=r"captured\.py: aten\.linalg_vector_norm is captured for its cost"):
+    with pytest.raises(ConfigError, match=r"captured\.py: aten\.linalg_vector_norm is modelled for its cost"):
         captured(module_of("digits", 1), data_of("digits", 0), graph_of("digits"))
 
 

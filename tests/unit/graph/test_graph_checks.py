@@ -36,9 +36,9 @@ WRONG: dict[str, tuple[OpNode, str]] = {
     "nothing summed": (operator("matmul", "b k, n -> b k n", SIZES), "sums over no dim"),
     "unknown function": (
         operator("elementwise", "b -> b", SIZES, function="gelo"),
-        "cannot have it",
+        "cannot have this value",
     ),
-    "no function": (operator("elementwise", "b -> b", SIZES), "needs it"),
+    "no function": (operator("elementwise", "b -> b", SIZES), "needs this attribute"),
     "unknown attribute": (
         operator("attention", ATTENTION, SIZES, windw=3),
         "did you mean window",
@@ -64,7 +64,7 @@ WRONG: dict[str, tuple[OpNode, str]] = {
     ),
     "no number": (
         operator("elementwise", "b s -> b s", SIZES, function="scale", number=float("nan")),
-        "cannot have it",
+        "cannot have this value",
     ),
     "elements lost": (operator("reshape", "b s -> b n", SIZES), "as many elements"),
     "other dims": (operator("transpose", "b s -> s n", SIZES), "another order"),
@@ -82,11 +82,11 @@ WRONG: dict[str, tuple[OpNode, str]] = {
     ),
     "channels and rows mixed up": (
         operator("convolution", "b s n -> b e n", SIZES, parameters="s e d"),
-        "cannot tell channels from rows",
+        "does not have the dims of a convolution",
     ),
     "another number of windows": (
         operator("pool", "b s n -> b s t", SIZES, function="average", kernel=2, spatial=1),
-        "another number of windows",
+        "wrong number of windows",
     ),
     "three gates of an lstm": (
         operator("lstm", "b s n -> b s h", SIZES, parameters="g h n, g h r", time="s"),
