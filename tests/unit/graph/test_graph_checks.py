@@ -26,7 +26,7 @@ SIZES = {
 ATTENTION = "b s h d, b t h d, b t h e -> b s h e"
 
 WRONG: dict[str, tuple[OpNode, str]] = {
-    "unknown kind": (operator("conv9", "b -> b", SIZES), "no kind"),
+    "unknown kind": (operator("conv9", "b -> b", SIZES), "not an operator kind"),
     "no weight": (operator("linear", "b k -> b n", SIZES), "number of parameters"),
     "weight of another width": (
         operator("linear", "b k -> b n", SIZES, parameters="n d"),

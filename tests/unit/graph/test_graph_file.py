@@ -390,7 +390,7 @@ def test_a_graph_scales_with_its_batch_and_sequence() -> None:
 
 def test_a_graph_that_cannot_scale_is_refused() -> None:
     document = bent("blocks.1.operators.0.dims", {"half": "batch/2"})
-    with pytest.raises(ConfigError, match=r"gives 'up', dim half no size; found 3\.5"):
+    with pytest.raises(ConfigError, match=r"gives 'up', dim half an invalid size; found 3\.5"):
         scaled(parse_graph(document), 7)
     still = bent("seq_len", None)
     still["sizes"]["s"] = 4

@@ -102,7 +102,7 @@ def test_a_skip_tensor_scales_like_its_producer() -> None:
     document["sizes"]["four"] = 4  # as long as a sequence, and does not grow with one
     head[0]["inputs"][1]["dims"] = ["b", "four", "h"]
     head[0]["kind"], head[0]["attributes"] = "einsum", {}
-    with pytest.raises(ConfigError, match="does not grow as that dim of 'embed' does; found four"):
+    with pytest.raises(ConfigError, match="does not grow as that dim of 'embed'; found four"):
         parse_graph(document)
 
 
