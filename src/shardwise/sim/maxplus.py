@@ -45,7 +45,7 @@ def dependencies(schedule: Table) -> tuple[Ints, Ints]:
     role = np.array([0, 1, 1, 2])[kind]
     place[role, stage + 1, microbatch] = np.arange(actions)
     if np.count_nonzero(place >= 0) != actions:
-        raise ConfigError("an action is in the table more than once", key="schedule")
+        raise ConfigError("an action is in the table twice", key="schedule")
     own = place[np.maximum(role - 1, 0), stage + 1, microbatch]
     forward = role == 0
     out_of_order = ~forward & ((own < 0) | (own >= np.arange(actions)))
@@ -59,7 +59,8 @@ def dependencies(schedule: Table) -> tuple[Ints, Ints]:
     expected = across & np.where(forward, stage > 0, stage < stages - 1)
     if (missing := expected & (source < 0)).any():
         raise ConfigError(
-            f"{_named(schedule, int(np.argmax(missing)))} waits for an action that is not in the table", key="schedule"
+            f"{_named(schedule, int(np.argmax(missing)))} waits for an action that is not in the table",
+            key="schedule",
         )
     hop = np.where(forward, stage - 1, stages - 1 + stage)
     return source, np.where(expected, hop, 2 * (stages - 1))
