@@ -17,6 +17,8 @@ from shardwise.graph.record import Block, OpGraph, OpNode, SkipTensors, skip_ten
 from shardwise.graph.rules import PARTIAL, REPLICATE, REPLICATE_SUM_GRAD, Placement, ShardingRule, allows
 from shardwise.graph.sizes import CONSTANT
 
+# Layouts from rules
+
 Placements = tuple[Placement, ...]
 
 BlockRules = Mapping[str, tuple[ShardingRule, ...]]
@@ -124,6 +126,9 @@ def _used(requests: Iterable[Placement]) -> Placement:
     return REPLICATE_SUM_GRAD if REPLICATE_SUM_GRAD in requested else REPLICATE
 
 
+# Data parallelism
+
+
 def data_parallel(graph: OpGraph, ranks: Sequence[int]) -> GraphLayout | None:
     """Data parallelism: the batch is split along all axes of a mesh of `ranks`.
 
@@ -175,6 +180,9 @@ def _batch_rule(graph: OpGraph, op: OpNode, outputs: Mapping[str, Placement]) ->
     read = [outputs[operand.source] for operand in op.inputs if operand.source in outputs]
     required = REPLICATE_SUM_GRAD if all(placement == REPLICATE_SUM_GRAD for placement in read) else REPLICATE
     return next(rule for rule in rules if rule.split is None and rule.output == required)
+
+
+# Megatron
 
 
 def megatron(graph: OpGraph, ranks: Sequence[int]) -> GraphLayout | None:

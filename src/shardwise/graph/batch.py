@@ -19,6 +19,8 @@ from shardwise.graph.rules import PARTIAL, REPLICATE, REPLICATE_SUM_GRAD, Placem
 from shardwise.graph.sizes import CONSTANT, MAX_SIZE, SizeGrowth, scaled_size
 from shardwise.inputs import short_repr
 
+# Scaling
+
 Ratio = tuple[Fraction, Fraction]
 
 
@@ -94,6 +96,8 @@ def _whole(size: Fraction, what: str) -> int:
         allowed=f"a batch and a sequence length that make it a whole number up to {MAX_SIZE:g}",
     )
 
+
+# Micro-batches
 
 MEANS = ("cross_entropy", "mean_square", "binary_cross_entropy")
 """Kinds that divide by the number of elements that they sum over."""

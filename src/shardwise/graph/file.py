@@ -23,6 +23,8 @@ from shardwise.graph.record import Block, Operand, OpGraph, OpNode, Parameter
 from shardwise.graph.sizes import CONSTANT, SizeGrowth, parse_size, size_text
 from shardwise.inputs import Fields, dumps_flow_yaml, dumps_yaml, nearest, printable, read_mapping, short_repr
 
+# Unchecked documents
+
 
 def first_user(document: object, name: str) -> str | None:
     """The first operator that has a dim or tensor with this name, in an unchecked file with any contents."""
@@ -45,6 +47,8 @@ def _names(value: object, name: str) -> bool:
         return any(_names(part, name) for part in value.values())
     return any(_names(part, name) for part in value) if isinstance(value, list) else value == name
 
+
+# Reading
 
 GRAPH_SCHEMA = "shardwise.graph"
 VERSION = 1
@@ -255,6 +259,8 @@ def _refuse_unused(fields: Fields, scope: _Scope, graph: OpGraph) -> None:
             )
 
 
+# Shipped graphs
+
 FOLDER: Final = Path(__file__).parent / "catalogue"
 GRAPH_PREFIX: Final = "graph:"
 """Prefix of the name of a shipped graph."""
@@ -313,6 +319,8 @@ def _shipped(name: str, text: str) -> OpGraph:
 def _looks_like_path(text: str) -> bool:
     return "/" in text or os.sep in text or text.lower().endswith(GRAPH_FILES)
 
+
+# Writing
 
 _WIDTH = 118
 """Width of a line of operators, in characters."""

@@ -39,6 +39,8 @@ from shardwise.graph.rules import (
 )
 from shardwise.inputs import Fields, short_repr
 
+# Layouts
+
 Mode = Literal["kept", "recomputed"]
 """Whether the activations of a block are saved for the backward pass, or recomputed from the block's
 inputs."""
@@ -72,6 +74,8 @@ class GraphLayout:
     ranks: tuple[int, ...]
     blocks: tuple[BlockLayout, ...]
 
+
+# Records of layouts
 
 Placements = tuple[Placement, ...]
 
@@ -247,6 +251,9 @@ def _placed(
         found[name] = tuple(words[str(text)] for text in texts)
     part.finish()
     return found
+
+
+# Pipeline stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,8 @@ from shardwise.graph.record import KernelWork, OpGraph, OpNode, SavedTensors
 from shardwise.graph.rules import ShardingRule, divided_dims, operands_of, replicated_rules
 from shardwise.inputs import nearest, short_repr
 
+# Operators
+
 
 def rules_of(op: OpNode) -> tuple[ShardingRule, ...]:
     """Every sharding rule of `op` along one mesh axis of two or more ranks; `allows` checks combinations.
@@ -130,6 +132,9 @@ def _wrong_value(op: OpNode, attribute: Attribute, value: object) -> str:
         fits = isinstance(value, str) and bool(value.split()) and set(value.split()) <= set(op.dims)
         allowed = f"names of dims of {dims_text(tuple(op.dims))}, separated by spaces"
     return "" if fits else allowed
+
+
+# Counts of a graph
 
 
 def parameter_count(graph: OpGraph) -> int:

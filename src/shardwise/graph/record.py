@@ -20,6 +20,8 @@ from typing import Literal
 
 from shardwise.graph.sizes import SizeGrowth
 
+# Graphs
+
 
 @dataclass(frozen=True, slots=True)
 class Operand:
@@ -122,6 +124,9 @@ class OpGraph:
         return sum(len(block.operators) * block.repeat for block in self.blocks)
 
 
+# Work and saved tensors
+
+
 @dataclass(frozen=True, slots=True)
 class Moved:
     """A tensor that memory-bound work reads or writes: its dims, and how often forward and backward.
@@ -175,6 +180,9 @@ class SavedTensors:
     own: tuple[tuple[tuple[str, ...], float | None], ...] = ()
 
 
+# Labels
+
+
 def block_labels(graph: OpGraph) -> tuple[str, ...]:
     """Names of all blocks in order, repetitions counted; `layers[3]` for a repetition."""
     return tuple(
@@ -187,6 +195,9 @@ def block_labels(graph: OpGraph) -> tuple[str, ...]:
 def operator_label(block_label: str, operator: str) -> str:
     """The name of an operator of a repetition: `layers[3]/attend`."""
     return f"{block_label}/{operator}"
+
+
+# Skip tensors
 
 
 @dataclass(frozen=True, slots=True)

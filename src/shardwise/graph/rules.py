@@ -24,6 +24,8 @@ from typing import Literal, NewType
 
 from shardwise.graph.record import OpNode
 
+# Placements
+
 Placement = NewType("Placement", int)
 """`shard(i)` is i; the others are negative, so placements sort and can index columns."""
 
@@ -51,6 +53,8 @@ def placement_text(placement: Placement) -> str:
         placement, f"S({placement})"
     )
 
+
+# Rules
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "neighbours"]
 """`all_reduce`, `all_gather` and `reduce_scatter` as in torch.distributed. `neighbours`: every rank sends the
@@ -91,6 +95,9 @@ class ShardingRule:
     output: Placement
     units: int = 1
     collectives: tuple[CollectiveCall, ...] = ()
+
+
+# Building rules
 
 
 def operands_of(op: OpNode) -> tuple[tuple[str, ...], ...]:
@@ -213,6 +220,9 @@ def _rule(
         units=units,
         collectives=collectives,
     )
+
+
+# Rules of several axes
 
 
 def divided_dims(op: OpNode, rule: ShardingRule) -> frozenset[str]:

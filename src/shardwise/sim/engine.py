@@ -30,6 +30,8 @@ from numpy.typing import NDArray
 from shardwise.cluster import Capacity
 from shardwise.errors import InternalError
 
+# Task graphs
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -222,6 +224,8 @@ class TaskGraphBuilder:
             sends=np.array(self._sends, np.int64).reshape(-1, 2),
         )
 
+
+# Max-min fair rates
 
 Route = tuple[tuple[int, int], ...]
 
@@ -431,6 +435,8 @@ def max_min_rates(routes: Sequence[Route], capacities: Sequence[float]) -> list[
     network.reshare(0.0)
     return network.rates
 
+
+# Simulation
 
 # Priority and insertion counter share one integer: capacity changes count from here, all other events from 0.
 _FIRST = -(1 << 62)

@@ -20,6 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 from shardwise.errors import ConfigError, InternalError
 from shardwise.schedule import KINDS, ActionKind, Rerouted, Schedule, Table
 
+# Dependencies
+
 Ints = NDArray[np.int64]
 
 
@@ -116,6 +118,8 @@ def _named(schedule: Table, action: int) -> str:
     stage, kind, microbatch, _ = schedule.columns
     return f"{stage[action]}{KINDS[kind[action]]}{microbatch[action]}"
 
+
+# Durations
 
 Floats = NDArray[np.float64]
 
@@ -216,6 +220,9 @@ class Durations:
         return Durations(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
 
 
+# Levels
+
+
 @dataclass(frozen=True, slots=True)
 class Level:
     """Rows `start` to before `stop` of the finish times, with their operands.
@@ -299,6 +306,8 @@ def _paired(starts: Ints, left: Ints, right: Ints) -> Ints:
     paired[place + np.repeat(widths, widths)] = right
     return paired
 
+
+# Evaluation
 
 Bools = NDArray[np.bool_]
 
@@ -556,6 +565,8 @@ def _latest_s(last: Floats, reduced: Floats, gathered: Floats) -> Floats:
     latest: Floats = np.maximum(last.max(axis=0), np.maximum(reduced.max(axis=0), gathered.max(axis=0)))
     return latest
 
+
+# Re-routing
 
 _KINDS = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
 _BACKWARDS = [KINDS.index(ActionKind.BACKWARD), KINDS.index(ActionKind.BACKWARD_INPUT)]

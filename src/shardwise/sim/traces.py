@@ -22,6 +22,8 @@ from shardwise.inputs import Fields, printable, read_bytes, read_mapping
 from shardwise.plans import write_file
 from shardwise.sim.engine import COMMUNICATION, COMPUTE, DATA_PARALLEL, Floats, Timeline
 
+# Traces and their tracks
+
 BLOCKS, OPERATORS, TRAFFIC = "blocks", "operators", "traffic"
 """Tracks of a step of an operator graph: passes of its blocks, passes of its operators, and
 redistribution."""
@@ -155,6 +157,8 @@ def trace_of(timeline: Timeline, *, activations: Sequence[tuple[Floats, Floats]]
     return Trace(spans=tuple(spans), arrows=tuple(arrows), counters=tuple(counters))
 
 
+# Reading
+
 MAX_BYTES = 256 * 2**20
 MAX_NODES = 20_000_000
 
@@ -209,6 +213,8 @@ def _span(event: Fields) -> Span:
         finish_s=(start_us + length_us) * 1e-6,
     )
 
+
+# Perfetto's native format
 
 _VARINT, _FIXED64, _BYTES = 0, 1, 2
 
@@ -330,6 +336,9 @@ def _message(field: int, body: bytes) -> bytes:
 
 def _text(field: int, text: str) -> bytes:
     return _message(field, text.encode())
+
+
+# Writing
 
 
 def write_trace(trace: Trace, path: str | PathLike[str]) -> None:

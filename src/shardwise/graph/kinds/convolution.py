@@ -25,6 +25,8 @@ from shardwise.graph.rules import (
     split_rules,
 )
 
+# Windows
+
 PADDING = Attribute(name="padding", type="integer", meaning="rows of padding on either side; default 0")
 
 
@@ -51,6 +53,8 @@ def spatial_rules(op: OpNode, spatial: int, halos: Sequence[int]) -> tuple[Shard
         rules.append(split_rule(op, made, also=(read,), collectives=(call,) if halo else ()))
     return tuple(rules)
 
+
+# Convolution
 
 Dims = tuple[str, ...]
 
@@ -195,6 +199,8 @@ CONVOLUTION = OperatorKind(
     saved=_convolution_saved,
 )
 
+
+# Pooling
 
 INDEX_BYTES = 8.0
 """Bytes of the index of each maximum, which maximum pooling saves."""

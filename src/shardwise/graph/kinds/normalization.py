@@ -26,6 +26,8 @@ from shardwise.graph.rules import (
     split_rules,
 )
 
+# Reductions
+
 _LINEAR = ("sum", "mean")
 
 
@@ -88,6 +90,8 @@ REDUCE = OperatorKind(
     saved=_saved,
 )
 
+
+# Norms and softmax
 
 STATISTIC_BYTES = 4.0
 """Bytes of a statistic: saved and all-reduced in fp32, whatever the dtype of the activations."""

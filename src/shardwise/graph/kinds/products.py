@@ -8,6 +8,8 @@ from shardwise.graph.kinds.kind import OperatorKind, dims_text, refuse, without
 from shardwise.graph.record import KernelWork, Moved, OpNode, SavedTensors
 from shardwise.graph.rules import ShardingRule, operands_of, product_rules
 
+# Sums of products
+
 Dims = tuple[str, ...]
 
 
@@ -156,6 +158,9 @@ LINEAR = OperatorKind(
     work=_linear_work,
     saved=_linear_saved,
 )
+
+
+# Embedding
 
 
 def _check(op: OpNode) -> None:

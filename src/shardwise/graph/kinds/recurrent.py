@@ -9,6 +9,8 @@ from shardwise.graph.kinds.kind import Attribute, OperatorKind, dims_of, dims_te
 from shardwise.graph.record import KernelWork, Moved, OpNode, SavedTensors
 from shardwise.graph.rules import REPLICATE, CollectiveCall, ShardingRule, split_rule, split_rules
 
+# Layers
+
 Dims = tuple[str, ...]
 
 
@@ -132,6 +134,9 @@ def _recurrent(name: str, summary: str, gates: int) -> OperatorKind:
 
 LSTM = _recurrent("lstm", "A layer of long short-term memory over time, from a state of zeros: 4 gates.", 4)
 GRU = _recurrent("gru", "A layer of gated recurrent units over time, from a state of zeros: 3 gates.", 3)
+
+
+# Cells
 
 
 def _check_cell(op: OpNode, gates: int, state: tuple[str, ...]) -> None:

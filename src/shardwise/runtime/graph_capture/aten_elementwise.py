@@ -26,6 +26,8 @@ from shardwise.runtime.graph_capture.builder import (
 )
 from shardwise.runtime.graph_capture.torch_export import Ref, TracedCall
 
+# Views
+
 HandlerResult = View | tuple[View | None, ...]
 TupleHandler = Callable[[Builder, TracedCall, tuple[Dims, ...]], HandlerResult]
 
@@ -253,6 +255,8 @@ TUPLES: Mapping[str, TupleHandler] = {
 }
 """Operators with several results."""
 
+
+# Elementwise functions, pooling and reductions
 
 FUNCTIONS: Mapping[str, str] = {
     "add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "neg": "negate", "relu": "relu",
@@ -484,6 +488,9 @@ POINTWISE: Mapping[str, Handler] = {
 }
 
 
+# Norms and softmax
+
+
 def _norm(kind: str, weight_at: int) -> Handler:
     """A handler of a norm over the last dims, with optional scale and shift."""
 
@@ -572,6 +579,9 @@ NORMS: Mapping[str, Handler] = {
     **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax"), _softmax),
 }
 """By the name of the ATen operator without `aten.` and its overload."""
+
+
+# Losses
 
 
 def _cross_entropy(builder: Builder, call: TracedCall, dims: Dims) -> HandlerResult:

@@ -35,6 +35,8 @@ from shardwise.runtime.graph_capture.builder import (
 )
 from shardwise.runtime.graph_capture.torch_export import TracedCall, refs_of
 
+# Products, convolution, attention and embedding
+
 
 def _contracted(
     builder: Builder,
@@ -245,6 +247,8 @@ PRODUCTS: Mapping[str, Handler] = {
 }
 """By the name of the ATen operator without `aten.` and its overload."""
 
+
+# Recurrent layers and cells
 
 ZERO_STATE = "a zero initial state; for another one, a loop over nn.LSTMCell or nn.GRUCell"
 

@@ -16,6 +16,8 @@ from shardwise.errors import ConfigError
 from shardwise.graph import Operand, OpNode, Parameter, SizeGrowth, check_op
 from shardwise.runtime.graph_capture.torch_export import ModuleTrace, Shape, TracedCall, refs_of, refusal
 
+# Dims and their growth
+
 CONSTANT = SizeGrowth()
 
 
@@ -136,6 +138,8 @@ def _power(size: int, doubled: int, what: str, where: str | None, file: str) -> 
         allowed=f"constant sizes, or sizes that grow with the {what} or its square",
     )
 
+
+# Views and operators
 
 Setting = int | float | bool | str
 

@@ -18,6 +18,8 @@ from shardwise.graph import OpNode
 from shardwise.runtime.graph_capture.builder import Builder
 from shardwise.runtime.graph_capture.torch_export import ModuleTrace, Shape, TracedCall, refs_of, refusal
 
+# Advice
+
 _FAMILIES: Sequence[tuple[tuple[str, ...], str]] = (
     (
         ("topk", "sort", "argsort", "argmax", "argmin", "kthvalue", "msort", "multinomial", "bernoulli"),
@@ -76,6 +78,8 @@ ADVICE: Mapping[str, str] = {name: advice for names, advice in _FAMILIES for nam
 
 OTHERWISE = "operators that graphs have, such as einsum (docs/reference/operators.md)"
 
+
+# Checks
 
 REGIONS: Mapping[str, tuple[str, str]] = {
     "wrap_with_set_grad_enabled": (

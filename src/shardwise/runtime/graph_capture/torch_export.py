@@ -28,6 +28,8 @@ from torch.export.graph_signature import InputKind, OutputKind
 from shardwise.errors import ConfigError
 from shardwise.inputs import nearest, printable
 
+# The user's function
+
 RETURNS = (
     "(module, inputs): a torch.nn.Module whose forward returns the loss, and the tuple of its arguments, "
     "or a dict of them by name"
@@ -193,6 +195,9 @@ def _users_code(file: str, *, import_folder: str) -> Iterator[None]:
             sys.path.remove(import_folder)
 
 
+# Parameters with gradients
+
+
 def autograd_nodes(results: Any) -> Iterator[Any]:
     """The autograd nodes of all tensors of `results`, each once."""
     waiting = [each.grad_fn for each in tensors_by_path(results).values()]
@@ -224,6 +229,8 @@ def parameters_with_gradient(module: torch.nn.Module) -> Iterator[set[str]]:
     finally:
         handle.remove()
 
+
+# Traces
 
 Shape = tuple[int, ...]
 

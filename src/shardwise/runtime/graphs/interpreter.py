@@ -39,6 +39,8 @@ from shardwise.runtime.private import saving_hooks
 from shardwise.runtime.profiling import BLOCK, GATHERS, OPERATOR, profiled_range
 from shardwise.schedule import Action, ActionKind, Communication, CommunicationKind
 
+# Rematerialization of gathered parameters
+
 Remake = Callable[[], Tensor]
 """Makes a tensor once more, with the same values."""
 
@@ -99,6 +101,9 @@ def rematerialize(tensors: Sequence[tuple[Tensor, Remake]]) -> Iterator[None]:
 
     with saved_tensors_hooks(pack, unpack):
         yield
+
+
+# Forward pass
 
 
 class Interpreter:
@@ -242,6 +247,8 @@ def seed_gradient(grid: ProcessMesh, spec: TensorSpec, loss: Tensor) -> Tensor:
     whole = TensorSpec((), (REPLICATE,) * len(grid.counts))
     return redistribute_local_tensor(grid, one, (), whole.value, spec.gradient)
 
+
+# Pipeline stages
 
 ScheduleStep = Action | Communication
 

@@ -28,6 +28,8 @@ from shardwise.runtime.graphs.sharded_operator import (
     without,
 )
 
+# Products and tables
+
 
 def contracted(operands: Sequence[tuple[Tensor, Dims]], output: Dims) -> Tensor:
     """The product of all operands (einsum), summed over the dims that `output` does not have."""
@@ -104,6 +106,9 @@ PRODUCTS: Mapping[str, Kernel] = {
     "embedding": embedding,
 }
 """Kernels of products and tables by operator kind."""
+
+
+# Attention
 
 
 def attention(work: ShardedOperator, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
@@ -258,6 +263,8 @@ ATTENTION: Mapping[str, Kernel] = {"attention": attention}
 """Kernels of attention by operator kind."""
 
 
+# Recurrent layers and cells
+
 Gates = Sequence[Tensor]
 
 
@@ -370,6 +377,8 @@ def _gru_step(
 RECURRENT: Mapping[str, Kernel] = {"lstm": recurrent, "gru": recurrent, "lstm_cell": cell, "gru_cell": cell}
 """Kernels of recurrent layers and cells by operator kind."""
 
+
+# Convolution and pooling
 
 _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
 _MAXIMA = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
@@ -535,6 +544,8 @@ def _adaptive(work: ShardedOperator, value: Tensor, spatial: int, *, is_maximum:
 WINDOWS: Mapping[str, Kernel] = {"convolution": convolution, "pool": pool}
 """Kernels of convolution and pooling by operator kind."""
 
+
+# All kernels
 
 KERNELS: Mapping[str, Kernel] = {
     **PRODUCTS,

@@ -28,6 +28,8 @@ from shardwise.runtime.graphs.sharded_operator import (
     without,
 )
 
+# Elementwise functions, reductions and reshapes
+
 ELEMENT_FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "add": lambda *terms: sum(terms[1:], start=terms[0]),
     "subtract": torch.sub,
@@ -169,6 +171,8 @@ POINTWISE: Mapping[str, Kernel] = {
 }
 """Kernels of elementwise functions, reductions and reshapes by operator kind."""
 
+
+# Norms and softmax
 
 EPSILON = 1e-5
 """Epsilon of a norm whose module names none: PyTorch's default for layer, batch and group norms."""
@@ -363,6 +367,8 @@ NORMALIZATIONS: Mapping[str, Kernel] = {
 }
 """Kernels of norms and softmax by operator kind."""
 
+
+# Losses
 
 IGNORED = -100
 """A target without a loss: the default `ignore_index` of PyTorch's cross entropy."""

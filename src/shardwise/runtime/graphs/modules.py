@@ -42,6 +42,8 @@ from shardwise.runtime.graphs.kernels_elementwise import element_function
 from shardwise.runtime.graphs.program import Settings, operators_of, repeated
 from shardwise.runtime.initialization import generator_of
 
+# Modules for graphs without one
+
 NORMS = ("layer_norm", "rms_norm", "batch_norm", "group_norm")
 
 EMBEDDING_STD = 0.02
@@ -118,6 +120,8 @@ def _initial(name: str, op: OpNode, slot: int, seed: int) -> Tensor:
         std = op.elements(tuple(dim for dim in dims if dim not in op.output)) ** -0.5
     return torch.randn(shape, generator=generator_of(name, seed)).mul_(std)
 
+
+# Settings of operators, from traced calls
 
 COST_ONLY = (
     "std", "var", "linalg_vector_norm", "logsumexp", "stack", "prelu", "binary_cross_entropy",
@@ -270,6 +274,8 @@ def _called(builder: Builder, node: OpNode, call: TracedCall, target: Any) -> Ca
 
     return function
 
+
+# A user's module compared with its graph
 
 MODULE = "module"
 """Key of the module in messages: it has no file of its own."""

@@ -18,6 +18,8 @@ from torch.distributed import ProcessGroup
 from shardwise.graph import PARTIAL, REPLICATE, REPLICATE_SHARD_STATES, REPLICATE_SUM_GRAD, Placement
 from shardwise.runtime.mesh import group_among
 
+# Placements and boxes
+
 AxisPlacement = int | Literal["whole", "partial"]
 """Placement along one mesh axis: shard of the dim with this number, replicated, or partial sum."""
 
@@ -162,6 +164,9 @@ def boxes_of_range(sizes: Sequence[int], first: int, stop: int) -> Iterator[Box]
     if row < last:
         yield ((row, last), *((0, size) for size in inner))
     yield from (((last, last + 1), *box) for box in boxes_of_range(inner, 0, stop_offset))
+
+
+# Process mesh
 
 
 class ProcessMesh:

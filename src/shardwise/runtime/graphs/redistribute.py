@@ -38,6 +38,8 @@ from shardwise.runtime.graphs.placements import (
 )
 from shardwise.runtime.profiling import CONVERSIONS, TRAFFIC_MARK, profiled_range
 
+# Paths
+
 StepKind = Literal["cut", "reduce_scatter", "exchange", "all_reduce", "all_gather", "pad", "first_only"]
 
 
@@ -174,6 +176,8 @@ def sends_to(now: MeshPlacements, axes: Sequence[int], sender: Coordinates, rece
 def _axes_of_parts(placements: MeshPlacements) -> tuple[int, ...]:
     return tuple(axis for axis, placement in enumerate(placements.by_axis) if isinstance(placement, int))
 
+
+# Batched collectives
 
 CollectiveKind = Literal["reduce_scatter", "exchange", "all_reduce", "all_gather"]
 
@@ -336,6 +340,9 @@ def _split_rows(received: Tensor, sizes: Sequence[Sequence[int]]) -> list[FlatRo
     ]
 
 
+# Redistribution of local tensors
+
+
 def redistribute_local_tensor(
     grid: ProcessMesh, local: Tensor, shape: Sequence[int], start: MeshPlacements, end: MeshPlacements
 ) -> Tensor:
@@ -480,6 +487,9 @@ def _are_slabs(boxes: Sequence[Box], whole: Box) -> bool:
         return False
     bounds = [whole[first][0], *(box[first][1] for box in boxes)]
     return [box[first][0] for box in boxes] == bounds[:-1] and bounds[-1] == whole[first][1]
+
+
+# Redistribution with autograd
 
 
 class TensorSpec:

@@ -26,6 +26,8 @@ from shardwise.runtime.graphs.placements import (
 from shardwise.runtime.graphs.redistribute import TensorSpec, redistribute_local_tensor
 from shardwise.runtime.profiling import OPERATOR_COLLECTIVES, TRAFFIC_MARK, profiled_range
 
+# Operators and their kernels
+
 Dims = tuple[str, ...]
 
 
@@ -172,6 +174,9 @@ def arranged(tensor: Tensor, dims: Sequence[str], order: Sequence[str]) -> Tenso
     return tensor if tuple(dims) == tuple(order) else tensor.permute([list(dims).index(dim) for dim in order])
 
 
+# Redistribution inside an operator
+
+
 def all_gather_dim(work: ShardedOperator, value: Tensor, at: int, dim: str) -> Tensor:
     """All-gather `dim`, which is dim `at` of `value`; gradients are reduce-scattered."""
     return _redistributed(work, value, at, dim, ("part", "whole"), ("partial", "part"))
@@ -224,6 +229,9 @@ class _RedistributeBothWays(Function):
         with profiled_range(TRAFFIC_MARK, OPERATOR_COLLECTIVES):
             gradient = redistribute_local_tensor(grid, gradients[0].contiguous(), shape, late, first)
         return gradient, None, None, None, None, None, None
+
+
+# Halo exchange
 
 
 def with_neighbours(
