@@ -2,7 +2,7 @@
 
 `load_graph` reads a path, or `graph:NAME` for a shipped graph; `parse_graph` a mapping; `graph_text` writes a
 graph that is read back as an equal one. Unknown keys are refused. The keys are in docs/reference/formats.md,
-section "Graph files".
+section "Operator graphs".
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ WRONG: dict[str, tuple[OpNode, str]] = {
     "other dims": (operator("transpose", "b s -> s n", SIZES), "another order"),
     "parts that do not add up": (operator("concat", "b d, b e -> b n", SIZES), "differ in one dim"),
     "cut beyond the end": (operator("slice", "b n -> b e", SIZES, start=6), "beyond the end"),
-    "nothing reduced": (operator("reduce", "b -> b", SIZES, function="sum"), "reduces dims"),
+    "nothing reduced": (operator("reduce", "b -> b", SIZES, function="sum"), "some of the dims of its input"),
     "no classes": (operator("cross_entropy", "b s, b s -> ", SIZES), "one dim more"),
     "groups of unequal size": (
         operator("group_norm", "b n s -> b n s", SIZES, parameters="n, n", groups=3),
