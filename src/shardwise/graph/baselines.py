@@ -189,11 +189,11 @@ def megatron(graph: OpGraph, ranks: Sequence[int]) -> GraphLayout | None:
     """Megatron's layout: tensor parallelism along the innermost axis of a mesh, data parallelism along the
     others.
 
-    Parameters and optimizer states are replicated, nothing is recomputed. A column-parallel matmul is
-    followed by operators on its shards (attention heads, the width of an MLP) up to a row-parallel matmul,
-    whose partial sums are all-reduced, or up to the loss. Embedding tables are split by rows. Every rank of
-    the axis computes all other operators. None where no attention can be split (no transformer, or too few
-    heads), or where the batch has no part for every rank of the other axes.
+    Parameters and optimizer states are replicated, nothing is recomputed. Operators after a column-parallel
+    matmul (attention heads, the width of an MLP) work on shards. A row-parallel matmul, whose partial sums
+    are all-reduced, or the loss ends this. Embedding tables are split by rows. Every rank of the axis
+    computes all other operators. None where no attention can be split (no transformer, or too few heads), or
+    where the batch has no part for every rank of the other axes.
     """
     found = []
     skips = skip_tensors_of(graph)
@@ -246,10 +246,10 @@ def _block_rules(context: _BlockContext) -> dict[str, ShardingRule]:
     tried: dict[str, int] = {}
     while True:
         walk = _Walk(context, tried)
-        stuck = walk.to_the_end()
-        if not stuck:
+        failed = walk.assign_rules()
+        if not failed:
             return walk.rules
-        for name in stuck:
+        for name in failed:
             tried[name] = tried.get(name, 0) + 1
 
 
@@ -266,7 +266,7 @@ class _Walk:
     placed: dict[str, Placement] = field(default_factory=dict)
     split_by: dict[str, frozenset[str]] = field(default_factory=dict)
 
-    def to_the_end(self) -> frozenset[str]:
+    def assign_rules(self) -> frozenset[str]:
         """Assign rules in order. Returns the operators whose split results have no matching reader; empty on
         success."""
         block = self.context.block
@@ -276,7 +276,7 @@ class _Walk:
         for op in block.operators:
             sources = [operand.source for operand in op.inputs]
             split_sources = frozenset().union(*(self.split_by.get(source, frozenset()) for source in sources))
-            rule = self._following(op) if split_sources else self._opening(op)
+            rule = self._matching_rule(op) if split_sources else self._next_rule(op)
             if rule is None:
                 return split_sources
             self.rules[op.name] = rule
@@ -286,7 +286,7 @@ class _Walk:
         seen = (*self.context.skip_outputs, block.operators[-1].name)
         return frozenset().union(*(self.split_by.get(name, frozenset()) for name in seen))
 
-    def _following(self, op: OpNode) -> ShardingRule | None:
+    def _matching_rule(self, op: OpNode) -> ShardingRule | None:
         """The rule for inputs in their placements; collectives are allowed in the loss only. None if there is
         none."""
         states = self.context.states(op, self.placed)
@@ -299,7 +299,7 @@ class _Walk:
                 return rule
         return None
 
-    def _opening(self, op: OpNode) -> ShardingRule:
+    def _next_rule(self, op: OpNode) -> ShardingRule:
         """The next rule that splits an operator with replicated inputs, or replication if no rule is left."""
         rules = self.context.rules_of(op)
         ways = [rule for rule in rules if self._splits_weight(op, rule)]

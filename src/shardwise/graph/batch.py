@@ -131,7 +131,7 @@ def loss_weight(graph: OpGraph, microbatches: int) -> float:
     for block, skip_outputs in zip(graph.blocks, skip_tensors_of(graph).skip_outputs, strict=True):
         for _ in range(block.repeat):
             before = result
-            made = _through(graph, block, before, there, microbatches)
+            made = _block_shares(graph, block, before, there, microbatches)
             result = made[block.operators[-1].name]
             if result == before:  # so the next repetition is equal to this one
                 break
@@ -147,7 +147,7 @@ def samples_dim(graph: OpGraph, name: str) -> int | None:
     return _batch_dim(input_growth(graph, name))
 
 
-def _through(
+def _block_shares(
     graph: OpGraph, block: Block, entry: _Share | None, there: Mapping[str, _Share], microbatches: int
 ) -> dict[str, _Share]:
     """The part of each tensor that a micro-batch has in one repetition of a block; `there` has earlier
@@ -161,11 +161,13 @@ def _through(
                 dim = samples_dim(graph, operand.source)
                 made[operand.source] = _Share(REPLICATE if dim is None else shard(dim))
         reads = [made[operand.source] for operand in op.inputs]
-        made[op.name] = _made(op, reads, graph.growth, microbatches)
+        made[op.name] = _result_share(op, reads, graph.growth, microbatches)
     return made
 
 
-def _made(op: OpNode, reads: Sequence[_Share], growth: Mapping[str, SizeGrowth], microbatches: int) -> _Share:
+def _result_share(
+    op: OpNode, reads: Sequence[_Share], growth: Mapping[str, SizeGrowth], microbatches: int
+) -> _Share:
     """The part of an operator's result that a micro-batch has, from the parts of its inputs."""
     sizes = [[growth.get(dim, CONSTANT) for dim in dims] for dims in op.tensors]
     along = _batch_dim(sizes[-1])
@@ -175,14 +177,14 @@ def _made(op: OpNode, reads: Sequence[_Share], growth: Mapping[str, SizeGrowth],
     if op.kind == "reshape" and groups and along is not None:
         return _reshaped(op, reads[0], along, microbatches)
     for rule in rules_of(op):
-        output = _value(rule.output)
-        if _reads_so(rule, reads) and (output < 0 if along is None else output == shard(along)):
-            is_shared_out = rule.split is None or rule.units % microbatches == 0
+        output = _value_placement(rule.output)
+        if _matches(rule, reads) and (output < 0 if along is None else output == shard(along)):
+            is_divisible = rule.split is None or rule.units % microbatches == 0
             is_by_rows = groups <= {1} or (rule.split is not None and rule.units == op.dims[rule.split])
             summed = {read.is_mean for read in reads if read.placement == PARTIAL}
             if output == PARTIAL and not summed:
                 summed = {op.kind in MEANS or op.attributes.get("function") == "mean"}
-            if is_shared_out and is_by_rows and len(summed) < 2:
+            if is_divisible and is_by_rows and len(summed) < 2:
                 return _Share(
                     output, is_mean=True in summed, groups=max(groups, default=1) if output >= 0 else 1
                 )
@@ -199,17 +201,17 @@ def _reshaped(op: OpNode, read: _Share, along: int, microbatches: int) -> _Share
     return _Share(shard(along), groups=groups // ahead)
 
 
-def _reads_so(rule: ShardingRule, reads: Sequence[_Share]) -> bool:
+def _matches(rule: ShardingRule, reads: Sequence[_Share]) -> bool:
     """Whether an operator under `rule` reads the parts of a micro-batch and whole parameters, without
     collectives."""
     return (
         not rule.collectives
-        and [_value(placement) for placement in rule.inputs] == [read.placement for read in reads]
-        and all(_value(placement) == REPLICATE for placement in rule.parameters)
+        and [_value_placement(placement) for placement in rule.inputs] == [read.placement for read in reads]
+        and all(_value_placement(placement) == REPLICATE for placement in rule.parameters)
     )
 
 
-def _value(placement: Placement) -> Placement:
+def _value_placement(placement: Placement) -> Placement:
     """A placement without its gradient."""
     return REPLICATE if placement == REPLICATE_SUM_GRAD else placement
 

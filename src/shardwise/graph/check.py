@@ -28,8 +28,8 @@ def check_graph(graph: OpGraph) -> None:
     """ConfigError with the key (as in a file) and the operator where the graph is not valid."""
     _check_names(graph)
     skips = skip_tensors_of(graph)
-    before: _Made | None = None
-    there = {name: _Made(shape, None) for name, shape in graph.inputs.items()}
+    before: _TensorType | None = None
+    there = {name: _TensorType(shape, None) for name, shape in graph.inputs.items()}
     for index, block in enumerate(graph.blocks):
         key = f"blocks[{index}]"
         _check_entry(graph, block, before, key)
@@ -43,7 +43,7 @@ def check_graph(graph: OpGraph) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _TensorType:
     """A tensor: its shape, and the growth of each dim (None for a graph input, whose readers define it)."""
 
     shape: Shape
@@ -78,7 +78,7 @@ def _check_names(graph: OpGraph) -> None:
             )
 
 
-def _check_entry(graph: OpGraph, block: Block, before: _Made | None, key: str) -> None:
+def _check_entry(graph: OpGraph, block: Block, before: _TensorType | None, key: str) -> None:
     """Only the first block has no entry; a repeated block's result has the shape of its entry."""
     if before is None and block.entry is not None:
         raise _wrong(f"{key}.entry", "is given for the first block", block.entry, "no entry")
@@ -88,7 +88,7 @@ def _check_entry(graph: OpGraph, block: Block, before: _Made | None, key: str) -
     if block.repeat > 1 and before is None:
         raise _wrong(f"{key}.repeat", "needs an entry", str(block.repeat), "1 in the first block")
     if block.repeat > 1 and before is not None:
-        result = _made(graph, block.operators[-1])
+        result = _result_type(graph, block.operators[-1])
         if result.shape != before.shape:
             raise _wrong(
                 f"{key}.repeat",
@@ -101,11 +101,11 @@ def _check_entry(graph: OpGraph, block: Block, before: _Made | None, key: str) -
 def _check_block(
     graph: OpGraph,
     block: Block,
-    before: _Made | None,
-    there: Mapping[str, _Made],
+    before: _TensorType | None,
+    there: Mapping[str, _TensorType],
     skip_outputs: Collection[str],
     key: str,
-) -> dict[str, _Made]:
+) -> dict[str, _TensorType]:
     """Check the operators of a block; returns all tensors that later operators may read.
 
     Each operator reads graph inputs, tensors of the block, its entry, or skip tensors of earlier blocks.
@@ -124,7 +124,7 @@ def _check_block(
             _check_shape(graph, node, operand, made[operand.source], f"{at}.dims")
             read.add(operand.source)
         _check_kind(node, where)
-        made[node.name] = _made(graph, node)
+        made[node.name] = _result_type(graph, node)
     if block.entry is not None and block.entry not in read:
         raise _wrong(f"{key}.entry", "is read by no operator", block.entry, "an entry that is read")
     for place, node in enumerate(block.operators[:-1]):
@@ -153,11 +153,11 @@ def _check_kind(node: OpNode, key: str) -> None:
         raise error.within(key=key) from None
 
 
-def _made(graph: OpGraph, node: OpNode) -> _Made:
-    return _Made(node.shape(node.output), tuple(graph.growth.get(dim, CONSTANT) for dim in node.output))
+def _result_type(graph: OpGraph, node: OpNode) -> _TensorType:
+    return _TensorType(node.shape(node.output), tuple(graph.growth.get(dim, CONSTANT) for dim in node.output))
 
 
-def _check_shape(graph: OpGraph, node: OpNode, operand: Operand, tensor: _Made, key: str) -> None:
+def _check_shape(graph: OpGraph, node: OpNode, operand: Operand, tensor: _TensorType, key: str) -> None:
     shape = node.shape(operand.dims)
     if shape != tensor.shape:
         raise _wrong(

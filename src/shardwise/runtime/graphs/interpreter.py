@@ -337,7 +337,7 @@ class _Passes:
         stage = self.stage
         entry = None
         if not stage.is_first:
-            entry = self._passed(CommunicationKind.RECV_F, number).requires_grad_(stage.trains_before)
+            entry = self._wait(CommunicationKind.RECV_F, number).requires_grad_(stage.trains_before)
             self.entries[number] = entry
         result = stage.interpreter.run(self.data[number], entry)
         self.results[number] = result
@@ -358,8 +358,8 @@ class _Passes:
         stage = self.stage
         if stage.is_last:
             return stage.weight * seed_gradient(stage.grid, stage.interpreter.end, result)
-        gradient = self._passed(CommunicationKind.RECV_B, number)
-        self._passed(CommunicationKind.SEND_F, number)  # has arrived: the gradient is the reply
+        gradient = self._wait(CommunicationKind.RECV_B, number)
+        self._wait(CommunicationKind.SEND_F, number)  # has arrived: the gradient is the reply
         return gradient.to(result.dtype)
 
     def _send_result(self, number: int) -> None:
@@ -376,7 +376,7 @@ class _Passes:
         if self.stage.trains_before:
             for kind, earlier in list(self.in_flight):
                 if kind is CommunicationKind.SEND_B:
-                    self._passed(kind, earlier)
+                    self._wait(kind, earlier)
             self._send(CommunicationKind.SEND_B, number, self.gradients.pop(number), EARLIER)
 
     def _receive_entry(self, number: int) -> None:
@@ -397,7 +397,7 @@ class _Passes:
     def _receive(self, kind: CommunicationKind, number: int, buffer: Tensor, stages: int) -> None:
         self.in_flight[kind, number] = distributed.irecv(buffer, self.stage.grid.peer_rank(stages)), buffer
 
-    def _passed(self, kind: CommunicationKind, number: int) -> Tensor:
+    def _wait(self, kind: CommunicationKind, number: int) -> Tensor:
         """Wait for a message; returns its tensor."""
         work, tensor = self.in_flight.pop((kind, number))
         if work is not None:
@@ -407,4 +407,4 @@ class _Passes:
     def finish(self) -> None:
         """Wait for all messages in flight."""
         for kind, number in list(self.in_flight):
-            self._passed(kind, number)
+            self._wait(kind, number)

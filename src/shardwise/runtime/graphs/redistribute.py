@@ -85,14 +85,14 @@ def redistribute_path(
         "none" if count == 1 else _step_kind(a, b, isinstance(a, int) and u != v)
         for a, b, u, v, count in zip(start.by_axis, end.by_axis, start.units, end.units, counts, strict=True)
     ]
-    plan = _PathBuilder(shape, counts, start)
+    builder = _PathBuilder(shape, counts, start)
     for kind in _STEP_ORDER:
         axes = tuple(axis for axis, own in enumerate(kinds) if own == kind)
         if axes:
-            plan.add(kind, axes, end)
-    if plan.boxes(plan.now) != plan.boxes(end):  # an outer axis moved the units of an inner one
-        plan.all_to_all(_axes_of_parts(end), end)
-    return tuple(plan.path)
+            builder.add(kind, axes, end)
+    if builder.boxes(builder.now) != builder.boxes(end):  # an outer axis moved the units of an inner one
+        builder.all_to_all(_axes_of_parts(end), end)
+    return tuple(builder.path)
 
 
 class _PathBuilder:
@@ -410,11 +410,11 @@ class _StepOnRank:
         if self.step.kind == "first_only":
             is_first = all(self.grid.here[axis] == 0 for axis in self.step.axes)
             return local if is_first else torch.zeros_like(local)
-        way = {
+        steps = {
             "reduce_scatter": self._reduce_scatter, "all_gather": self._all_gather,
             "exchange": self._all_to_all
         }[self.step.kind](local)  # fmt: skip
-        return (yield from way)
+        return (yield from steps)
 
     def _reduce_scatter(self, local: Tensor) -> CollectiveCoroutine:
         boxes = [self._box(self.step.then, at) for at in self.members]
@@ -527,14 +527,14 @@ class _Redistribute(Function):
     def forward(
         ctx: Any, local: Tensor, grid: ProcessMesh, start: TensorSpec, end: TensorSpec, what: str
     ) -> Tensor:
-        ctx.way = (grid, start, end, what)
+        ctx.arguments = (grid, start, end, what)
         with profiled_range(TRAFFIC_MARK, what):
             result = redistribute_local_tensor(grid, local, start.shape, start.value, end.value)
         return result.view_as(result) if result is local else result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        grid, start, end, what = ctx.way
+        grid, start, end, what = ctx.arguments
         with profiled_range(TRAFFIC_MARK, what):
             gradient = redistribute_local_tensor(
                 grid, gradients[0], start.shape, end.gradient, start.gradient

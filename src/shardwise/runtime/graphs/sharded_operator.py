@@ -219,13 +219,13 @@ class _RedistributeBothWays(Function):
         ctx: Any, value: Tensor, grid: ProcessMesh, shape: tuple[int, ...], *placements_list: MeshPlacements
     ) -> Tensor:
         start, end, *back = placements_list
-        ctx.way = (grid, shape, *back)
+        ctx.arguments = (grid, shape, *back)
         with profiled_range(TRAFFIC_MARK, OPERATOR_COLLECTIVES):
             return redistribute_local_tensor(grid, value, shape, start, end)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        grid, shape, late, first = ctx.way
+        grid, shape, late, first = ctx.arguments
         with profiled_range(TRAFFIC_MARK, OPERATOR_COLLECTIVES):
             gradient = redistribute_local_tensor(grid, gradients[0].contiguous(), shape, late, first)
         return gradient, None, None, None, None, None, None
@@ -262,14 +262,14 @@ class _Neighbours(Function):
     def forward(
         ctx: Any, value: Tensor, work: ShardedOperator, at: int, read: str, axes: tuple[int, ...], rows: int
     ) -> Tensor:
-        ctx.way = (work, at, axes, rows)
+        ctx.arguments = (work, at, axes, rows)
         size = value.shape[at]
         before, after = _passed(work, axes, value.narrow(at, 0, rows), value.narrow(at, size - rows, rows))
         return torch.cat((before, value, after), dim=at)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        work, at, axes, rows = ctx.way
+        work, at, axes, rows = ctx.arguments
         gradient = gradients[0]
         size = gradient.shape[at]
         own = gradient.narrow(at, rows, size - 2 * rows).clone()
