@@ -40,17 +40,17 @@ def _file(tmp_path: Path, forward: str, build: str = "torch.zeros(batch, 4, 16)"
 
 REFUSED = {
     "a state of other layers": (
-        "y, s = self.lstm(x); z, _ = self.lstm(y, s); return z.mean()", 1, "begins with a state",
+        "y, s = self.lstm(x); z, _ = self.lstm(y, s); return z.mean()", 1, "has an initial state",
     ),
     "a state of a parameter": (
-        "s = self.a(x[:, :1]).transpose(0, 1); return self.gru(x, s)[0].mean()", 1, "begins with a state",
+        "s = self.a(x[:, :1]).transpose(0, 1); return self.gru(x, s)[0].mean()", 1, "has an initial state",
     ),
     "a state of data": (
-        "return self.gru(x, x[:, :1].transpose(0, 1).contiguous())[0].mean()", 0, "begins with a state",
+        "return self.gru(x, x[:, :1].transpose(0, 1).contiguous())[0].mean()", 0, "has an initial state",
     ),
     "a state of zeros written to": (
         "s = torch.zeros(1, x.shape[0], 16); s[0, 0] = 1.0; return self.gru(x, s)[0].mean()", 2,
-        "begins with a state",
+        "has an initial state",
     ),
     "a part changed": ("h = self.a(x); h[..., :8].add_(self.b(x)); return h.mean()", 1, "changes in place"),
     "a part assigned": ("h = self.a(x); h[..., :8] = self.b(x); return h.mean()", 1, "changes in place"),
@@ -66,17 +66,17 @@ REFUSED = {
     ),
     "a parameter": ("return (F.linear(x, self.frozen.weight) + self.a(x)).mean()", 0, "is frozen"),
     "a table": ("return (self.a(x) * self.table).mean()", 0, "reads table, which is frozen"),
-    "detached": ("return self.c(self.a(x).detach()).mean()", 0, "aten.detach cuts off the gradient"),
-    "detached beside": ("h = self.a(x); return (h * h.detach()).mean()", 1, "aten.detach cuts off"),
-    "no gradient": ("with torch.no_grad(): h = self.a(x); return self.c(h).mean()", 0, "torch.no_grad runs"),
+    "detached": ("return self.c(self.a(x).detach()).mean()", 0, "aten.detach stops the gradient"),
+    "detached beside": ("h = self.a(x); return (h * h.detach()).mean()", 1, "aten.detach stops"),
+    "no gradient": ("with torch.no_grad(): h = self.a(x); return self.c(h).mean()", 0, "no_grad covers"),
     "autocast": (
         "with torch.autocast('cpu', dtype=torch.bfloat16): h = self.a(x); return self.c(h.float()).mean()", 0,
-        "torch.autocast runs",
+        "torch.autocast covers",
     ),
     "a mask": ("h = self.a(x); return h[x > 0].mean()", 1, "aten.index.Tensor makes a tensor whose size"),
     "filters": (
         "f = self.a(x)[0, :3, :3].expand(2, 2, 3, 3); return F.conv2d(x.view(-1, 2, 4, 8), f).mean()", 1,
-        "filters that are computed",
+        "computes its filters",
     ),
     "an exit": ("import sys; sys.exit(3)", 1, "found SystemExit: 3"),
 }  # fmt: skip
@@ -164,7 +164,7 @@ def test_a_table_longer_than_the_sequence_is_stored_whole(tmp_path: Path) -> Non
         capture(str(long), "build")
     assert caught.value.key == "line 8"
     assert "when the seq_len doubles, to 80" in str(caught.value)
-    assert "tables that are long enough" in str(caught.value)
+    assert "tables that suffice" in str(caught.value)
 
 
 class Masked(nn.Module):

@@ -54,7 +54,7 @@ def test_points_of_the_frontier_train(team: WorkerPool, name: str, full: bool) -
 
 
 def test_training_an_operator_captured_for_cost_alone_is_refused_with_its_line() -> None:
-    with pytest.raises(ConfigError, match=r"captured\.py: aten\.linalg_vector_norm is captured for its cost"):
+    with pytest.raises(ConfigError, match=r"captured\.py: aten\.linalg_vector_norm is modelled for its cost"):
         captured(module_of("digits", 1), data_of("digits", 0), graph_of("digits"))
 
 
@@ -93,7 +93,7 @@ def test_graph_operators_for_cost_alone_are_refused_with_their_line(tmp_path: Pa
         "def build(batch: int = 4):\n    return Rolled(), (torch.zeros(batch, 4),)\n"
     )
     graph = capture(str(file), "build")
-    with pytest.raises(ConfigError, match="is captured for its cost alone"):
+    with pytest.raises(ConfigError, match="is modelled for its cost only"):
         captured(Rolled(), (torch.zeros(4, 4),), graph)
 
 
@@ -125,7 +125,7 @@ def test_a_module_is_called_with_dicts_in_any_order(tmp_path: Path) -> None:
     for name, value in found.items():
         right = {"embedding": words, "elementwise": scale, "cross_entropy": labels}[readers[name].kind]
         assert torch.equal(value, right)
-    with pytest.raises(ConfigError, match="is not what the module is called with"):
+    with pytest.raises(ConfigError, match="does not have the arguments"):
         own.data({"scale": scale, "batch": {"words": words}})
 
 

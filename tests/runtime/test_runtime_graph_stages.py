@@ -222,7 +222,7 @@ def _of_whole_numbers(report: Report, plan: GraphPlan) -> None:
 def test_integers_do_not_cross_a_stage_boundary(team: WorkerPool) -> None:
     """A first stage that has no parameters makes of whole numbers others."""
     plan = staged_by_rules(without_first_weights(CHAIN), (1,), (1,), 2, whole)
-    with pytest.raises(ConfigError, match="hands whole numbers to the next stage"):
+    with pytest.raises(ConfigError, match="sends integers to the next stage"):
         team.run(2, _of_whole_numbers, plan)
 
 

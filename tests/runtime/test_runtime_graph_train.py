@@ -186,7 +186,7 @@ def test_an_interrupted_run_reports_how_to_resume(tmp_path: Path, ending: signal
 
 def test_functions_that_a_graph_does_not_define_are_refused() -> None:
     check_computable(MLP)
-    with pytest.raises(ConfigError, match="of operator relu does not say what is computed"):
+    with pytest.raises(ConfigError, match="of operator relu does not define what is computed"):
         check_computable(_with_function(MLP, function="scale"))
     check_computable(_with_function(MLP, function="scale", number=0.5))
 

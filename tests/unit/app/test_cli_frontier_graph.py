@@ -284,7 +284,7 @@ def test_a_saved_plan_with_wrong_values_is_detected(run: Run, tmp_path: Path) ->
         second["tensors"][entry] = ["P", "P"]
 
     refused(
-        run("check", str(rewritten(path, no_border))), "changed.yaml", "layout.blocks", "do not meet", "P P"
+        run("check", str(rewritten(path, no_border))), "changed.yaml", "layout.blocks", "do not agree", "P P"
     )
     refused(run("check", str(rewritten(path, no_rule))), "changed.yaml", "layout.blocks[0]", "split nothing")
     refused(run("check", str(rewritten(path, half_a_mesh))), "mesh", "2x1", "product is 4")
@@ -302,10 +302,10 @@ def test_a_saved_plan_with_wrong_values_is_detected(run: Run, tmp_path: Path) ->
     ("path", "value", "words"),
     [
         ("blocks.1.operators.0.inputs.0.from", "down", ("'up' closes a cycle", "up -> down -> up")),
-        ("blocks.1.operators.0.kind", "lineer", ("'up' is no kind", "did you mean linear?")),
-        ("blocks.2.operators.0.inputs.0.dims", ["b", "s", "v"], ("'logits' do not meet", "[8, 4, 6]")),
+        ("blocks.1.operators.0.kind", "lineer", ("'up' is not an operator kind", "did you mean linear?")),
+        ("blocks.2.operators.0.inputs.0.dims", ["b", "s", "v"], ("'logits' do not have", "[8, 4, 6]")),
         ("sizes.f", 0, ("sizes.f", "'up' is zero")),
-        ("blocks.1.operators.1.inputs.0.from", "nobody", ("'down' is nowhere", "nobody")),
+        ("blocks.1.operators.1.inputs.0.from", "nobody", ("'down' does not exist", "nobody")),
     ],
     ids=["cycle", "kind", "shapes", "zero", "nowhere"],
 )

@@ -122,7 +122,7 @@ def test_the_plan_of_a_graph_is_launched(run: Run, plan: str) -> None:
     write_graph_plan("d.yaml", plan_with(undefined, (2,), by_rules(undefined, (2,), lambda op: ("split b",))))
     ran = run("launch", "d.yaml", "--with", "slurm", "--print")
     assert (ran.code, ran.out) == (2, "") and ran.err.count("\n") == 1
-    assert "does not say what is computed; found dropout" in ran.err
+    assert "does not define what is computed; found dropout" in ran.err
 
 
 def _dropping(block: Block) -> Block:
