@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 
 from tests.architecture.sources import Module
@@ -20,6 +22,19 @@ RETIRED = frozenset(
 )  # fmt: skip
 """Parts of identifiers and of names of modules, between underscores or capitals."""
 
+RETIRED_PHRASES = (
+    r"abreast", r"borrow(s|ed)?", r"braids?", r"close-?ups?", r"customar(y|ily)", r"cut by the bound",
+    r"errands?", r"fates?", r"held against", r"(?<!Face )hubs?", r"(?<!PCIe )lanes?", r"lent", r"loans?",
+    r"loosen(s|ed)?", r"made again", r"raised lines?", r"seats?", r"sharpen(s|ed)?", r"siev(e|ed)",
+    r"sift(s|ed)?", r"sketch(es|ed)?", r"stair(s|case)", r"told", r"what became of",
+)  # fmt: skip
+"""Coined words and compounds that no prose has: docstrings, comments, messages and pages."""
+
+_PHRASE = re.compile(rf"\b({'|'.join(RETIRED_PHRASES)})\b", re.IGNORECASE)
+
+_CODE = re.compile(r"^( *)```(json|yaml|python).*?^\1```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+"""Code in a page: blocks of data and of Python, and what is between backticks."""
+
 _PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
@@ -28,6 +43,21 @@ def retired_names(module: Module) -> list[str]:
     names = {*_names(module.tree), *module.name.split(".")}
     found = {name for name in names if {part.lower() for part in _PART.findall(name)} & RETIRED}
     return [f"{module.name}: {name}" for name in sorted(found)]
+
+
+def retired_phrases(name: str, text: str, *, is_page: bool) -> list[str]:
+    """Retired words in a page, or in the comments of a module and its strings that have a space."""
+    prose = _CODE.sub("", text) if is_page else "\n".join(_prose_of(text))
+    return [f"{name}: {found.group(0)}" for found in _PHRASE.finditer(prose)]
+
+
+def _prose_of(source: str) -> Iterator[str]:
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield _CODE.sub("", token.string)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield _CODE.sub("", node.value)
 
 
 def public_classes(module: Module) -> list[str]:
