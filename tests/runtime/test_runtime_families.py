@@ -1,4 +1,4 @@
-"""What families compute in their own ways: each mechanism is told from its absence."""
+"""Numerics of model families: a model without one of its mechanisms is detected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ TOLERANCE = 2e-4
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Tensor, Tensor]]:
-    """Of a tiny model: weights that Transformers wrote, tokens, and the logits that it computes."""
+    """For a tiny model: weights that Transformers wrote, tokens, and the logits that Transformers
+    computes."""
 
     @cache
     def of(name: str) -> tuple[Path, Tensor, Tensor]:
@@ -51,7 +52,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
 
 
 def error(written: tuple[Path, Tensor, Tensor], name: str) -> float:
-    """How far our logits are from theirs, at most."""
+    """The largest difference between our logits and theirs."""
     folder, tokens, logits = written
     module = reference_module(tiny(name))
     load_weights(module, tiny(name), str(folder))
@@ -85,7 +86,7 @@ CHANGED: dict[str, tuple[str, dict[str, Any]]] = {
     "scores that are not corrected": ("deepseek_v3", {"routing": replace(V3, correction=False)}),
     "groups that count as their best": ("deepseek_v3", {"routing": replace(V3, best_of_group=1)}),
 }
-"""A model, and what of its numerics is taken out or changed."""
+"""A model, and the numerics of it that are removed or changed."""
 
 
 def without_window(**kinds: Any) -> Scores:
@@ -121,7 +122,7 @@ REPLACED: dict[str, tuple[str, str, Any]] = {
         not_shifted,
     ),
 }
-"""A model, and what is replaced (a dotted name) by what."""
+"""A model, the dotted name that is patched, and its replacement."""
 
 
 @pytest.mark.parametrize("mutant", CHANGED)
@@ -145,14 +146,14 @@ def test_a_model_without_one_of_its_parts_is_detected(written: Any, mutant: str)
 
 
 def test_slopes_are_those_of_the_paper() -> None:
-    """Of 8 heads 1/2, 1/4 ... 1/256; of 6 those of 4 heads, 2^-2 to 2^-8, and the first and third of 8."""
+    """8 heads: 1/2, 1/4 ... 1/256. 6 heads: those of 4 heads, 2^-2 to 2^-8, and the first and third of 8."""
     assert alibi_slopes(8) == tuple(2.0**-number for number in range(1, 9))
     assert alibi_slopes(6) == (2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3)
 
 
 def test_yarn_slows_the_pairs_of_low_frequency() -> None:
-    """8 pairs of theta 16: frequencies 2^(-i/2). Of an original length of 64 pi pair 0 turns 32 times and
-    pair 10 would turn once, so that pair i is i/10 on the way to a quarter of its frequency."""
+    """8 pairs with theta 16 have frequencies 2^(-i/2). Over the original length of 64 pi, pair 0 makes 32
+    rotations and pair 10 would make one. So pair i moves i/10 of the way to a quarter of its frequency."""
     yarn = YarnScaling(factor=4.0, fast=32.0, slow=1.0, length=64 * torch.pi, truncates=False)
     rotation = rotation_of(Rope(dims=16, theta=16.0, scaling=yarn), torch.tensor([1]))
     angles = torch.atan2(rotation.sin, rotation.cos).flatten()
@@ -182,11 +183,11 @@ SCORES = [
     Scores(scale=0.3, cap=2.0, window=3),
 ]
 TOKENS = 300
-"""More than are taken at a time, and not a multiple of it."""
+"""More than one block of scores has, and no multiple of it."""
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, scores: Scores) -> Tensor:
-    """The same by the whole square of scores."""
+    """The same attention with the full matrix of scores."""
     k, v = (each.repeat_interleave(2, dim=1) for each in (k, v))
     found = q @ k.transpose(2, 3) * scores.scale
     if scores.cap is not None:
