@@ -68,7 +68,7 @@ REFUSED = {
     "a parameter": ("return (F.linear(x, self.frozen.weight) + self.a(x)).mean()", 0, "is frozen"),
     "a table": ("return (self.a(x) * self.table).mean()", 0, "reads table, which is frozen"),
     "detached": ("return self.c(self.a(x).detach()).mean()", 0, "aten.detach cuts off the gradient"),
-    "detached beside": ("h = self.a(x); return (h * h.detach()).mean()", 1, "aten.detach cuts off"),
+    "a detached branch": ("h = self.a(x); return (h * h.detach()).mean()", 1, "aten.detach cuts off"),
     "no gradient": ("with torch.no_grad(): h = self.a(x); return self.c(h).mean()", 0, "torch.no_grad runs"),
     "autocast": (
         "with torch.autocast('cpu', dtype=torch.bfloat16): h = self.a(x); return self.c(h.float()).mean()", 0,
@@ -98,7 +98,7 @@ TAKEN = {
     "a change of a view alone": ("h = self.a(x).view(-1, 8); h.add_(1.0); return h.mean()", 272),
     "data changed": ("m = torch.zeros(16); m[3:] = 1.0; return (self.a(x) * m).mean()", 272),
     "a state of zeros": ("s = torch.zeros(1, x.shape[0], 16); return self.gru(x, s)[0].mean()", 1632),
-    "results beside the loss": ("h = self.a(x); return h.mean(), h.detach(), self.c(h)", 272),
+    "results in addition to the loss": ("h = self.a(x); return h.mean(), h.detach(), self.c(h)", 272),
     "every other row": ("return (F.linear(x, self.w[0::2]) + F.linear(x, self.w[1::2])).mean()", 128),
     "a part and the whole": ("return (F.linear(x, self.w)[..., :4] + F.linear(x, self.w[2:6])).mean()", 128),
     "a part alone": ("return F.linear(x, self.w[:4]).mean()", 128),

@@ -77,7 +77,7 @@ def test_another_module_is_refused() -> None:
 
 
 class Rolled(nn.Module):
-    """Rolls a tensor, which a graph does not represent in full."""
+    """A standard deviation, which graphs represent for its cost only."""
 
     def __init__(self) -> None:
         super().__init__()

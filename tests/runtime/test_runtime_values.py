@@ -1,5 +1,5 @@
-"""A model that is divided before it has memory has, bit by bit, what one has that is divided afterwards; and
-but for blocks that are to be sharded, ranks make no weights that they do not hold."""
+"""A model that is sharded before its memory is allocated equals, bit by bit, one that is sharded afterwards.
+Ranks allocate only the weights that they hold, except for blocks with sharded states."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ SEED = 3
 
 
 def first_corner(value: Tensor, region: Region) -> Tensor:
-    """A twin of `values._part` that forgets where the part begins."""
+    """Replaces `_part` by a mutant that forgets where the shard begins."""
     places = tuple(slice(0, stop - start) for start, stop in region[: value.dim()])
     return value[places]
 
 
 def local_tensors(job: TrainingJob | UnevenTrainingJob) -> list[Tensor]:
-    """All values of a rank: its weights, and what it owns of them."""
+    """All values of a rank: its weights, and those that it owns."""
     owned = [own for own, _ in job.owned.parameters] if isinstance(job, UnevenTrainingJob) else []
     return [local(parameter).detach() for parameter in (*job.parameters, *owned)]
 
@@ -43,8 +43,8 @@ def local_tensors(job: TrainingJob | UnevenTrainingJob) -> list[Tensor]:
 def filled(
     report: Report, plan: Plan | UnevenFile, part: Callable[[Tensor, Region], Tensor] | None
 ) -> tuple[bool, int, int]:
-    """Whether a rank has the same both ways, how many elements of the model it holds, and how many it made
-    memory for."""
+    """Whether a rank has the same values both ways, the number of elements that it holds, and the number that
+    it allocated."""
     made: list[int] = []
 
     def placed(tensor: Tensor, device_type: str) -> Tensor:
