@@ -1,4 +1,4 @@
-"""Plan files of all kinds are read as they were when they were written, and `check` finds nothing wrong."""
+"""Plan files of all kinds are read as when they were written, and `check` accepts them."""
 
 from __future__ import annotations
 
