@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.recorded.comparing import differences, settled
 from tests.recorded.files import CANDIDATES, KINDS, PLANS, file_of, read_lines, rounded, write_lines
-from tests.recorded.product import answer_to, plan_said, with_price
+from tests.recorded.product import answer_to, plan_content, with_price
 
 SHOWN = 50
 """Most differences of a file that are printed."""
@@ -71,7 +71,7 @@ def _all(*, is_recording: bool) -> int:
         changed += _compared("answers", kind, found, is_recording=is_recording)
     for kind in CANDIDATES:
         changed += _compared("candidates", kind, _priced(kind), is_recording=is_recording)
-    said = {path.name: rounded(plan_said(path.name)) for path in sorted(PLANS.iterdir())}
+    said = {path.name: rounded(plan_content(path.name)) for path in sorted(PLANS.iterdir())}
     return changed + _compared("answers", "plans", said, is_recording=is_recording)
 
 

@@ -271,7 +271,7 @@ def _graph_price(case: Mapping[str, Any], layout: Mapping[str, Any]) -> tuple[fl
 _PRICED: Mapping[str, Any] = {"uniform": _uniform_price, "uneven": _uneven_price, "graph": _graph_price}
 
 
-def plan_said(name: str) -> dict[str, Any]:
+def plan_content(name: str) -> dict[str, Any]:
     """The content of the plan file of this name, as the product reads it."""
     return records.plan_record(read_any_plan(str(PLANS / name)))
 

@@ -83,7 +83,7 @@ class Notes:
         return Counter((str(kind), total) for (kind, *_), total in nbytes.items())
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
+    def recording(self) -> Iterator[None]:
         """Inside, estimates are recorded. A parameter is recorded with its own bytes, not with its share of
         the message of its block."""
         with ExitStack() as stack:
@@ -93,10 +93,12 @@ class Notes:
             stack.enter_context(patch.object(Rank, "reduce_scatter_s", scattered))
             stack.enter_context(patch.object(Rank, "group", self._along(Rank.group)))
             for name, once in (("use_alone", ("_update_s", "_summed_s")), ("use_shared", tuple(ONCE))):
-                stack.enter_context(patch.object(price, name, self._of_one(getattr(price, name), once)))
+                stack.enter_context(
+                    patch.object(price, name, self._of_one_parameter(getattr(price, name), once))
+                )
             for name in ONCE:
-                apart = self._apart(getattr(parameters, name), name)
-                stack.enter_context(patch.object(parameters, name, apart))
+                marked = self._once_per_step(getattr(parameters, name), name)
+                stack.enter_context(patch.object(parameters, name, marked))
             gathered = self._gathering(parameters._gather_s)
             stack.enter_context(patch.object(parameters, "_gather_s", gathered))
             stack.enter_context(patch.object(parameters, "_moved_s", _by_itself))
@@ -127,7 +129,7 @@ class Notes:
 
         return group
 
-    def _of_one(self, estimated: Callable[..., None], once: tuple[str, ...]) -> Callable[..., None]:
+    def _of_one_parameter(self, estimated: Callable[..., None], once: tuple[str, ...]) -> Callable[..., None]:
         def noted(rank: Rank, ledger: StepLedger, *arguments: Any, **more: Any) -> None:
             self.once_now = once
             self.slot = self.slot + 1 if ledger.at == self.at else 0
@@ -151,7 +153,7 @@ class Notes:
 
         return noted
 
-    def _apart(self, estimated: Callable[..., float], name: str) -> Callable[..., float]:
+    def _once_per_step(self, estimated: Callable[..., float], name: str) -> Callable[..., float]:
         def noted(*arguments: Any) -> float:
             self.what = ONCE[name] if name in self.once_now else None
             seconds = estimated(*arguments)
@@ -194,7 +196,7 @@ def predicted(plan: GraphPlan) -> Times:
     """Every estimated collective between two or more ranks, as often as a step has it, on a backend that has
     all collectives."""
     notes = Notes(_read_again(plan.graph))
-    with notes.taken():
+    with notes.recording():
         training = Training(dtype=plan.job.dtype, optimizer=plan.job.optimizer, profile=plan.job.profile)
         estimate_layout(plan.graph, plan.cluster, training, plan.mesh, plan.layout)
     return notes.passes + notes.once
@@ -216,7 +218,7 @@ def predicted_in_stages(plan: GraphPlan) -> list[Times]:
     found = []
     for stage, (first, end) in enumerate(layout.spans):
         notes = Notes(_read_again(plan.graph))
-        with notes.taken():
+        with notes.recording():
             estimate_stage(
                 of_one, plan.cluster, training, plan.mesh, layout.stages[stage], first=first, end=end,
                 counts=StepCounts(microbatches=layout.microbatches, stages=len(layout.spans)),

@@ -229,14 +229,14 @@ class Accelerator:
         self.dtypes: set[torch.dtype] = set()
 
     def seconds(self, call: Callable[[], object]) -> float:
-        spent = Spent()
+        spent = OperatorSeconds()
         with spent:
             call()
         self.dtypes |= spent.dtypes
         return spent.seconds
 
 
-class Spent(DispatchMode):
+class OperatorSeconds(DispatchMode):
     """Seconds of the operators that run inside."""
 
     def __init__(self) -> None:
@@ -267,7 +267,7 @@ class Spent(DispatchMode):
         return result
 
 
-def reaching() -> Device:
+def imitated_device() -> Device:
     """The H100-SXM that the stand-in imitates."""
     known = find_device("H100-SXM")
     curves = KernelCurves(
@@ -299,7 +299,7 @@ def test_a_cuda_device_is_recorded_with_the_efficiency_of_its_kernels(
         queued = replace(own, dispatch_s=0.0)
         steps = [
             MeasuredStep(
-                plan=plan, seconds=predicted_step_s(plan, reaching(), queued if place < large else own)
+                plan=plan, seconds=predicted_step_s(plan, imitated_device(), queued if place < large else own)
             )
             for place, plan in enumerate(plans)
         ]

@@ -232,7 +232,7 @@ def test_stages_send_every_element_once(team: WorkerPool) -> None:
     assert (last["send", 2_048], last["recv", 2_048]) == (16, 16)
 
 
-def _ways(report: Report, plan: UnevenFile) -> list[str]:
+def _recompute_kinds(report: Report, plan: UnevenFile) -> list[str]:
     job = parallelize(reference_module(plan.model), plan)
     assert job.stage is not None
     return [layer.recompute for layer in job.stage.layers.values()]
@@ -240,7 +240,7 @@ def _ways(report: Report, plan: UnevenFile) -> list[str]:
 
 def test_every_stage_recomputes_as_planned(team: WorkerPool) -> None:
     plan = make_uneven("4 l1full l3 + 4 l4selective")
-    assert team.run(3, _ways, plan) == [["full"], ["none"] * 3, ["selective"] * 4]
+    assert team.run(3, _recompute_kinds, plan) == [["full"], ["none"] * 3, ["selective"] * 4]
 
 
 def test_a_trace_shows_every_pipelines_own_actions(team: WorkerPool) -> None:

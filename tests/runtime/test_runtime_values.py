@@ -66,7 +66,7 @@ def filled(
     return is_same, sum(local(parameter).numel() for parameter in job.parameters), sum(made)
 
 
-WAYS = [
+PLANS = [
     ("dp=2", "gpt", 2),
     ("dp=2,zero_stage=3", "llama", 2),
     ("tp=2,dp=2,zero_stage=1,micro_batch_size=4", "gpt", 4),
@@ -77,7 +77,7 @@ WAYS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "model", "ranks"), WAYS)
+@pytest.mark.parametrize(("text", "model", "ranks"), PLANS)
 def test_a_sharded_model_has_the_initial_values_of_the_whole_one(
     team: WorkerPool, text: str, model: str, ranks: int
 ) -> None:
@@ -96,7 +96,7 @@ def test_an_uneven_model_has_the_initial_values_of_the_whole_one(team: WorkerPoo
         assert is_same and made == elements
 
 
-@pytest.mark.parametrize("plan", [make_plan(WAYS[2][0], model="gpt"), make_uneven("5 tp2l4 + 3 l4")])
+@pytest.mark.parametrize("plan", [make_plan(PLANS[2][0], model="gpt"), make_uneven("5 tp2l4 + 3 l4")])
 def test_a_mutant_that_forgets_where_a_part_begins_is_caught(
     team: WorkerPool, plan: Plan | UnevenFile
 ) -> None:
