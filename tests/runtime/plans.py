@@ -126,7 +126,7 @@ DEEPSEEK_V2 = {
 DEEPSEEK_V3 = DEEPSEEK_V2 | {
     "model_type": "deepseek_v3", "q_lora_rank": 20, "norm_topk_prob": True, "num_nextn_predict_layers": 0,
 }  # fmt: skip
-"""Queries from a latent too; experts chosen by their own corrected scores."""
+"""Queries from a latent too; experts chosen by sigmoid scores with a correction bias."""
 
 CONFIGS: Mapping[str, Mapping[str, object]] = {
     "gpt": GPT, "llama": LLAMA, "qwen3": QWEN3, "neox": NEOX, "mixtral": MIXTRAL, "qwen3_moe": QWEN3_MOE,

@@ -83,8 +83,7 @@ def _numbered(name: str, repetition: int) -> str:
     return f"{front}{int(number) + repetition}{back}" if brace else name
 
 
-# PyTorch counts causal attention in full, we count half: 4 b h s s d in each of 4 layers here, half of it
-# ours.
+# PyTorch counts causal attention in full, 4 b h s s d in each of 4 layers; we count half of it.
 CAUSAL_HALF = {"llama": 4 * 2 * 2 * 4 * 16 * 16 * 16}
 
 BACKWARD_DIFFERS = {
@@ -92,8 +91,7 @@ BACKWARD_DIFFERS = {
     "lstm": 2 * 2 * 4 * 4 * 32 * 32,
     "gru": 2 * 2 * 4 * 3 * 32 * 32,
     "cells": 2 * 4 * (4 + 3) * 8 * 8,  # an LSTM cell and a GRU cell
-    # PyTorch counts the weight's gradient of 6 groups as if each had all channels: 2 b c h w 9, five times
-    # too many.
+    # PyTorch counts the weight's gradient of 6 groups as if each had all channels: 5 x 2 b c h w 9 too much.
     "towers": -5 * 2 * 4 * 6 * 10 * 4 * 9,
 }
 

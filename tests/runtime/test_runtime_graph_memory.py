@@ -63,13 +63,13 @@ def stored_as(word: Placement, graph: OpGraph, ranks: int = RANKS) -> GraphPlan:
 
 
 def predicted_bytes(plan: GraphPlan) -> float:
-    """The plan's prediction of the bytes of all tensors, by kind and added up."""
+    """The predicted bytes of all tensors together, without the context and fragmentation."""
     parts = estimated(plan).nbytes
     return sum(nbytes for part, nbytes in parts.items() if part not in ("context", "fragmentation"))
 
 
 def at_once_bytes(plan: GraphPlan) -> float:
-    """The plan's prediction of the bytes of tensors that exist at one moment."""
+    """The predicted bytes of the tensors that exist at the same moment."""
     price = estimated(plan)
     context, more = (price.nbytes[part] for part in ("context", "fragmentation"))
     return (price.at_once_bytes - context) / (1.0 + more / predicted_bytes(plan))

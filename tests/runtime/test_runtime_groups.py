@@ -27,7 +27,7 @@ def groups_of(plan: Plan | UnevenFile, rank: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("text", "model", "groups"),
     [
-        ("dp=4", "llama", [[2]]),  # replicas are all ranks; three axes have one rank
+        ("dp=4", "llama", [[2]]),  # replicas are all ranks; the other axes have one rank
         ("tp=4", "llama", [[2]]),
         ("tp=2,dp=2", "llama", [[0, 2], [2], [2, 3]]),
         ("pp=2,tp=2", "llama", [[0, 2], [2], [2, 3]]),
