@@ -1,4 +1,5 @@
-"""What cannot be captured is told with its line and what to do; and the command as users run it."""
+"""The command `capture` as users run it; an error names the line of code that cannot be captured, and the
+remedy."""
 
 from __future__ import annotations
 

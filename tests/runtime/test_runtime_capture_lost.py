@@ -1,4 +1,5 @@
-"""What a graph would lose or train beside the module is refused by its line, and nothing else is."""
+"""Code that a graph would not represent, or would train otherwise than the module does, is refused with its
+line; other code is not."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class M(nn.Module):
     def forward(self, x):
 """
 FIRST_LINE = 1 + HEAD.count("\n")
-"""Of a forward pass."""
+"""Line number of the first statement of a forward pass."""
 
 
 def _file(tmp_path: Path, forward: str, build: str = "torch.zeros(batch, 4, 16)") -> str:
@@ -67,7 +68,7 @@ REFUSED = {
     "a parameter": ("return (F.linear(x, self.frozen.weight) + self.a(x)).mean()", 0, "is frozen"),
     "a table": ("return (self.a(x) * self.table).mean()", 0, "reads table, which is frozen"),
     "detached": ("return self.c(self.a(x).detach()).mean()", 0, "aten.detach stops the gradient"),
-    "detached beside": ("h = self.a(x); return (h * h.detach()).mean()", 1, "aten.detach stops"),
+    "a detached branch": ("h = self.a(x); return (h * h.detach()).mean()", 1, "aten.detach stops"),
     "no gradient": ("with torch.no_grad(): h = self.a(x); return self.c(h).mean()", 0, "no_grad covers"),
     "autocast": (
         "with torch.autocast('cpu', dtype=torch.bfloat16): h = self.a(x); return self.c(h.float()).mean()", 0,
@@ -80,7 +81,7 @@ REFUSED = {
     ),
     "an exit": ("import sys; sys.exit(3)", 1, "found SystemExit: 3"),
 }  # fmt: skip
-"""By what is wrong: a forward pass, the line of it that is told, and what is said."""
+"""By name: a forward pass, the number of the reported statement, and part of the message."""
 
 
 @pytest.mark.parametrize("wrong", REFUSED)
@@ -97,7 +98,7 @@ TAKEN = {
     "a change of a view alone": ("h = self.a(x).view(-1, 8); h.add_(1.0); return h.mean()", 272),
     "data changed": ("m = torch.zeros(16); m[3:] = 1.0; return (self.a(x) * m).mean()", 272),
     "a state of zeros": ("s = torch.zeros(1, x.shape[0], 16); return self.gru(x, s)[0].mean()", 1632),
-    "results beside the loss": ("h = self.a(x); return h.mean(), h.detach(), self.c(h)", 272),
+    "results in addition to the loss": ("h = self.a(x); return h.mean(), h.detach(), self.c(h)", 272),
     "every other row": ("return (F.linear(x, self.w[0::2]) + F.linear(x, self.w[1::2])).mean()", 128),
     "a part and the whole": ("return (F.linear(x, self.w)[..., :4] + F.linear(x, self.w[2:6])).mean()", 128),
     "a part alone": ("return F.linear(x, self.w[:4]).mean()", 128),
@@ -127,7 +128,7 @@ INSTEAD = {
     "upsample_nearest2d": "return h.view(8, 4, 1, 16, 1).expand(-1, -1, 2, -1, 2).reshape(8, 8, 32).mean()",
     "copy": "return torch.cat((self.b(x), h[..., 8:]), -1).mean()",
 }
-"""By PyTorch's operator what its advice says to write."""
+"""By PyTorch's operator: the code that the error about it advises."""
 
 
 @pytest.mark.parametrize("name", INSTEAD)
@@ -154,7 +155,7 @@ def build(batch: int = 2, seq_len: int = SIZE):
 
 
 def test_a_table_longer_than_the_sequence_is_stored_whole(tmp_path: Path) -> None:
-    # Two files: of one that is written again within a second Python may take what it compiled before.
+    # Two files: Python may reuse bytecode for a file that is rewritten within a second.
     short, long = tmp_path / "short.py", tmp_path / "long.py"
     short.write_text(TABLE.replace("SIZE", "16"))
     graph = capture(str(short), "build")
@@ -168,7 +169,7 @@ def test_a_table_longer_than_the_sequence_is_stored_whole(tmp_path: Path) -> Non
 
 
 class Masked(nn.Module):
-    """A mask that is written in place."""
+    """Writes a mask in place."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""How a run goes on: the command that it prints is one that we take, its log has every step once, and what
-would be lost or ignored is refused."""
+"""Resuming a run: the command that it prints is accepted, its log has every step once, and options that would
+lose something or have no effect are refused."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_resumed_run_appends_to_its_log(tmp_path: Path, capsys: pytest.Capture
     common = ["train", plan, "--checkpoint", str(tmp_path / "ck"), "--log", str(log)]
     assert main([*common, "--steps", "2"]) == 0
     before = log.read_text()
-    log.write_text(before + step_line(3))  # a step behind the checkpoint, which is taken again
+    log.write_text(before + step_line(3))  # a step after the checkpoint, which is repeated
     assert main([*common, "--steps", "4", "--resume"]) == 0
     assert log.read_text().startswith(before)
     assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [1, 2, 3, 4]
@@ -150,7 +150,7 @@ def test_a_refused_run_leaves_no_folder(
 
 
 def test_sigterm_ends_a_run_as_the_keyboard_does(tmp_path: Path) -> None:
-    """With a word and a code, and without what its processes lay down in the folder of temporary files."""
+    """With a message and an exit code, and without files left in the temporary folder."""
     log = tmp_path / "l.jsonl"
     command = ["train", saved_plan(tmp_path), "--steps", "100000", "--log", str(log)]
     with (
@@ -177,7 +177,8 @@ def test_sigterm_ends_a_run_as_the_keyboard_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", [workers.MAX_TEMPDIR_BYTES, workers.MAX_TEMPDIR_BYTES + 1])
 def test_the_folder_of_temporary_files_may_have_a_long_name(tmp_path: Path, length: int) -> None:
-    """A socket's name has an end: at the last length that a fork server can take, and one byte behind it."""
+    """Names of Unix sockets have a limit: the longest folder that a fork server can use, and one byte
+    more."""
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
         temporary = Path(short) / ("x" * (length - len(os.fsencode(short)) - 1))
         temporary.mkdir()
