@@ -15,8 +15,8 @@ from shardwise.search.bnb.solver import BranchAndBound, SearchResult
 
 MEANS = {
     "all of them": frozenset[str](),
-    "first looks (sketch, close-up)": frozenset({"sketch"}),
-    "the closer look": frozenset({"close-up"}),
+    "first looks (sketch, close-up)": frozenset({"heuristics"}),
+    "the closer look": frozenset({"neighbourhood"}),
     "symmetry of axis orders": frozenset({"symmetry"}),
     "envelope over micro-batch sizes": frozenset({"degrees"}),
     "bound of a grid's work": frozenset({"degrees", "micro_batch"}),
@@ -25,10 +25,10 @@ MEANS = {
     "bounds of what is sharded": frozenset({"sharded"}),
     "bounds of schedules": frozenset({"schedule"}),
     "bounds of splits": frozenset({"split"}),
-    "room for whole layers": frozenset({"room"}),
+    "room for whole layers": frozenset({"capacity"}),
     "memory of blocks": frozenset({"memory"}),
     "all but memory": frozenset(
-        {"sketch", "symmetry", "degrees", "micro_batch", "kept", "family", "sharded", "room"}
+        {"heuristics", "symmetry", "degrees", "micro_batch", "kept", "family", "sharded", "capacity"}
     ),
 }
 
