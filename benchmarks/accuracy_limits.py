@@ -216,15 +216,15 @@ def print_bands(fit: Fit) -> None:
         simulated = middles[:, place, None] + rng.normal(0.0, within, (STUDIES, size))
         inside[:, place] = (np.abs(simulated) <= half).mean(axis=1)
     lines = ((inside >= 0.7) & (inside <= 0.9)).sum(axis=1)
-    pooled = (inside * sizes).sum(axis=1) / sizes.sum()
-    low, middle, high = np.quantile(pooled, (0.05, 0.5, 0.95))
+    overall = (inside * sizes).sum(axis=1) / sizes.sum()
+    low, middle, high = np.quantile(overall, (0.05, 0.5, 0.95))
     print(f"spread between sources {between:.2f}, within {within:.2f}; rows {', '.join(map(str, sizes))}")
     most, every = int(np.quantile(lines, 0.95)), float((lines == len(sizes)).mean())
     print(
         f"of {len(sizes)} parts of sources, {lines.mean():.1f} on average have a coverage of 70 to 90 %, at"
         f" most {most} in 95 of 100 studies; all of them in {every:.2%}"
     )
-    right = float(((pooled >= 0.7) & (pooled <= 0.9)).mean())
+    right = float(((overall >= 0.7) & (overall <= 0.9)).mean())
     print(
         f"coverage of all rows: {middle:.0%}, in 9 of 10 studies {low:.0%} to {high:.0%};"
         f" 70 to 90 % in {right:.0%}"

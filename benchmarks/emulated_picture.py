@@ -1,7 +1,7 @@
 """The plot of `benchmarks.emulated`: errors of predictions, with a panel per cluster and a row per plan.
 
-`python -m benchmarks.emulated_picture RESULTS.json ... OUT.svg` draws files that `--out` wrote, one or several. It
-needs matplotlib.
+`python -m benchmarks.emulated_picture RESULTS.json ... OUT.svg` draws the files that `--out` wrote. It needs
+matplotlib.
 """
 
 from __future__ import annotations
