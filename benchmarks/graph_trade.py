@@ -1,8 +1,8 @@
 """Trade-off of time and memory in the shipped operator graphs, and its knee by the bandwidth between nodes.
 
-`python -m benchmarks.graph_trade FILE.json [NAME ...]` searches the frontiers of the named graphs, or of all
-graphs that are not in FILE, at 0.25, 1 and 4 times the default bandwidth. It saves them in FILE and prints
-the tables of docs/concepts/frontier.md. `--draw PICTURE.svg` draws the frontiers of FILE.
+`python -m benchmarks.graph_trade FILE.json [NAME ...]` searches frontiers at 0.25, 1 and 4 times the default
+bandwidth. It takes the named graphs, or all graphs that are not in FILE. It saves the frontiers in FILE and
+prints the tables of docs/concepts/frontier.md. `--draw PICTURE.svg` draws the frontiers of FILE.
 """
 
 from __future__ import annotations

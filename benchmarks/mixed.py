@@ -37,9 +37,9 @@ MIXED: dict[str, tuple[str, str, int, int]] = {
 def figures(name: str) -> dict[str, float]:
     """Figures of the best plan of one mixed cluster.
 
-    They are its step time, those of the best uniform strategy, of the fastest class alone and of the
-    proportional split, the speedup over the uniform strategy and the split, the gap, and CPU seconds of the
-    answer without the split."""
+    Step times are those of the plan, of the best uniform strategy, of the fastest class alone and of the
+    proportional split. Gains are speedups over the uniform strategy and over the split. CPU seconds are those
+    of the answer without the split."""
     model_name, on, seq_len, batch = MIXED[name]
     model, cluster = load_model(model_name), load_cluster(on)
     job = search.default_job(model, cluster, seq_len=seq_len, global_batch_size=batch)

@@ -37,9 +37,9 @@ REPEATS = 3
 def figures() -> dict[str, float]:
     """Figures of migrations.
 
-    `seconds` is the time to the second plan, `bytes` the most bytes in one direction of the link, and `ratio`
-    the time over that of these bytes at the link's bandwidth. The prefix `back_` is for the way back, and
-    `small_` for the small model."""
+    `seconds` is the time of a migration to the second plan, and `bytes` the most bytes in one direction of
+    the link. `ratio` is the time over that of these bytes at the link's bandwidth. The prefix `back_` is for
+    the way back, and `small_` for the small model."""
     return {f"{size}{name}": value for size in MODELS for name, value in _figures_of(size).items()}
 
 

@@ -47,6 +47,7 @@ from shardwise.strategy import (
 Value = int | str | bool
 Choice = Mapping[str, Value]
 
+# Candidate strategies of a row
 MAX_STAGES: Final = 1024
 """Most pipeline stages (pp * vpp) of a row that is evaluated."""
 
@@ -280,6 +281,7 @@ def _recomputes(row: Row, problem: Problem, fields: Choice, assumed: list[str]) 
     return [{"recompute": words[0]}]
 
 
+# The model of a row
 GATED: Final = ("llama", "qwen", "deepseek", "oss", "mistral", "mixtral", "gemma", "phi")
 """Families whose MLPs have three matrices, RMS norms, rotary positions, no biases and no dropout."""
 
@@ -424,6 +426,7 @@ def _plain_expert_model(row: Row) -> tuple[Model, tuple[str, ...]]:
     return model_from_config(config, name=_name(row)), tuple(assumed)
 
 
+# Cases
 MAX_DEVICES: Final = 1_000_000
 """Most devices of a row that is evaluated."""
 

@@ -31,6 +31,7 @@ from shardwise.search import TRAFFIC_PARTS, graph_timeline, graph_trace
 from shardwise.sim import Durations, Span, Trace, simulate, task_graph, trace_of
 from shardwise.ties import first_largest
 
+# Plans of transformer models
 COLLECTIVES = ("tensor_communication", "context_communication", "expert_communication", "shard_communication",
                "parameter_gathering", "gradient_reduction")  # fmt: skip
 """Parts of a plan's breakdown in which the device waits for a collective (exposed communication)."""
@@ -301,6 +302,7 @@ def _both(
     return Trace(spans=tuple(spans), names=names)
 
 
+# Plans of operator graphs
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTimes:
     """Seconds of a step that an operator takes on its stage in one `direction`, communication included.

@@ -36,6 +36,7 @@ Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 
+# Left-out sources
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
     """A source predicted by numbers that are fitted to the other sources. Arrays have shape (rows,).
@@ -165,6 +166,7 @@ def nested_spreads(fit: Fit, source: str) -> dict[bool, Spread]:
     return {kind: spread_of(parts) for kind, parts in errors.items() if parts}
 
 
+# Fits of rows, and their file
 SCHEMA, VERSION = "shardwise.fit", 1
 
 DIGITS = 4

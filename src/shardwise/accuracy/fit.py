@@ -27,6 +27,7 @@ from shardwise.strategy import Profile, StrategyTable, numbers_of_profile, profi
 
 Floats = NDArray[np.float64]
 
+# Bounded least squares
 SLACK = 1e-12
 """Smallest multiplier that frees a number from its bound, as a share of the largest right-hand side; it
 absorbs rounding errors."""
@@ -80,6 +81,7 @@ def _solve_free(
     return active
 
 
+# Numbers, platforms and linearised predictions
 DERIVATIVE_STEP = 0.02
 """Change of the logarithm of a number for its finite difference."""
 
@@ -258,6 +260,7 @@ def predicted_log_s(runs: Sequence[MeasuredRun], numbers: Numbers) -> Floats:
     return log_s
 
 
+# The fit
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """Fitted numbers, the runs with their assumed strategies, and the linearised predictions."""

@@ -228,6 +228,7 @@ def _row(record: Mapping[str, str], line: int, name: str) -> Row:
     return Row(**{**values, "id": name})
 
 
+# Skipped rows
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
     """Rows that were skipped for one reason: their lines, and the value found in the first of them."""

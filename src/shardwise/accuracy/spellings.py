@@ -18,6 +18,7 @@ from shardwise.inputs import short_repr
 from shardwise.model import catalogue_names
 from shardwise.units import parse_quantity
 
+# Devices
 FORM_FACTORS: Final = {"sxm": "SXM", "pcie": "PCIe", "nvl": "NVL"}
 """Form factors of a part; each is a device of its own where the catalogue has it."""
 
@@ -170,6 +171,7 @@ def _limited(device: Device, limit_w: float) -> tuple[Device, list[str]]:
     ]
 
 
+# Software, dtypes and models
 _FRAMEWORKS: Final[tuple[tuple[str, tuple[tuple[float, str], ...]], ...]] = (
     ("megatron-bridge", ((2026.06, "megatron-2026-06"), (2026, "megatron-2026"), (0, "megatron-2025"))),
     ("automodel", ((0, "fsdp2"),)),
@@ -263,6 +265,7 @@ def family_named(text: str) -> str:
     return first.group() if first else text or "unnamed"
 
 
+# Networks
 _RATE = re.compile(r"(?:(\d{1,4})\s*x\s*)?(\d{1,6}(?:\.\d{1,6})?)\s*(Gb/s|Gbps|GB/s)", re.IGNORECASE)
 _BETWEEN = re.compile(r"inter|infiniband|roce|ethernet|efa|network", re.IGNORECASE)
 

@@ -21,6 +21,7 @@ from shardwise.graph import OpGraph, block_labels, operator_label
 from shardwise.search import TRAFFIC_PARTS
 from shardwise.sim import COMMUNICATION, COMPUTE, OPERATORS, TRAFFIC, Span
 
+# Stages of a pipeline
 _ACTION = re.compile(r"\d+([FBIW])\d+")
 _RECEIVE = re.compile(r"(\d+)RECV_([FB])(\d+)")
 _TRANSFERS = frozenset({"send", "recv"})
@@ -123,6 +124,7 @@ def _arrivals(spans: Sequence[Span]) -> dict[str, float]:
     return arrivals
 
 
+# Operator graphs
 PARTS = ("forward", "backward", "recomputation", "exchanges", "conversions", "gathers", "gradients",
          "optimizer", "rest")  # fmt: skip
 """Parts of a step, in the order of reports; they sum to the step time."""

@@ -27,6 +27,7 @@ from shardwise.strategy import Strategy
 from shardwise.ties import ties_of_least
 
 
+# Error statistics
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
     """Summary of relative errors (predicted over measured, minus 1).
@@ -94,6 +95,7 @@ def share(flags: Sequence[bool]) -> float | None:
     return sum(flags) / len(flags) if flags else None
 
 
+# Judged rows
 Band = tuple[float, float]
 """Low and high factor of the predicted step time."""
 
@@ -174,6 +176,7 @@ def _judged(prediction: Prediction, measured: Measured) -> JudgedRow:
     )
 
 
+# Workloads
 LEAST_PLANS: Final = 5
 """Fewest rows of a workload whose ranking is judged."""
 
@@ -241,6 +244,7 @@ def _workload(group: Sequence[JudgedRow]) -> Workload:
     )
 
 
+# Validation
 GROUPINGS: Final = ("source", "gpu", "family", "row")
 
 

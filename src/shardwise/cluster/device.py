@@ -15,6 +15,7 @@ from typing import Any
 from shardwise.numbers import Number, most_specific, nested
 
 
+# Communication library
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
     """A communication library. `instead` maps each collective that it lacks to its substitute, which runs on
@@ -32,6 +33,7 @@ NATIVE = Backend(name="native", instead={})
 """The library of the devices' vendor, which has all collectives."""
 
 
+# Efficiency
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulCurve:
     """Fraction of the dense peak of a matmul [m, k] x [k, n].
@@ -169,6 +171,7 @@ def efficiency_from_numbers(
     )
 
 
+# Device
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """Figures of one accelerator; every figure has its entry in `sources`.

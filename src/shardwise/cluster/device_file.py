@@ -172,9 +172,7 @@ def _text(fields: Fields, name: str, known: str | None) -> str:
     return known if known is not None and not fields.has(name) else fields.text(name)
 
 
-# --- efficiency ------------------------------------------------------------------------------------------
-
-
+# Efficiency
 def efficiency_from_fields(fields: Fields, base: Efficiency | None, given: str = _GIVEN) -> Efficiency:
     """`base` with the values of `fields.efficiency`. ConfigError where `base` is None."""
     if base is None:

@@ -3,9 +3,9 @@
 `load_events` and `events_text` use JSON lines: a header, then one event per line in the order of time
 (docs/reference/formats.md). `events_from_text` reads events of a command line:
 `lost n3; slow n5 0.5; link n0>s1g0 5GB/s`. `convert_events` converts published CSV traces of cloud
-availability. It reads four formats: `milliseconds,add|remove,node` without a header, `date, time, count` of
-devices without a header, a header with `Timestamp` and a column of counts per zone, and links between pairs
-of regions with the header `PAIRS`.
+availability. Two of its formats have no header: `milliseconds,add|remove,node`, and `date, time, count` of
+devices. The others have a header with `Timestamp` and a column of counts per zone, or the header `PAIRS` of
+links between regions.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from shardwise.errors import ConfigError
 from shardwise.inputs import Fields, parse_mapping, printable, read_text, short_repr
 from shardwise.units import parse_quantity
 
+# JSON lines
 SCHEMA, VERSION = "shardwise.events", 1
 
 MAX_TRACE_BYTES = 64 << 20
@@ -189,6 +190,7 @@ def _line(event: ClusterEvent) -> Mapping[str, object]:
     return {"time_s": event.time_s, "kind": kind, "node": event.node}
 
 
+# Events of a command line
 ALLOWED = (
     "lost n3 or d9, joined n3, notice n3, slow n5 or d9 0.5, link n0>s1g0 5GB/s, latency n0>s1g0 2ms; "
     "separated by ;"
@@ -251,6 +253,7 @@ def _quantity(text: str, unit: str) -> float:
     return value
 
 
+# Published CSV traces
 Row = TypeVar("Row", tuple[float, bool, str], tuple[float, int], tuple[float, list[int]])
 """A change or a count; its first value is the time."""
 

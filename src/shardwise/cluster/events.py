@@ -22,6 +22,7 @@ from shardwise.cluster.cluster import Cluster, Link
 from shardwise.cluster.links import link_graph
 from shardwise.errors import ConfigError
 
+# Events and traces
 MAX_DIGITS = 12
 """Most digits of the number of a node or device."""
 
@@ -208,6 +209,7 @@ def _is_place(where: str, cluster: Cluster) -> bool:
     return _is_number_below(where[1:], count)
 
 
+# Events of nodes
 NAMED = 3
 """Most nodes or links that a line names."""
 
@@ -384,6 +386,7 @@ def _named(names: list[str]) -> str:
     return f"{', '.join(names[:NAMED])}{more}"
 
 
+# Generated traces
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 

@@ -144,9 +144,7 @@ def _node(part: Fields, device: Device) -> Node:
     )
 
 
-# --- tiers -----------------------------------------------------------------------------------------------
-
-
+# Tiers
 def _given_tiers(fields: Fields, runs: list[NodeRun], devices: int) -> tuple[Tier, ...]:
     """The tiers of the file, innermost first; the last one spans all devices."""
     node_span = common_span(runs, lambda node: node.devices)
@@ -210,9 +208,7 @@ def _tier(part: Fields, span: int, runs: list[NodeRun], is_network: bool) -> Tie
     return tier
 
 
-# --- links -----------------------------------------------------------------------------------------------
-
-
+# Links
 def _with_links(fields: Fields, name: str, classes: Mapping[str, Device], nodes: tuple[Node, ...]) -> Cluster:
     """A cluster with given links; its tiers have the bandwidth of rings over consecutive devices."""
     if fields.has("tiers"):

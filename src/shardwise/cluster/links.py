@@ -5,8 +5,8 @@ switches `s1g0` (tier 1, group 0). A link's name is `source>target`. The graph h
 file, or else links that follow from its tiers, each in both directions:
 
 - from a device to its scale-up switch, at its scale-up bandwidth;
-- from a device to its node, at the bandwidth that it alone has through the network cards, or at its host link
-  where that is the fabric inside the node (bridged pairs);
+- from a device to its node, at the bandwidth through the network cards of a device that sends alone, or of
+  its host link where that is the fabric inside the node (bridged pairs);
 - from a node to its network switch, at the bandwidth of all its network cards, which its devices share;
 - from a switch of one network tier to a switch of the next, at the bandwidth that its devices have there.
 

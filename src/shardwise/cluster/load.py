@@ -21,6 +21,7 @@ from shardwise.errors import ConfigError
 from shardwise.inputs import short_repr
 from shardwise.units import format_rate, parse_quantity
 
+# Shorthands
 _FORM = "NODESxPER_NODExDEVICE or COUNTxDEVICE, joined by +, such as 8x8xH100-SXM or 4x8xA100-80G+16xT4"
 _PART = re.compile(r"([0-9]{1,12})[xX](?:([0-9]{1,12})[xX])?([^+]{1,100})")
 _CARDS = re.compile(r"(?:([0-9]{1,4})[xX])?([0-9].*)")
@@ -147,6 +148,7 @@ def _network_text(device: Device, node: Node) -> str:
     return f"{device.scale_out_name}: {cards} (customary)" if is_default else f"network: {cards} (given)"
 
 
+# Shipped clusters and files
 _FOLDER = Path(__file__).with_name("data") / "clusters"
 
 

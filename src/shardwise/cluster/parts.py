@@ -18,6 +18,7 @@ from shardwise.cluster.groups import NodeGroups, default_tiers_in_groups, inter_
 from shardwise.cluster.tiers import default_tiers, network_figures
 from shardwise.errors import ConfigError
 
+# Parts and multiples
 MAX_NAME = 150
 """Most characters of a cluster's name in the name of its part."""
 
@@ -152,6 +153,7 @@ def _no_part(cluster: Cluster, devices: int) -> ConfigError:
     )
 
 
+# Pools
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """All nodes of a cluster that are equal apart from their name: same class, speed and network cards."""
@@ -240,6 +242,7 @@ def _key(node: Node) -> Node:
     return replace(node, name="")
 
 
+# Selections of nodes
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """The nodes of a part: the number of nodes of each pool, or some `devices` of one node."""

@@ -19,6 +19,7 @@ from shardwise.cluster.cluster import Cluster, Link, Node, Tier, node_runs
 from shardwise.cluster.device import Device
 from shardwise.cluster.links import route
 
+# Default tiers
 NodeRun = tuple[Node, int]
 """A node and the number of such nodes in a row."""
 
@@ -173,6 +174,7 @@ def network_figures(
     return NetworkFigures(share / oversubscription, max(share / oversubscription, alone))
 
 
+# Tiers of given links
 def tiers_of_links(cluster: Cluster) -> tuple[Tier, ...]:
     """A tier for the node and one for the whole cluster, from the cluster's links.
 
@@ -230,6 +232,7 @@ def _rings(cluster: Cluster, span: int) -> _Rings:
     )
 
 
+# Members of rank groups
 Integers = npt.NDArray[np.int64]
 
 

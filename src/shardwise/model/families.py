@@ -41,6 +41,7 @@ from shardwise.model.shape import (
 )
 
 
+# LayerNorm families with a plain MLP
 def gpt2(fields: ConfigFields) -> Decoder:
     """GPT-2 and GPT-3: LayerNorm, biases, learned positions, tied embeddings."""
     fields.require("add_cross_attention", False, "is not supported")
@@ -222,6 +223,7 @@ def _falcon_norm_placement(fields: ConfigFields, is_new: bool) -> NormPlacement:
     return "pre"
 
 
+# RMSNorm families with a gated MLP
 def llama(fields: ConfigFields) -> Decoder:
     """Llama 1 to 3: RMSNorm, rotary, gated MLP, grouped-query attention."""
     bias = fields.boolean("attention_bias", default=False)
@@ -346,6 +348,7 @@ def _has_cap(fields: ConfigFields, name: str, absent: float) -> bool:
     return not is_null and fields.is_positive(name, default=absent, high=1e6)
 
 
+# Mixtures of experts
 MAX_EXPERTS = 100_000
 
 
@@ -517,6 +520,7 @@ def _layer_indices(fields: ConfigFields, key: str, layers: int) -> frozenset[int
     return frozenset(found)
 
 
+# All families
 FAMILIES: Final[Mapping[str, Callable[[ConfigFields], Decoder]]] = MappingProxyType(
     {
         "bloom": bloom,

@@ -23,6 +23,7 @@ from shardwise.model.shape import (
     RoutedMlp,
 )
 
+# Keys
 MAX_COUNT: Final = 10_000_000
 MAX_LAYERS: Final = 10_000
 
@@ -117,6 +118,7 @@ class ConfigFields(Fields):
         return self.error(names[0], f"is missing{hint}", allowed="an integer under " + " or ".join(names))
 
 
+# Sizes that families share
 MAX_SEQ_LEN = 10**9
 LAYER_TYPES = ("full_attention", "sliding_attention")
 

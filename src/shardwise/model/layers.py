@@ -33,6 +33,7 @@ from shardwise.operators import (
 )
 
 
+# Attention
 def attention_operators(
     shape: GroupedQueryAttentionShape | LatentAttentionShape,
     hidden: int,
@@ -225,6 +226,7 @@ def _out(at: str, k: Extent, whole: Extent, *, bias: bool) -> Matmul:
     )
 
 
+# MLPs and experts
 def mlp_operators(
     shape: Mlp | RoutedMlp, hidden: int, input_saved: tuple[Saved, ...], prefix: str
 ) -> tuple[Operator, ...]:
@@ -355,6 +357,7 @@ def _activated(at: str, shape: Mlp, rows: Rows, role: Role) -> Saved:
     )
 
 
+# Layers
 def layer_from_shape(shape: LayerShape, *, prefix: str = "") -> Layer:
     """The layer of a shape; the names of its operators start with `prefix`."""
     routed = shape.mlp if isinstance(shape.mlp, RoutedMlp) else None

@@ -21,6 +21,7 @@ from shardwise.model.hugging_face_config import ConfigFields
 from shardwise.model.model import Model
 from shardwise.model.shape import Decoder, GroupedQueryAttentionShape
 
+# Catalogue
 FOLDER: Final = Path(__file__).parent / "catalogue"
 
 
@@ -52,6 +53,7 @@ def catalogue() -> dict[str, CatalogueEntry]:
     return {name: catalogue_entry(name) for name in catalogue_names()}
 
 
+# Loading
 MAX_PARAMETERS = 10**15
 MAX_NAME = 200
 HUGGING_FACE_KEYS = ("model_type", "architectures", "hidden_size", "num_hidden_layers", "n_layer")

@@ -20,6 +20,7 @@ from shardwise.cluster import AttentionCurve
 from shardwise.equations import compute
 from shardwise.errors import ConfigError
 
+# Samples
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "message"]
 
 
@@ -87,6 +88,7 @@ class OverlapSample:
     both_s: float
 
 
+# Non-negative least squares
 MOST_COLUMNS = 8
 """Most columns of `coefficients`, which solves every subset of them."""
 
@@ -126,6 +128,7 @@ def coefficients(
     return tuple(best.tolist())
 
 
+# Kernels
 FLOAT_BYTES = 4.0
 
 
@@ -279,6 +282,7 @@ def mean_error(predicted: Callable[[Sample], float], samples: Iterable[Sample]) 
     return fmean(abs(predicted(sample) / sample.seconds - 1.0) for sample in samples)
 
 
+# Links
 UNSHARDED: tuple[Collective, ...] = ("all_reduce", "message")
 """Collectives of plans without sharding; a link is measured with them.
 

@@ -20,6 +20,7 @@ from shardwise.cluster import Cluster, Device, Tier
 from shardwise.errors import ConfigError
 from shardwise.inputs import printable, short_repr
 
+# Parsing
 TESTS: Final[Mapping[str, Collective | None]] = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
     "alltoall": "all_to_all", "sendrecv": "message", "broadcast": None, "reduce": None, "gather": None,
@@ -292,6 +293,7 @@ def _ranks_of(kind: Collective, rows: Sequence[_Row]) -> int | None:
     return ranks
 
 
+# Calibration
 LEAST_BYTES: Final = 1 << 20
 """Smallest tensor that counts, in bytes (1 MiB).
 

@@ -23,6 +23,7 @@ from shardwise.model import model_from_config
 from shardwise.plans import Plan
 from shardwise.strategy import Job, Profile, complete, parse_fields
 
+# Software costs and device speed
 _MICROSECOND = 1e-6
 _MILLISECOND = 1e-3
 
@@ -188,6 +189,7 @@ def _with_device(cluster: Cluster, device: Device) -> Cluster:
     return replace(cluster, classes={name: device for name in cluster.classes})
 
 
+# Plans for calibration
 @dataclass(frozen=True, slots=True)
 class _Case:
     """A small plan for one device: a GPT, or a Llama where it `is_gated`, with its batch."""
@@ -289,6 +291,7 @@ def accelerator_plans(cluster: Cluster, profile: Profile, dtype: str) -> Acceler
     return AcceleratorPlans(large=fitting(_ACCELERATOR_CASES), small=fitting(_HOST_CASES))
 
 
+# Logs of training
 _SECONDS = {"low": 1e-9, "high": 1e9}
 
 
