@@ -150,7 +150,7 @@ def compare(
     measured: Annotated[
         str,
         typer.Argument(
-            metavar="MEASURED", help="Trace in JSON, from `shardwise train --trace`.", show_default=False
+            metavar="MEASURED", help="Trace in JSON, from `train --trace FILE`.", show_default=False
         ),
     ],
     trace: Annotated[

@@ -189,7 +189,7 @@ Budget = Annotated[
     ),
 ]
 PlanFile = Annotated[
-    str, typer.Argument(metavar="PLAN", help="Plan file, from `shardwise plan --save`.", show_default=False)
+    str, typer.Argument(metavar="PLAN", help="Plan file, from `plan --save FILE`.", show_default=False)
 ]
 OptionalSeqLen = Annotated[
     str | None,
