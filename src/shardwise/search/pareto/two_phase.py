@@ -1,5 +1,9 @@
-"""The whole frontier of chains of choices: lines from outside, solutions from inside, and looks at what is
-left between them."""
+"""The Pareto search of one or several chains: a two-phase method, exact or up to an epsilon.
+
+Weighted sums give supported points and Lagrangian bounds; gap enumeration finds or excludes solutions below
+the open nadir points. `pareto_search` is the entry point. It spends the epsilon, orders the phases, and
+proves an epsilon at the end. docs/concepts/pareto-search.md.
+"""
 
 from __future__ import annotations
 
@@ -35,51 +39,58 @@ from shardwise.search.pareto.supported_points import (
 Values = npt.NDArray[np.float64]
 
 ANSWER_SHARE = 0.1
-"""Of an epsilon, the part for leaving out points of the answer."""
+"""Share of epsilon spent on dropping points of the answer that others match."""
 
 LABELS_SHARE = 0.85
-"""Of what is left, the part for labels that stand for like ones; the rest is for points of a look that do."""
+"""Share of the remaining epsilon spent on merging labels; the rest is spent on merging points of an
+enumeration."""
 
 FIRST_STEP, TIGHTENED_FIRST_STEP = 0.5, 2.0
-"""How far beyond its line a first look goes, in epsilons; and where lines were raised to what there is."""
+"""Distance of the first enumeration beyond its bound, in working epsilons; the second value applies after
+tightening. A small enumeration is cheap to repeat."""
 
 FIRST_EXTREME_STEP = 0.005
-"""How far beyond the line of one objective alone the first look for the least of it goes."""
+"""Relative distance of the first enumeration beyond the bound of one objective alone. An enumeration up to
+the incumbent at once may exceed the limits."""
 
 EXACT_FIRST_STEP = 1.0 / 16.0
-"""The same where there is no epsilon, of the way to what is open."""
+"""Distance of the first enumeration with epsilon 0, as a share of the distance to the farthest open nadir
+point."""
 
 FEW_LABELS_STORED, TIGHTENED_FEW_LABELS_STORED = 1500, 500
-"""A look that kept fewer labels than that was a small one."""
+"""Number of labels below which an enumeration counts as small, without and with tightening."""
 
 NADIR_MARGIN = 1.15
-"""How far looks go at most, of the way to the furthest corner that is open: what they find opens others."""
+"""Largest distance of an enumeration, as a multiple of the distance to the farthest open nadir point.
+Solutions found may open other nadir points slightly farther away."""
 
 FAILED_LABELS = 40_000
-"""Labels that a look counts for which would keep too many."""
+"""Labels that a failed enumeration counts as in the effort."""
 
 POOL_EPSILON, POOL_LABELS = 0.001, 40_000
-"""How closely what can be made of pieces of solutions is tracked, at most, and how many labels that keeps."""
+"""Least epsilon of the search of the solution pool, and its limit of labels: incumbents at little cost."""
 
 POOL_CHOICES_SHARE = 0.5
-"""Pieces are put together where there are so many of a chain's choices among them, at most."""
+"""Largest share of a chain's choices in the solution pool for which it is searched: a pool as large as the
+chain saves nothing."""
 
 BISECTIONS = 40
-"""Steps to the least epsilon that is proven."""
+"""Bisections to find the least epsilon that is proven."""
 
 
 STEP_GROWTH, SMALL_STEP_GROWTH = 2.0, 3.0
-"""How many times as far the next look at a line goes as this one; and where this was a small one."""
+"""Growth of the distance from one enumeration at a bound to the next; the second value applies after a small
+one."""
 
 BOX_RATIO = 10.0
-"""A look keeps to a box around the corners that are at most so many times as far beyond its line as it goes:
-what it finds there may close them."""
+"""An enumeration is restricted to the box of the nadir points that are at most this many times as far beyond
+the bound as its limit: solutions found there may close them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What it took: weighted sums asked for, choices of all variables, and labels kept of links and walks; a
-    look that was too much counts as `FAILED_LABELS`. What is put together of pieces is not counted."""
+    """Effort: weighted sums solved, choices of all variables, and labels kept. A failed enumeration counts as
+    `FAILED_LABELS`; the search of the solution pool is not counted."""
 
     weights: int
     choices: int
@@ -88,11 +99,11 @@ class Effort:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParetoSearchResult:
-    """The frontier of chains: `points` (n, 2), seconds ascending and bytes descending; for each the number of
-    its chain and a solution of it.
+    """Pareto frontier of chains: `points` (n, 2), seconds ascending and bytes descending, with a solution of
+    each and the number of its chain.
 
-    Every solution of the chains is matched within a factor 1 + epsilon by some point; with epsilon 0 the
-    points are the frontier itself. Where the search was stopped, epsilon is what is proven by then.
+    Every solution of the chains is matched by some point within a factor 1 + epsilon. With epsilon 0 the
+    points are the frontier itself. If the search stopped early, epsilon is what is proven.
     """
 
     points: Values
@@ -104,20 +115,21 @@ class ParetoSearchResult:
 def pareto_search(
     chains: Sequence[Chain], *, epsilon: float = 0.0, most_labels: float = inf, most_bytes: float = inf
 ) -> ParetoSearchResult:
-    """Track the frontier of all `chains` together, exact up to a relative `epsilon`.
+    """Find the Pareto frontier of all `chains` together, exact up to a relative `epsilon`.
 
-    Several chains are the cases of one question, such as meshes to choose from; a chain of which one link is
-    most falls into cases itself. What one case found is held against the others. Small chains are eliminated
-    at once, without lines and looks, and exact whatever the epsilon. Where a look would go through too many
-    labels, it and those after it lose more (`relaxed_tolerances`); once all that are left would even so, or
-    looks have kept `most_labels` for a case, what is proven so far is the answer: the same on any machine.
-    Only what takes at most `most_bytes` is tracked: where nothing fits, the smallest is the answer.
+    Several chains are the cases of one question, such as meshes to choose from. A chain with a dominant
+    segment is divided into cases itself. Incumbents are shared between all cases. Small chains are eliminated
+    directly, exactly for any epsilon.
 
-    How the epsilon is shared: `ANSWER_SHARE` of it for leaving out points of the answer that others match,
-    the rest for tracking. There each solution is matched in one of two ways, which do not add up: a solution
-    in hand is held against all that lines do not forbid, up to that rest; or a look finds it, up to
-    `LABELS_SHARE` of the rest by what labels stand for others over the whole chain, and what remains by
-    points that stand for others.
+    If an enumeration exceeds its limits, the tolerance is relaxed (`relaxed_tolerances`). A case ends when
+    every remaining bound fails, or when it has kept `most_labels` labels; its result is then proven to a
+    larger epsilon. Limits count labels, so the answer is the same on any machine. Solutions above
+    `most_bytes` are not searched; if none fits, the answer is the one of least memory.
+
+    `ANSWER_SHARE` of epsilon is for dropping points of the answer that others match. In the search, each
+    solution is matched in one of two ways, which do not add up: an incumbent matches it within the rest; or
+    an enumeration finds it, with `LABELS_SHARE` of the rest for merging labels over the whole chain, and the
+    remainder for merging points.
     """
     search_epsilon = (1.0 + epsilon) / (1.0 + epsilon * ANSWER_SHARE) - 1.0
     labels = search_epsilon * LABELS_SHARE
@@ -127,7 +139,7 @@ def pareto_search(
     large = [number for number in range(len(chains)) if number not in small]
     cases = [(number, each) for number in large for each in cases_of(chains[number])]
     states = [State.of(number, chains[number], start, found, search_epsilon) for number, start in cases]
-    # What a case finds is held against the others: all lines of all cases come before any look at one.
+    # Incumbents are shared: all weighted sums of all cases come before any enumeration.
     tolerances = [Tolerances.of(labels, points, *scalarise_extremes(state)) for state in states]
     tolerances = [
         relaxed_tolerances(state, own, RELAXED_EPSILON_IF_WIDE) if state.is_wide else own
@@ -155,8 +167,7 @@ def pareto_search(
 
 
 def _small_frontiers(chains: Sequence[Chain], found: IncumbentSet) -> dict[int, ChainFrontier]:
-    """Those of the chains, by number, that are small enough to be eliminated at once; all of their frontiers
-    is found then."""
+    """Eliminate the small chains directly and add their frontiers to the incumbents; by number."""
     small = {}
     for number, chain in enumerate(chains):
         chain_frontier = eliminate_small_chain(chain)
@@ -167,9 +178,9 @@ def _small_frontiers(chains: Sequence[Chain], found: IncumbentSet) -> dict[int, 
 
 
 def _recombine(state: State) -> None:
-    """Take what lies between solutions in hand, where corners are open and a look was too much: elsewhere
-    looks find it. First what is made of two neighbours; where that leaves corners open what is made of the
-    pieces of all, which is a question of its own, of few choices."""
+    """Recombine incumbents if nadir points are open and an enumeration has exceeded its limits; elsewhere
+    enumeration finds these solutions. Neighbours come first. If nadir points stay open, the solution pool is
+    searched as a chain of its own."""
     if state.is_exhausted or not state.is_hard:
         return
     recombine_neighbours(state)
@@ -187,8 +198,8 @@ def _recombine(state: State) -> None:
 
 
 def _settle_extremes(state: State, tolerances: Tolerances) -> Tolerances:
-    """The least time and the least memory of all solutions, where lines alone do not tell; and the losses
-    from then on."""
+    """Settle the least time and the least memory by enumerations, if bounds alone do not. Returns the
+    tolerances from then on."""
     _tighten_memory_bound(state)
     for column in (0, 1):
         is_done, step_beyond = False, FIRST_EXTREME_STEP
@@ -199,8 +210,8 @@ def _settle_extremes(state: State, tolerances: Tolerances) -> Tolerances:
                 break
             lower_bound = int(alone[state.lower_bounds.explored_sums[alone].argmax()])
             weight, whole = float(state.lower_bounds.weights[lower_bound, column]), float(nadir_point[column])
-            # At most as far as what is found, so that the least is known as it is; and at once where the line
-            # is nothing, of which no multiple is any further.
+            # At most up to the incumbent, so that the least value is known exactly; and at once if the bound
+            # is 0, of which no multiple is larger.
             limit, own = (
                 whole * (1.0 + state.working_epsilon),
                 float(state.lower_bounds.explored_sums[lower_bound]) / weight,
@@ -211,16 +222,16 @@ def _settle_extremes(state: State, tolerances: Tolerances) -> Tolerances:
                 enumerate_gap(state, lower_bound, limit * weight, tolerances)
                 state.holds_from = max(state.holds_from, state.working_epsilon)
                 step_beyond *= STEP_GROWTH
-                is_done = limit >= whole  # what is lost may leave the corner open: others tell what is proven
+                is_done = limit >= whole  # merged labels may leave the nadir point open
             except TooManyLabels:
                 state.labels += FAILED_LABELS
                 tolerances = relaxed_tolerances(state, tolerances)
-                break  # even if more were lost it would hardly be less
+                break  # a larger tolerance would hardly help
     return tolerances
 
 
 def _tighten_memory_bound(state: State) -> None:
-    """Raise the line of memory alone, where less than what is found may be there."""
+    """Tighten the bound of memory alone if its nadir point is open."""
     if (
         state.is_exhausted
         or not is_open(state.lower_bounds, state.incumbents.extremes(state.working_epsilon)[1:])[0]
@@ -231,8 +242,8 @@ def _tighten_memory_bound(state: State) -> None:
 
 
 def _tighten_all(state: State, tolerances: Tolerances) -> Tolerances:
-    """Raise lines to what there is, where that is worth it; of a wide chain, where no look will do, once more
-    with all that may be lost."""
+    """Tighten bounds if that is worthwhile. In a wide chain, where every enumeration fails, tighten again
+    with the tolerance relaxed further."""
     tolerances = tighten_between(state, tolerances, _recombine)
     while state.is_wide and not state.is_exhausted and len(state.open_nadir_points()):
         before, tolerances = state.working_epsilon, relaxed_tolerances(state, tolerances)
@@ -243,27 +254,27 @@ def _tighten_all(state: State, tolerances: Tolerances) -> Tolerances:
 
 
 def _as_relaxed(state: State, tolerances: Tolerances, others: list[State]) -> Tolerances:
-    """The losses of a case that matches no more closely than any of some others: the answer would be no
+    """The tolerances of a case raised to the largest working epsilon of any case: the answer cannot be
     closer."""
     before, state.working_epsilon = state.working_epsilon, max(other.working_epsilon for other in others)
     return tolerances if state.working_epsilon == before else tolerances.times(state.working_epsilon / before)
 
 
 def _enumerate_gaps(state: State, tolerances: Tolerances, most_labels: float) -> None:
-    """Look further and further beyond the lines that have least to see below what is open,
-    until nothing is, or no line is left at which a look is not too much, however loose."""
+    """Enumerate farther and farther beyond the cheapest bounds until no nadir point is open, every bound has
+    failed even with relaxed tolerances, or `most_labels` are kept."""
     is_near = state.is_tightened and not state.is_relaxed
     start, few_labels = (
         (TIGHTENED_FIRST_STEP, TIGHTENED_FEW_LABELS_STORED) if is_near else (FIRST_STEP, FEW_LABELS_STORED)
     )
     step_beyond: dict[int, float] = {}
-    usual_step = 0.0  # how far looks had to go, relative, before the next line was closer
+    usual_step = 0.0  # relative distance that enumerations needed before another bound was closer
     failed: set[int] = set()
     while not state.is_exhausted and state.labels < most_labels:
         nadir_points = state.open_nadir_points()
         nadir_points = nadir_points[
             np.isfinite(nadir_points).all(axis=1)
-        ]  # the ends are settled, or never will be
+        ]  # the extremes are settled, or never will be
         lower_bound, is_target = _next_gap(state, nadir_points, failed)
         if lower_bound is None:
             return
@@ -272,7 +283,7 @@ def _enumerate_gaps(state: State, tolerances: Tolerances, most_labels: float) ->
             float(state.lower_bounds.proven_sums[lower_bound]),
         )
         beyond_bound = nadir_points @ weights - least
-        distances = beyond_bound[is_target]  # not a product of their own, which may round otherwise
+        distances = beyond_bound[is_target]  # not a product of its own, which may round differently
         if lower_bound not in step_beyond:
             first = max(state.working_epsilon * start, usual_step)
             step_beyond[lower_bound] = first * least or EXACT_FIRST_STEP * float(distances.max())
@@ -282,7 +293,7 @@ def _enumerate_gaps(state: State, tolerances: Tolerances, most_labels: float) ->
             enumerate_gap(state, lower_bound, least + beyond, tolerances, near.max(axis=0))
         except TooManyLabels:
             state.labels += FAILED_LABELS
-            recombine_neighbours(state)  # while what lies between is not matched yet
+            recombine_neighbours(state)  # before the relaxed tolerance matches the solutions between
             before, tolerances = state.working_epsilon, relaxed_tolerances(state, tolerances)
             if state.working_epsilon == before:
                 failed.add(lower_bound)
@@ -298,13 +309,13 @@ def _enumerate_gaps(state: State, tolerances: Tolerances, most_labels: float) ->
 def _next_gap(
     state: State, nadir_points: Values, without: set[int]
 ) -> tuple[int | None, npt.NDArray[np.bool_]]:
-    """The line to look at next, and which of the corners are closest to it: of all but some the one that has
-    least to see. None where there is none, or no corner.
+    """The bound to enumerate at next, and which of the nadir points are closest to it; None if there is no
+    bound or no nadir point.
 
-    What a look sees grows with how much more time, and how much more memory, a solution may take than the
-    least, relative to what it takes: their product is the square of what is compared here.
+    The effort of an enumeration grows with the extra time and the extra memory that it allows, each relative
+    to the total. Their product is the square of the value compared here.
     """
-    # From where a line was drawn, wherever looks at it have come: all on the way is seen again.
+    # From the bound itself, not from explored sums: an enumeration covers the explored part again.
     beyond = weighted(state.lower_bounds.weights, nadir_points) - state.lower_bounds.proven_sums
     parts = np.sqrt((state.lower_bounds.weights[None] * nadir_points[:, None]).prod(axis=2))
     relative = np.full(beyond.shape, np.inf)
@@ -319,8 +330,8 @@ def _next_gap(
 
 
 def _proven(states: list[State], epsilon: float, search_epsilon: float) -> float:
-    """The epsilon up to which nothing is open: the one that was asked for, or, where looks were stopped or
-    had to be looser, the least above it."""
+    """The least epsilon for which no nadir point is open: the requested one, unless enumerations stopped
+    early or tolerances were relaxed."""
 
     def is_proven(search_epsilon: float) -> bool:
         return not any(
@@ -341,7 +352,7 @@ def _proven(states: list[State], epsilon: float, search_epsilon: float) -> float
 
 
 def _effort(chain: Chain, chain_frontier: ChainFrontier | None, states: list[State]) -> Effort:
-    """What a chain took, at once or in all of its cases."""
+    """The effort of a chain, over direct elimination and all of its cases."""
     labels = (
         0
         if chain_frontier is None
