@@ -241,7 +241,7 @@ def _in_order(quick: QuickPartitionBounds) -> list[Cuts]:
     if not 1 <= comb(len(places), count) <= MOST_PARTITIONS:
         raise ConfigError(
             "this graph cannot be cut into this number of stages", key="--stages",
-            found=f"{problem.stages} stages of {len(problem.blocks)} blocks, {comb(len(places), count):,} ways",
+            found=f"{problem.stages} of {len(problem.blocks)} blocks, {comb(len(places), count):,} ways",
             allowed=f"1 to {MOST_PARTITIONS:,} ways to cut",
         )  # fmt: skip
     return sorted(combinations(places, count), key=lambda cuts: (quick.of(cuts), cuts))
