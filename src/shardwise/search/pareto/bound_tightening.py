@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import Chain, Factor, FactorGraph
+from shardwise.search.pareto import tuning
 from shardwise.search.pareto.bound_sets import weighted
 from shardwise.search.pareto.elimination_order import EliminationOrder
-from shardwise.search.pareto.gap_enumeration import TIGHTENING_SHARE, Tolerances, relaxed_tolerances, tighten
+from shardwise.search.pareto.gap_enumeration import Tolerances, relaxed_tolerances, tighten
 from shardwise.search.pareto.labels import TooManyLabels
 from shardwise.search.pareto.presolve import PresolvedChain, dominant_segment, presolved
 from shardwise.search.pareto.state import State
@@ -26,21 +27,6 @@ from shardwise.search.pareto.weighted_sums import FactorSums, solutions
 
 Values = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
-
-MOST_BISECTIONS = 64
-"""Most bisections of one branch and bound on the largest peak."""
-
-INTERVAL_WIDTH, LEAST_INTERVAL_WIDTH = 0.3, 1e-3
-"""Width at which an interval of peaks is not bisected further: as a multiple of the working epsilon, and at
-least, relative to memory. Solutions are matched no closer than this."""
-
-TARGET_GAP = 0.25
-"""Distance to the incumbents at which a bound is high enough, as a multiple of the working epsilon: solutions
-are matched no closer."""
-
-TIE_SHARE = 0.001
-"""Share of the peak's weight spread evenly over all segments when the least peak of an interval is weighed
-instead. Of equal solutions, one with smaller peaks is found."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,9 +65,9 @@ def tighten_by_peak(state: State, lower_bounds: Indices) -> None:
 def _interval_bounds(state: State, lower_bounds: Indices) -> Values:
     """Lower bounds of the weighted sums of some bounds, by branch and bound."""
     targets = weighted(state.lower_bounds.weights[lower_bounds], state.incumbents.points).min(axis=0)
-    targets *= 1.0 - TARGET_GAP * state.working_epsilon
+    targets *= 1.0 - tuning.TUNING.target_gap * state.working_epsilon
     memory_bytes = float(state.incumbents.points[-1, 1])
-    width = max(INTERVAL_WIDTH * state.working_epsilon, LEAST_INTERVAL_WIDTH)
+    width = max(tuning.TUNING.interval_width * state.working_epsilon, tuning.TUNING.least_interval_width)
     scale = np.zeros(len(lower_bounds))
     np.divide(1.0, targets, out=scale, where=targets > 0.0)
     waiting = [
@@ -92,7 +78,7 @@ def _interval_bounds(state: State, lower_bounds: Indices) -> Values:
             state.lower_bounds.proven_sums[lower_bounds],
         )
     ]
-    for _ in range(MOST_BISECTIONS):
+    for _ in range(tuning.TUNING.most_bisections):
         waiting = [case for case in waiting if (case.least < targets).any()]
         if not waiting:
             break
@@ -130,7 +116,7 @@ def _bounded_interval(
     start = replace(case.start, chain=_chain_below(state, case.start, case.high))
     weights = np.tile(state.lower_bounds.weights[own], (2, 1))
     repeats = np.array([segment.repeat for segment in start.chain])
-    even = np.full((len(own), len(repeats)), TIE_SHARE) / (len(repeats) * repeats)
+    even = np.full((len(own), len(repeats)), tuning.TUNING.tie_share) / (len(repeats) * repeats)
     peaks = np.concatenate([np.array(state.lower_bounds.peaks)[own], even])
     answer = state.chain_sums(start, weights, np.tile(state.lower_bounds.shares[own], 2), peaks)
     state.sums_solved += len(weights)
@@ -138,7 +124,7 @@ def _bounded_interval(
         return None
     state.take(list(dict.fromkeys(start.originals(solutions(answer)))))
     # The largest peak is at least any mean of peaks, and at least the lower end of the interval.
-    least_peaks = np.repeat([0.0, (1.0 - TIE_SHARE) * case.low], len(own)) * weights[:, 1]
+    least_peaks = np.repeat([0.0, (1.0 - tuning.TUNING.tie_share) * case.low], len(own)) * weights[:, 1]
     least = case.least.copy()
     least[some] = np.maximum(case.least[some], (answer.least + least_peaks).reshape(2, -1).max(axis=0))
     is_below = least[some] < aims
@@ -181,31 +167,6 @@ def _least_recomputed(part: FactorGraph, order: EliminationOrder) -> list[Values
     ]
 
 
-TRIAL_BOUNDS = 3
-"""Bounds that are tightened on trial before others."""
-
-WORTHWHILE_EPSILONS = 10.0
-"""Least rise of a trial bound that makes further tightening worthwhile, in requested epsilons;
-`WORTHWHILE_GAP` applies if it is less."""
-
-WORTHWHILE_GAP, WORTHWHILE_GAP_EPSILONS = 0.01, 2.0
-"""Least relative rise, and least rise in requested epsilons; both must be reached. An enumeration that goes
-this far beyond a bound has many labels."""
-
-TIME_GAP_SHARE = 0.5
-"""Part of a bound's distance to the incumbents by which the bound's solution exceeds the mean of both times,
-if this mean causes the gap."""
-
-SAME_SLOPE = 0.05
-"""Relative difference of slopes below which two bounds count as one: tightening both adds nothing."""
-
-MOST_FAILURES = 2
-"""Failed enumerations after which a round ends: each takes long."""
-
-TIGHTENING_ROUNDS = 2
-"""Rounds of weighted sums between the incumbents found by then."""
-
-
 def tighten_between(state: State, tolerances: Tolerances, recombine: Callable[[State], None]) -> Tolerances:
     """Tighten bounds that are below the incumbents because they weigh a mean of both times, and solve more
     weighted sums for open nadir points.
@@ -219,7 +180,7 @@ def tighten_between(state: State, tolerances: Tolerances, recombine: Callable[[S
     if not state.is_hard:
         if not _bounds_mix_times(state):
             return tolerances
-        closest = state.lower_bounds.closest(nadir_points, TRIAL_BOUNDS)
+        closest = state.lower_bounds.closest(nadir_points, tuning.TUNING.trial_bounds)
         shares = state.lower_bounds.shares[closest]
         gains, tolerances = _tightened_each(
             state, closest[(shares > 0.0) & (shares < 1.0)].tolist(), tolerances
@@ -228,7 +189,7 @@ def tighten_between(state: State, tolerances: Tolerances, recombine: Callable[[S
         if not (state.is_tightened or state.is_hard):
             return tolerances
     slopes_tried: set[float] = set()
-    for _ in range(TIGHTENING_ROUNDS):
+    for _ in range(tuning.TUNING.tightening_rounds):
         slopes = scalarise_round(state, slopes_tried)
         distinct = [slopes[row] for row in distinct_slopes(np.array(slopes))]
         solved = [
@@ -248,11 +209,12 @@ def tighten_between(state: State, tolerances: Tolerances, recombine: Callable[[S
 
 
 def distinct_slopes(slopes: Values) -> Indices:
-    """Which of these slopes to tighten: those more than `SAME_SLOPE` apart. Bounds of nearly equal slopes add
-    nothing."""
+    """Which of these slopes to tighten: those more than `Tuning.same_slope` apart. Bounds of nearly equal
+    slopes add nothing."""
     representatives: list[int] = []
     for place in np.argsort(slopes, kind="stable").tolist():
-        if not representatives or slopes[place] > (1.0 + SAME_SLOPE) * slopes[representatives[-1]]:
+        factor = 1.0 + tuning.TUNING.same_slope
+        if not representatives or slopes[place] > factor * slopes[representatives[-1]]:
             representatives.append(place)
     return np.array(sorted(representatives), dtype=np.intp)
 
@@ -278,21 +240,23 @@ def _low_in_time(state: State, lower_bounds: Indices) -> Indices:
     below = (
         weighted(weights, state.incumbents.points).min(axis=0) - state.lower_bounds.proven_sums[lower_bounds]
     )
-    return np.asarray(lower_bounds[(longer > TIME_GAP_SHARE * below) & (shares > 0.0) & (shares < 1.0)])
+    return np.asarray(
+        lower_bounds[(longer > tuning.TUNING.time_gap_share * below) & (shares > 0.0) & (shares < 1.0)]
+    )
 
 
 def _tightened_each(
     state: State, lower_bounds: list[int], tolerances: Tolerances
 ) -> tuple[list[float | None], Tolerances]:
     """Relative rise of each bound by tightening, None where it exceeded the limits, and the tolerances from
-    then on. Stops after `MOST_FAILURES` failures."""
+    then on. Stops after `Tuning.most_failures` failures."""
     gains = []
     for lower_bound in lower_bounds:
-        gains.append(_tightened(state, lower_bound, tolerances.times(TIGHTENING_SHARE)))
+        gains.append(_tightened(state, lower_bound, tolerances.times(tuning.TUNING.tightening_share)))
         if gains[-1] is None:
             if not state.is_hard:
                 tolerances = relaxed_tolerances(state, tolerances)
-            if gains.count(None) >= MOST_FAILURES:
+            if gains.count(None) >= tuning.TUNING.most_failures:
                 break
     return gains, tolerances
 
@@ -300,8 +264,8 @@ def _tightened_each(
 def _are_worth_it(gains: list[float | None], requested_epsilon: float) -> bool:
     """Whether any trial bound rose far enough."""
     worthwhile = min(
-        WORTHWHILE_EPSILONS * requested_epsilon,
-        max(WORTHWHILE_GAP, WORTHWHILE_GAP_EPSILONS * requested_epsilon),
+        tuning.TUNING.worthwhile_epsilons * requested_epsilon,
+        max(tuning.TUNING.worthwhile_gap, tuning.TUNING.worthwhile_gap_epsilons * requested_epsilon),
     )
     return any(gain is not None and gain > worthwhile for gain in gains)
 

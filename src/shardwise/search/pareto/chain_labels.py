@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import Chain, Segment, non_dominated
+from shardwise.search.pareto import tuning
 from shardwise.search.pareto.completion_bounds import CompletionBounds, Completions, LeastPeaks
 from shardwise.search.pareto.dominance import reduced
 from shardwise.search.pareto.elimination import EliminationLimits, eliminated
@@ -139,11 +140,6 @@ def with_least_peaks(
     return found, replace(bounds, peaks=peaks)
 
 
-MOST_COMPLETED_PAIRS = 64_000_000
-"""Most pairs of labels in the terminal join if labels that no completion continues were dropped: few of the
-pairs stay."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ChainFrontier:
     """The frontier of a chain: `points` (n, 2) in seconds and bytes. Point i is row rows[i] of `end`, whose
@@ -210,7 +206,7 @@ def chain_frontier(
             suffix = _extended_suffix(tables[last], suffix, here, after, borders[-1], bounds, allowance)
             suffix = _completed(suffix, borders[last], completions, is_prefix=False)
     pruning, slack = (None, None) if bounds is None else bounds.in_final_join(borders[last])
-    terminal = TerminalJoin(slack, 0 if completions is None else MOST_COMPLETED_PAIRS)
+    terminal = TerminalJoin(slack, 0 if completions is None else tuning.TUNING.most_completed_pairs)
     end = joined(
         prefix, suffix, without=borders[last], pruning=pruning, terminal=terminal, allowance=allowance
     )
@@ -359,23 +355,18 @@ def _finished(chain: Chain, segments: list[SegmentLabels], end: Labels) -> Chain
     return ChainFrontier(chain, segments, end, points[best], best)
 
 
-SMALL_CHAIN_COSTS = 1500
-"""Most costs of all factors for which direct elimination is tried."""
-
-SMALL_CHAIN_PAIRS, SMALL_CHAIN_LABELS, SMALL_CHAIN_PAIRS_AT_ONCE = 1 << 18, 1 << 11, 1 << 14
-"""Most pairs of labels in all joins, labels in a table, and pairs compared at a time, in direct elimination:
-a tenth of a second, less than the two phases take."""
-
-
 def eliminate_small_chain(chain: Chain) -> ChainFrontier | None:
     """The exact frontier of a chain by direct elimination; None if it exceeds the limits."""
     parts = [part for segment in chain for _, part in segment.modes]
-    if sum(factor.costs[..., 0].size for part in parts for factor in part.factors) > SMALL_CHAIN_COSTS:
+    costs = sum(factor.costs[..., 0].size for part in parts for factor in part.factors)
+    if costs > tuning.TUNING.small_chain_costs:
         return None
-    allowance, orders = (
-        Allowance(SMALL_CHAIN_PAIRS, SMALL_CHAIN_LABELS, SMALL_CHAIN_PAIRS_AT_ONCE),
-        orders_of(chain),
+    allowance = Allowance(
+        tuning.TUNING.small_chain_pairs,
+        tuning.TUNING.small_chain_labels,
+        tuning.TUNING.small_chain_pairs_at_once,
     )
+    orders = orders_of(chain)
     try:
         segments = [segment_labels(chain, orders, place, allowance=allowance) for place in range(len(chain))]
         return chain_frontier(chain, segments, allowance=allowance)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import FactorGraph
-from shardwise.search.pareto import numba_dispatch
+from shardwise.search.pareto import numba_dispatch, tuning
 from shardwise.search.pareto.bound_sets import SLACK
 from shardwise.search.pareto.dominance import EpsilonDominance
 from shardwise.search.pareto.labels import LabelPruning, Labels, keys_on
@@ -66,20 +66,6 @@ def _least(table: Labels, *, is_first: bool) -> Values:
     return least.reshape((1, -1) if is_first else (-1, 1))
 
 
-PARTS_SHARE, SEGMENTS_SHARE, RUNS_SHARE, EXTENSION_SHARE = 0.05, 0.05, 0.05, 0.3
-"""Shares of the label tolerance: elimination within segments, tables of segments, runs of equal segments,
-extension along the chain. Elimination gets the share of all variables that the largest segment has, of the
-sum of its own share and that of extension, but at least its own. Large tables, where labels are dense, get
-most."""
-
-FINAL_JOIN_SHARE = 0.2
-"""Share of the tolerance of extension that the terminal join spends."""
-
-PARTS_EXCESS_SHARE, SEGMENTS_EXCESS_SHARE, RUNS_EXCESS_SHARE = 0.25, 0.15, 0.15
-"""Shares of the label tolerance that elimination, segment tables and runs spend in proportion to the excess
-of a label."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class CompletionBounds:
     """A chain under several multipliers, the limit of the weighted sum of each, and the label tolerance.
@@ -128,20 +114,23 @@ class CompletionBounds:
     def _parts_share(self) -> float:
         """Share of the label tolerance that elimination within segments spends."""
         counts, total = self._variables
-        return max(PARTS_SHARE, (PARTS_SHARE + EXTENSION_SHARE) * max(counts) / total)
+        return max(
+            tuning.TUNING.parts_share,
+            (tuning.TUNING.parts_share + tuning.TUNING.extension_share) * max(counts) / total,
+        )
 
     def in_segment(self, place: int) -> EpsilonDominance | None:
         """Epsilon-dominance of the labels of a segment, all modes together."""
         spans = [range(at, at + 1) for at in self.span(place)]
-        share = SEGMENTS_SHARE * self._weight(place)
-        return self._dominance(share, SEGMENTS_EXCESS_SHARE, spans, self.weights_in(spans[0]))
+        share = tuning.TUNING.segments_share * self._weight(place)
+        return self._dominance(share, tuning.TUNING.segments_excess_share, spans, self.weights_in(spans[0]))
 
     def in_part(self, place: int, part: FactorGraph) -> EpsilonDominance | None:
         """Epsilon-dominance of the labels of one mode of a segment, whose factor graph is `part`, during
         elimination. The potential is that of the last table, variables by their numbers."""
         spans = [range(at, at + 1) for at in self.span(place)]
         share = self._parts_share * self._weight(place)
-        dominance = self._dominance(share, PARTS_EXCESS_SHARE, spans, self.weights_in(spans[0]))
+        dominance = self._dominance(share, tuning.TUNING.parts_excess_share, spans, self.weights_in(spans[0]))
         if dominance is None:
             return None
         potential = self.chain_sums.borders.from_axes(part, self._least_potential(spans)[..., None])
@@ -154,10 +143,12 @@ class CompletionBounds:
         shared = self._shared_of_span(range(starts.start, starts.start + 1))
         outside = self.chain_sums.borders.min_marginal(self.chain_sums.outside(spans, shared), shared)
         peaks = self.peaks.outside(spans) if self.peaks is not None else np.zeros(1)
-        share = RUNS_SHARE * part * length / self.occurrences
+        share = tuning.TUNING.runs_share * part * length / self.occurrences
         first = spans[0]
         half = first.start + length // 2
-        dominance = self._dominance(share, RUNS_EXCESS_SHARE * part, spans, self.weights_in(first))
+        dominance = self._dominance(
+            share, tuning.TUNING.runs_excess_share * part, spans, self.weights_in(first)
+        )
         return self._pruning((range(first.start, half), range(half, first.stop)), outside, peaks), dominance
 
     def in_extension(self, border: int, after: int, end: int) -> tuple[LabelPruning, EpsilonDominance | None]:
@@ -173,7 +164,7 @@ class CompletionBounds:
         part = _spendable_by(len(way) / self.occurrences) - _spendable_by(
             abs(border - end) / self.occurrences
         )
-        share = (1.0 - FINAL_JOIN_SHARE) * self._extension_share * part
+        share = (1.0 - tuning.TUNING.final_join_share) * self._extension_share * part
         return self._pruning(parts, outside, peaks), EpsilonDominance.even(
             self.tolerance * share
         ) if self.tolerance.any() else None
@@ -181,7 +172,7 @@ class CompletionBounds:
     @property
     def _extension_share(self) -> float:
         """Share of the label tolerance that extension and the terminal join spend."""
-        return PARTS_SHARE + EXTENSION_SHARE - self._parts_share
+        return tuning.TUNING.parts_share + tuning.TUNING.extension_share - self._parts_share
 
     def in_final_join(self, border: int) -> tuple[LabelPruning, Values | None]:
         """Pruning of whole solutions where prefix and suffix meet at a border, and the seconds and bytes of
@@ -193,7 +184,7 @@ class CompletionBounds:
         pruning = self._pruning((range(border), range(border, self.occurrences)), outside, np.zeros(()))
         if not self.tolerance.any():
             return pruning, None
-        own = FINAL_JOIN_SHARE * self._extension_share * self.tolerance
+        own = tuning.TUNING.final_join_share * self._extension_share * self.tolerance
         return pruning, np.array([own[:2].max(), own[2:].sum()])
 
     def _dominance(

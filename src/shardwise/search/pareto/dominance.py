@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import non_dominated
-from shardwise.search.pareto import numba_dispatch
+from shardwise.search.pareto import numba_dispatch, tuning
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
@@ -94,14 +94,8 @@ def _stepped(points: Values, steps: Values) -> Values:
 
 Steps = npt.NDArray[np.float64]
 
-BINS_FROM_ROWS = 4096
-"""Rows from which on binning is faster than sorting."""
-
 MOST_BINS = 1 << 24
 """Most bins in memory at a time."""
-
-MOST_BINS_EACH = 64
-"""Most bins per row: with more, sorting is as fast."""
 
 WIDEST = 1 << 22
 """Most steps between the least and the largest value of a column."""
@@ -115,12 +109,12 @@ def undominated_in_bins(cells: Indices, steps: list[Steps]) -> Indices:
     Returns all rows if there would be too many bins, or if there are more than four columns.
     """
     every = np.arange(len(cells), dtype=np.intp)
-    if len(cells) < BINS_FROM_ROWS or not 1 < len(steps) <= 4:
+    if len(cells) < tuning.TUNING.bins_from_rows or not 1 < len(steps) <= 4:
         return every
     classes = [_classes(column) for column in (cells, *steps[1:])]
     found = [each for each in classes if each is not None]
     sizes = tuple(size for _, size in found)
-    most = min(MOST_BINS, MOST_BINS_EACH * len(cells))
+    most = min(MOST_BINS, tuning.TUNING.most_bins_per_row * len(cells))
     if len(found) < len(classes) or np.prod(sizes, dtype=np.float64) > most:
         return every
     at = np.ravel_multi_index(tuple(own for own, _ in found), sizes)

@@ -16,15 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import COLUMNS, FactorGraph
+from shardwise.search.pareto import tuning
 from shardwise.search.pareto.bound_sets import SLACK
 from shardwise.search.pareto.dominance import EpsilonDominance
 from shardwise.search.pareto.elimination_order import EliminationOrder, EliminationStep
 from shardwise.search.pareto.labels import (
-    LABELS_PER_CELL,
-    MOST_LABELS_IF_EXACT,
-    MOST_LABELS_WITH_TOLERANCE,
-    MOST_PAIRS_IF_EXACT,
-    MOST_PAIRS_WITH_TOLERANCE,
     Allowance,
     LabelPruning,
     Labels,
@@ -157,7 +153,11 @@ def eliminated_by_numba(
             np.ascontiguousarray(factor_sums.weights), limit * (1.0 + SLACK), flat.places, flat.outside
         ),
         _tolerance_arrays(flat, dominance, tolerance_from_pairs),
-        JoinLimits(MOST_PAIRS_IF_EXACT, MOST_LABELS_IF_EXACT, LABELS_PER_CELL),
+        JoinLimits(
+            tuning.TUNING.most_pairs_if_exact,
+            tuning.TUNING.most_labels_if_exact,
+            tuning.TUNING.labels_per_cell,
+        ),
     )
     if not made.is_done:
         raise TooManyLabels
@@ -173,15 +173,20 @@ def _tolerance_arrays(
     if dominance is None:
         none = np.zeros(5)
         return ToleranceArrays(
-            none, none, np.zeros((1, 0)), _NEVER, MOST_PAIRS_WITH_TOLERANCE, MOST_LABELS_WITH_TOLERANCE
+            none,
+            none,
+            np.zeros((1, 0)),
+            _NEVER,
+            tuning.TUNING.most_pairs_with_tolerance,
+            tuning.TUNING.most_labels_with_tolerance,
         )
     outside = dominance.potential.reshape(
         (*(flat.part.sizes[variable] for variable in flat.part.separator), 1)
     )
     return ToleranceArrays(
         unfolded_tolerance(dominance.base), unfolded_tolerance(dominance.rate),
-        flat.potentials(outside).columns, tolerance_from_pairs, MOST_PAIRS_WITH_TOLERANCE,
-        MOST_LABELS_WITH_TOLERANCE,
+        flat.potentials(outside).columns, tolerance_from_pairs, tuning.TUNING.most_pairs_with_tolerance,
+        tuning.TUNING.most_labels_with_tolerance,
     )  # fmt: skip
 
 
@@ -228,11 +233,6 @@ _NOTHING = labels_of((), np.zeros((5,)))
 """A single label without cost, on no variable."""
 
 
-TOLERANCE_FROM_PAIRS = 8192
-"""Pairs of labels of a join from which on it spends tolerance. Smaller joins leave it to the large tables at
-the end."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class EliminationLimits:
     """Limits of the labels of a factor graph during elimination.
@@ -262,7 +262,10 @@ def eliminated(
     if limits is not None and limits.factor_sums.flat is not None and is_plain(order):
         factor_sums, flat = limits.factor_sums, limits.factor_sums.flat
         return _with_separator(
-            part, eliminated_by_numba(factor_sums, flat, limits.limit, limits.dominance, TOLERANCE_FROM_PAIRS)
+            part,
+            eliminated_by_numba(
+                factor_sums, flat, limits.limit, limits.dominance, tuning.TUNING.tolerance_from_pairs
+            ),
         )
     factors_in = {place: frozenset([place]) for place in range(len(part.factors))}
     tables = {place: labels_of(factor.variables, factor.costs) for place, factor in enumerate(part.factors)}
@@ -378,8 +381,8 @@ def _done(
 
 def _has_many_pairs(a: Labels, b: Labels, without: int | None, pruning: LabelPruning) -> bool:
     return (
-        len(a) * len(b) >= TOLERANCE_FROM_PAIRS
-        and pairs_of(a, b, without=without, pruning=pruning) >= TOLERANCE_FROM_PAIRS
+        len(a) * len(b) >= tuning.TUNING.tolerance_from_pairs
+        and pairs_of(a, b, without=without, pruning=pruning) >= tuning.TUNING.tolerance_from_pairs
     )
 
 

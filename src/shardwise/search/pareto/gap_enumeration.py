@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import Segment, non_dominated
+from shardwise.search.pareto import tuning
 from shardwise.search.pareto.bound_sets import SLACK, representatives
 from shardwise.search.pareto.chain_labels import (
     ChainFrontier,
@@ -39,16 +40,6 @@ from shardwise.search.pareto.state import State
 from shardwise.search.pareto.weighted_sums import ChainSums
 
 Values = npt.NDArray[np.float64]
-
-MOST_MULTIPLIERS = 4
-"""Most multipliers under which labels are tested: each costs as much as the bound itself."""
-
-SHARE_OFFSETS = (-0.3, -0.15, -0.07, -0.03, 0.03, 0.07, 0.15, 0.3)
-"""Differences to a bound's share of hidden_s that other multipliers have. A decision with a few large costs
-is bounded best by another share than the whole."""
-
-SAME_MULTIPLIER = 1e-3
-"""Difference of shares, or of peak multipliers, below which multipliers count as equal."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,23 +79,23 @@ class MultiplierSet:
         found = self
         if weights[0] > 0.0 and near.decided_share is None:
             for one in (1.0, 0.0, *(share + more for more in offsets)):
-                if abs(one - share) > SAME_MULTIPLIER and 0.0 <= one <= 1.0:
+                if abs(one - share) > tuning.TUNING.same_multiplier and 0.0 <= one <= 1.0:
                     found = found.below(weights, one, parts, self.cutoff)
         if weights[1] > 0.0:
             for place, segment in enumerate(near.chain):
                 alone = np.zeros(len(near.chain))
                 alone[place] = 1.0 / segment.repeat
-                if _has_temporaries(segment) and np.abs(alone - parts).max() > SAME_MULTIPLIER:
+                if _has_temporaries(segment) and np.abs(alone - parts).max() > tuning.TUNING.same_multiplier:
                     found = found.below(weights, share, alone, self.cutoff)
         return found
 
     def highest(self, state: State, near: PresolvedChain) -> ChainSums:
         """The chain's sums under the bound's multipliers and the others with the highest least sums, up to
-        `MOST_MULTIPLIERS`."""
+        `Tuning.most_multipliers`."""
         found = self.of(state, near)
-        if len(self.shares) <= MOST_MULTIPLIERS:
+        if len(self.shares) <= tuning.TUNING.most_multipliers:
             return found
-        others = 1 + np.argsort(-found.least[1:], kind="stable")[: MOST_MULTIPLIERS - 1]
+        others = 1 + np.argsort(-found.least[1:], kind="stable")[: tuning.TUNING.most_multipliers - 1]
         return found.some(np.array([0, *others.tolist()], dtype=np.intp))
 
     def of(self, state: State, near: PresolvedChain) -> ChainSums:
@@ -118,23 +109,6 @@ def _has_temporaries(segment: Segment) -> bool:
 
 
 Indices = npt.NDArray[np.intp]
-
-RESIDENT_SHARE = 0.75
-"""Share of the memory tolerance of labels for resident_bytes; the rest is for the peak."""
-
-TIGHTENING_SHARE = 0.125
-"""Share of the label tolerance while tightening, where memory is dualised. With few columns there are few
-labels, so a small tolerance is affordable."""
-
-COMPLETION_SHARE = 0.5
-"""Share of the label tolerance for the labels of completions."""
-
-WORTHWHILE_CHOICES = 0.95
-"""Labels are tested under other multipliers if these leave at most this share of the choices."""
-
-PENALTIES = np.array([0.0, 0.5, 1.0, 2.0, 4.0, 8.0])
-"""Multipliers of a weighted sum added to the difference of both times, tried to prove which time is
-larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +125,10 @@ class Tolerances:
     def of(labels: float, points: float, least_s: float, least_bytes: float) -> Tolerances:
         """Tolerances with labels within a factor 1 + `labels` of every solution, since no solution has less
         than the least time and memory."""
-        peak_share = 1.0 - RESIDENT_SHARE
-        least = np.array([least_s, least_s, RESIDENT_SHARE * least_bytes, peak_share * least_bytes])
+        peak_share = 1.0 - tuning.TUNING.resident_share
+        least = np.array(
+            [least_s, least_s, tuning.TUNING.resident_share * least_bytes, peak_share * least_bytes]
+        )
         return Tolerances(labels * least, points, labels)
 
     def times(self, factor: float) -> Tolerances:
@@ -284,13 +260,13 @@ def _completions(
     weights = state.lower_bounds.weights[lower_bound]
     rate = float(weights[1] / weights[0])
     dualised_near = replace(near, chain=memory_dualised(near.chain, rate))
-    completion_tolerances = tolerances.times(COMPLETION_SHARE)
+    completion_tolerances = tolerances.times(tuning.TUNING.completion_share)
     cutoff = bounds.limit + completion_tolerances.weighted_by(weights)
     multipliers = MultiplierSet.of_bound(
         weights, float(state.lower_bounds.shares[lower_bound]), state.lower_bounds.peaks[lower_bound], cutoff
     )
     own = CompletionBounds(
-        multipliers.with_others(dualised_near, SHARE_OFFSETS).highest(state, dualised_near),
+        multipliers.with_others(dualised_near, tuning.TUNING.share_offsets).highest(state, dualised_near),
         cutoff,
         completion_tolerances.labels,
     )
@@ -323,12 +299,13 @@ def _bounded(
     as_solved = _multipliers(state, near, lower_bound, limit, tolerances, box)
     cutoff = as_solved.cutoff
     near = _in_one_time(state, near, weights, peaks, cutoff)
-    before, multipliers = near, as_solved.with_others(near, SHARE_OFFSETS if state.is_tightened else ())
+    offsets = tuning.TUNING.share_offsets if state.is_tightened else ()
+    before, multipliers = near, as_solved.with_others(near, offsets)
     if len(multipliers.shares) > len(as_solved.shares):
         near = _presolved_below(before, multipliers.of(state, before), cutoff)
         if not all(segment.modes for segment in near.chain):
             return near, None
-        if choices_of(near.chain) > WORTHWHILE_CHOICES * choices_of(before.chain):
+        if choices_of(near.chain) > tuning.TUNING.worthwhile_choices * choices_of(before.chain):
             multipliers = as_solved
     return near, CompletionBounds(multipliers.highest(state, near), cutoff, tolerances.labels)
 
@@ -390,34 +367,25 @@ def _in_one_time(
     """
     if near.decided_share is not None:
         return near
+    penalties = np.array(tuning.TUNING.penalties)
     for larger, smaller in ((0, 1), (1, 0)):
         excess, sum_weights = np.zeros(5), np.zeros(5)
         excess[larger], excess[smaller] = 1.0, -1.0
         sum_weights[larger], sum_weights[2:] = weights
-        columns = excess[None] + PENALTIES[:, None] * sum_weights[None]
-        least = state.summed(near, columns, np.repeat(peaks, len(PENALTIES), axis=0)).least
-        if (least - PENALTIES * cutoff >= 0.0).any():
+        columns = excess[None] + penalties[:, None] * sum_weights[None]
+        least = state.summed(near, columns, np.repeat(peaks, len(penalties), axis=0)).least
+        if (least - penalties * cutoff >= 0.0).any():
             return replace(near, chain=without_columns(near.chain, smaller))
     return near
 
 
-RELAX_FACTOR, LEAST_RELAX_FACTOR = 8.0, 1.5
-"""Largest growth of the working epsilon after an enumeration that exceeded its limits, and least growth for
-which it is changed at all. One large step avoids many failures."""
-
-RELAXED_EPSILON = 0.015
-"""Largest working epsilon after relaxation; a larger one is of no use."""
-
-RELAXED_EPSILON_IF_WIDE = 0.0075
-"""Largest working epsilon at which a wide chain starts, before any enumeration has failed."""
-
-
-def relaxed_tolerances(state: State, tolerances: Tolerances, enough: float = RELAXED_EPSILON) -> Tolerances:
-    """The tolerances after an enumeration that exceeded its limits, relaxed up to an epsilon of `enough`;
-    unchanged if that is hardly more."""
+def relaxed_tolerances(state: State, tolerances: Tolerances, enough: float | None = None) -> Tolerances:
+    """The tolerances after an enumeration that exceeded its limits, relaxed up to an epsilon of `enough`, by
+    default `Tuning.relaxed_epsilon`; unchanged if that is hardly more."""
     state.is_hard = True
-    after = min(RELAX_FACTOR * state.working_epsilon, enough)
-    if after < LEAST_RELAX_FACTOR * state.working_epsilon or not state.working_epsilon:
+    enough = tuning.TUNING.relaxed_epsilon if enough is None else enough
+    after = min(tuning.TUNING.relax_factor * state.working_epsilon, enough)
+    if after < tuning.TUNING.least_relax_factor * state.working_epsilon or not state.working_epsilon:
         return tolerances
     factor, state.working_epsilon = after / state.working_epsilon, after
     return tolerances.times(factor)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import Costs, non_dominated
-from shardwise.search.pareto import numba_dispatch
+from shardwise.search.pareto import numba_dispatch, tuning
 from shardwise.search.pareto.bound_sets import SLACK
 from shardwise.search.pareto.dominance import EpsilonDominance, reduced, undominated_in_bins
 from shardwise.search.pareto.solution import measures
@@ -27,17 +27,6 @@ Values = npt.NDArray[np.float64]
 
 _PAIRS_AT_ONCE = 1 << 21
 """Pairs of labels of a join in memory at a time."""
-
-MOST_PAIRS_IF_EXACT, MOST_LABELS_IF_EXACT = 150_000_000, 300_000
-"""Most pairs of labels of one join, and most labels that it leaves, without tolerance: exact results are
-worth more time."""
-
-MOST_PAIRS_WITH_TOLERANCE, MOST_LABELS_WITH_TOLERANCE = 16_000_000, 150_000
-"""Most pairs of labels of one join, and most labels that it leaves, with a tolerance. A search that exceeds
-them continues with a relaxed tolerance."""
-
-LABELS_PER_CELL = 8
-"""Labels per cell that a join may leave, if this allows more."""
 
 
 class TooManyLabels(Exception):
@@ -181,13 +170,13 @@ def joined(
     left, sizes = _left(a, b, without)
     has_tolerance = dominance is not None or (terminal is not None and terminal.slack is not None)
     most_pairs, most_labels = (
-        (MOST_PAIRS_WITH_TOLERANCE, MOST_LABELS_WITH_TOLERANCE)
+        (tuning.TUNING.most_pairs_with_tolerance, tuning.TUNING.most_labels_with_tolerance)
         if has_tolerance
-        else (MOST_PAIRS_IF_EXACT, MOST_LABELS_IF_EXACT)
+        else (tuning.TUNING.most_pairs_if_exact, tuning.TUNING.most_labels_if_exact)
     )
     if has_tolerance and terminal is not None:
         most_pairs = max(most_pairs, terminal.pairs)
-    most_labels = max(most_labels, LABELS_PER_CELL * prod(sizes))
+    most_labels = max(most_labels, tuning.TUNING.labels_per_cell * prod(sizes))
     if allowance is None and (by_numba or numba_dispatch.uses_numba(len(a) * len(b))):
         numba_join = numba_dispatch.NumbaJoin(a, b, left, sizes, without, pruning)
         found = (

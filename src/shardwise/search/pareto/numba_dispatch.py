@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardwise.search.pareto import tuning
+
 if TYPE_CHECKING:
     from shardwise.search.pareto.dominance import EpsilonDominance
     from shardwise.search.pareto.joins_numba import DominanceArrays, PreparedSide, PruningArrays, Side
@@ -23,13 +25,6 @@ if TYPE_CHECKING:
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
-
-NUMBA_FROM_PAIRS = 1024
-"""Pairs of labels of a join from which on a compiled loop is worth its start."""
-
-
-NUMBA_FROM_COSTS = 2048
-"""Costs of a factor graph from which on its weighted sums run in compiled loops."""
 
 
 @cache
@@ -41,12 +36,12 @@ def is_installed() -> bool:
 def uses_numba(pairs: int) -> bool:
     """Whether a join of at most so many pairs of labels runs in compiled loops. With a tolerance, other
     equivalent labels may stay than in numpy; without one they are the same."""
-    return pairs >= NUMBA_FROM_PAIRS and is_installed()
+    return pairs >= tuning.TUNING.numba_from_pairs and is_installed()
 
 
 def uses_numba_for_sums(costs: int) -> bool:
     """Whether the weighted sums of a factor graph with so many costs run in compiled loops."""
-    return costs >= NUMBA_FROM_COSTS and is_installed()
+    return costs >= tuning.TUNING.numba_from_costs and is_installed()
 
 
 JoinedLabels = tuple[Indices, Indices, Indices, Values]

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import COLUMNS, Chain, Factor, FactorGraph, Segment, first_occurrences, shared_sizes
+from shardwise.search.pareto import tuning
 from shardwise.search.pareto.bound_sets import SLACK
 from shardwise.search.pareto.solution import SegmentChoice, Solution, occurrences
 from shardwise.search.pareto.weighted_sums import ChainSums, Sums, costs_of, shared_of
@@ -323,10 +324,6 @@ def _above(part: FactorGraph, threshold: float) -> FactorGraph:
     return _with_costs(part, every)
 
 
-DOMINANT_SHARE = 0.5
-"""Share of a chain's variables above which a segment is dominant, so that its modes become separate cases."""
-
-
 def cases_of(chain: Chain) -> list[PresolvedChain]:
     """A case for each mode of the dominant segment; the chain itself if it has none.
 
@@ -346,7 +343,7 @@ def dominant_segment(chain: Chain) -> int | None:
         segment.repeat * max((len(part.sizes) for _, part in segment.modes), default=0) for segment in chain
     ]
     for place, (segment, count) in enumerate(zip(chain, counts, strict=True)):
-        if segment.repeat == 1 and count > DOMINANT_SHARE * sum(counts):
+        if segment.repeat == 1 and count > tuning.TUNING.dominant_segment_share * sum(counts):
             return place
     return None
 

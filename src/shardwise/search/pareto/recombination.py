@@ -16,21 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import ADDITIVE, Chain, Factor, FactorGraph, Segment, non_dominated
+from shardwise.search.pareto import tuning
 from shardwise.search.pareto.dominance import EpsilonDominance, reduced
 from shardwise.search.pareto.solution import SegmentChoice, Solution, folded, measures, occurrences
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
-
-RESOLUTION = 10_000.0
-"""Inverse of the step to which options are merged: costs that differ by less than 1 / (`RESOLUTION` *
-segments) of the total count as equal."""
-
-MOST_OPTIONS = 500
-"""Most options at a time; above it the step grows."""
-
-COARSENING = 2.0
-"""Growth of the step each time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,7 +136,7 @@ def _put_together(chain: Chain, options: Sequence[_SegmentOptions]) -> list[Solu
         return []
     scale = np.add.reduce([options[place].costs.mean(axis=0) for place in order])
     scale[scale <= 0.0] = 1.0
-    steps = scale / (RESOLUTION * len(order))
+    steps = scale / (tuning.TUNING.resolution * len(order))
     points, borders = np.zeros((1, 4)), np.zeros(1, dtype=np.intp)
     history: list[tuple[Indices, Indices]] = []
     for place in order:
@@ -154,8 +145,8 @@ def _put_together(chain: Chain, options: Sequence[_SegmentOptions]) -> list[Solu
         sums = points[a] + own.costs[b]
         sums[:, 3] = np.maximum(points[a, 3], own.costs[b, 3])
         undominated = reduced(own.exits[b], sums, sums @ (1.0 / scale), EpsilonDominance.even(steps))
-        while len(undominated) > MOST_OPTIONS:
-            steps = steps * COARSENING
+        while len(undominated) > tuning.TUNING.most_options:
+            steps = steps * tuning.TUNING.coarsening
             some = reduced(
                 own.exits[b][undominated],
                 sums[undominated],

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import Chain, FactorGraph
+from shardwise.search.pareto import tuning
 from shardwise.search.pareto.bound_sets import IncumbentSet, LagrangianBounds, is_open, weighted
 from shardwise.search.pareto.elimination_order import EliminationOrder, order_of
-from shardwise.search.pareto.labels import MOST_LABELS_WITH_TOLERANCE
 from shardwise.search.pareto.presolve import (
     PresolvedChain,
     presolved,
@@ -35,13 +35,6 @@ Values = npt.NDArray[np.float64]
 
 ModePeakShares = tuple[tuple[PeakShares, ...], ...]
 """Factors at which each mode of each segment weighs the peak."""
-
-MANY_SEPARATOR_CHOICES = MOST_LABELS_WITH_TOLERANCE
-"""Choices of a separator above which a chain is wide: one label for each choice would already exceed the
-limits."""
-
-FIXING_BOUNDS = 5
-"""Most bounds that reduced-cost fixing uses."""
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +105,7 @@ class State:
     def is_wide(self) -> bool:
         """Whether any enumeration is expected to exceed its limits: some separator has more choices than
         labels are allowed."""
-        return separator_choices(self.given) > MANY_SEPARATOR_CHOICES
+        return separator_choices(self.given) > tuning.TUNING.wide_separator_choices
 
     def open_nadir_points(self) -> Values:
         """Nadir points below which there may be solutions that no incumbent matches."""
@@ -126,7 +119,7 @@ class State:
         solutions.
         """
         nadir_points = self.open_nadir_points()
-        lower_bounds = self.lower_bounds.closest(nadir_points, FIXING_BOUNDS)
+        lower_bounds = self.lower_bounds.closest(nadir_points, tuning.TUNING.fixing_bounds)
         if not len(lower_bounds):
             return
         weights = self.lower_bounds.weights[lower_bounds]

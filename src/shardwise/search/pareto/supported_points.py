@@ -14,38 +14,13 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from shardwise.search.pareto import tuning
 from shardwise.search.pareto.bound_sets import is_open
 from shardwise.search.pareto.recombination import recombined
 from shardwise.search.pareto.solution import Solution, occurrences
 from shardwise.search.pareto.state import State
 
 Values = npt.NDArray[np.float64]
-
-SLOPES_AT_ONCE = 16
-"""Slopes that one round solves; the next round depends on what they find."""
-
-WEIGHTS_AT_ONCE = 16
-"""Weights that one pass over a chain solves."""
-
-SCALARISATION_ROUNDS = 3
-"""Rounds of weighted sums, before and again after those of other cases, each between neighbours that are
-still open. More rounds change almost no frontier, and take longer."""
-
-FIRST_SCALARISATION_ROUNDS = 2
-"""Rounds before presolve; later rounds are cheaper."""
-
-SHARE_STEPS = 3
-"""Secant steps for the share of hidden_s between 0 and 1."""
-
-ASCENT_STEPS = 8
-"""Steps of dual ascent for the peak multipliers of memory alone; half as many for other slopes."""
-
-MEMORY_ASCENT_STEPS = 16
-"""Steps towards a solution of least memory."""
-
-TIGHT_GAP = 0.25
-"""Distance between a bound and its solution at which dual ascent stops, as a multiple of the working epsilon:
-solutions are matched no closer."""
 
 TIE_WEIGHT = 1e-7
 """Weight of the other objective if one alone is minimised, relative; of equal solutions the better one is
@@ -60,7 +35,9 @@ def scalarise_extremes(state: State) -> tuple[float, float]:
     if state.is_exhausted:
         return 0.0, 0.0
     _ascend_shares(state, _solve(state, [_Multipliers(0.0, 1.0, no_peaks[0])]))
-    memory = _dual_ascent(state, [_Multipliers(1.0, 1.0, no_peaks[0])], ASCENT_STEPS, time_weight=0.0)
+    memory = _dual_ascent(
+        state, [_Multipliers(1.0, 1.0, no_peaks[0])], tuning.TUNING.ascent_steps, time_weight=0.0
+    )
     peaks = memory[0].multipliers.peaks if memory else no_peaks[0]
     _minimise_memory(state, peaks)
     (fast_s, fast_bytes), (slow_s, slow_bytes) = state.incumbents.points[0], state.incumbents.points[-1]
@@ -83,7 +60,7 @@ def _minimise_memory(state: State, peaks: Values) -> None:
     """
     shares = [[dict(own) for own in modes] for modes in state.peak_shares]
     memory = np.array([[0.0, 0.0, 1.0, 1.0, 1.0]])
-    for step in range(MEMORY_ASCENT_STEPS):
+    for step in range(tuning.TUNING.memory_ascent_steps):
         smallest = state.incumbents.extremes(state.working_epsilon)[1]
         if not is_open(state.lower_bounds, smallest[None])[0]:
             return
@@ -103,7 +80,7 @@ def _minimise_memory(state: State, peaks: Values) -> None:
 def scalarise_first(state: State) -> set[float]:
     """Solve the first rounds of weighted sums between neighbours; returns their slopes."""
     tried: set[float] = set()
-    for _ in range(FIRST_SCALARISATION_ROUNDS):
+    for _ in range(tuning.TUNING.first_scalarisation_rounds):
         if not scalarise_round(state, tried):
             break
     return tried
@@ -112,7 +89,7 @@ def scalarise_first(state: State) -> set[float]:
 def scalarise_between(state: State, tried: set[float]) -> None:
     """Solve weighted sums between neighbours that are still open, at new slopes, until none finds a new
     slope. Each round starts with presolve."""
-    for _ in range(SCALARISATION_ROUNDS):
+    for _ in range(tuning.TUNING.scalarisation_rounds):
         if state.is_exhausted or not len(state.open_nadir_points()):
             break
         state.presolve()
@@ -134,7 +111,7 @@ def scalarise_round(state: State, tried: set[float]) -> list[float]:
     fresh = [slope for slope in dict.fromkeys(_gap_slopes(state)) if slope not in tried]
     if not fresh or state.is_exhausted:
         return []
-    slopes = _spread(fresh, SLOPES_AT_ONCE)
+    slopes = _spread(fresh, tuning.TUNING.slopes_at_once)
     tried |= set(slopes)
     _scalarise(state, slopes)
     return slopes
@@ -215,7 +192,7 @@ def _scalarise(state: State, slopes: list[float]) -> None:
     where solutions of more hidden_s and of more exposed_s have equal sums.
     """
     multipliers = [_Multipliers(slope, 1.0, _peaks_near(state, slope)) for slope in slopes]
-    _ascend_shares(state, _dual_ascent(state, multipliers, ASCENT_STEPS // 2))
+    _ascend_shares(state, _dual_ascent(state, multipliers, tuning.TUNING.ascent_steps // 2))
 
 
 def _ascend_shares(state: State, whole: list[_Scalarised]) -> None:
@@ -223,7 +200,7 @@ def _ascend_shares(state: State, whole: list[_Scalarised]) -> None:
     unsettled = [solved for solved in whole if solved.excess_s < 0.0]
     none = _solve(state, [replace(solved.multipliers, share=0.0) for solved in unsettled])
     between = [(low, high) for high, low in zip(unsettled, none, strict=False) if low.excess_s > 0.0]
-    for _ in range(SHARE_STEPS):
+    for _ in range(tuning.TUNING.share_steps):
         fresh = _solve(
             state, [replace(low.multipliers, share=_crossing_share(low, high)) for low, high in between]
         )
@@ -252,7 +229,7 @@ def _dual_ascent(
 
 def _is_tight(state: State, solved: _Scalarised) -> bool:
     """Whether a bound is as close to its solution as solutions are matched."""
-    return solved.peak_gap <= TIGHT_GAP * state.working_epsilon * solved.least
+    return solved.peak_gap <= tuning.TUNING.tight_gap * state.working_epsilon * solved.least
 
 
 def _ascent_step(state: State, solved: _Scalarised, part: float) -> _Multipliers:
@@ -282,8 +259,8 @@ def _peaks_near(state: State, slope: float) -> Values:
 def _solve(state: State, multipliers: list[_Multipliers], time_weight: float = 1.0) -> list[_Scalarised]:
     """Solve weighted sums; fewer results if the chain has no solution."""
     found: list[_Scalarised] = []
-    for start in range(0, len(multipliers), WEIGHTS_AT_ONCE):
-        some = multipliers[start : start + WEIGHTS_AT_ONCE]
+    for start in range(0, len(multipliers), tuning.TUNING.weights_at_once):
+        some = multipliers[start : start + tuning.TUNING.weights_at_once]
         weights = np.array([[time_weight, each.slope] for each in some])
         shares = np.array([each.share for each in some])
         sums, on_them = _solve_sums(state, weights, shares, np.stack([each.peaks for each in some]))

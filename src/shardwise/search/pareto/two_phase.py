@@ -15,15 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import Chain
+from shardwise.search.pareto import tuning
 from shardwise.search.pareto.bound_sets import IncumbentSet, is_open, weighted
 from shardwise.search.pareto.bound_tightening import tighten_between, tighten_by_peak
 from shardwise.search.pareto.chain_labels import ChainFrontier, eliminate_small_chain
-from shardwise.search.pareto.gap_enumeration import (
-    RELAXED_EPSILON_IF_WIDE,
-    Tolerances,
-    enumerate_gap,
-    relaxed_tolerances,
-)
+from shardwise.search.pareto.gap_enumeration import Tolerances, enumerate_gap, relaxed_tolerances
 from shardwise.search.pareto.labels import TooManyLabels
 from shardwise.search.pareto.presolve import cases_of, choices_of
 from shardwise.search.pareto.recombination import solution_pool
@@ -38,59 +34,14 @@ from shardwise.search.pareto.supported_points import (
 
 Values = npt.NDArray[np.float64]
 
-ANSWER_SHARE = 0.1
-"""Share of epsilon spent on dropping points of the answer that others match."""
-
-LABELS_SHARE = 0.85
-"""Share of the remaining epsilon spent on merging labels; the rest is spent on merging points of an
-enumeration."""
-
-FIRST_STEP, TIGHTENED_FIRST_STEP = 0.5, 2.0
-"""Distance of the first enumeration beyond its bound, in working epsilons; the second value applies after
-tightening. A small enumeration is cheap to repeat."""
-
-FIRST_EXTREME_STEP = 0.005
-"""Relative distance of the first enumeration beyond the bound of one objective alone. An enumeration up to
-the incumbent at once may exceed the limits."""
-
-EXACT_FIRST_STEP = 1.0 / 16.0
-"""Distance of the first enumeration with epsilon 0, as a share of the distance to the farthest open nadir
-point."""
-
-FEW_LABELS_STORED, TIGHTENED_FEW_LABELS_STORED = 1500, 500
-"""Number of labels below which an enumeration counts as small, without and with tightening."""
-
-NADIR_MARGIN = 1.15
-"""Largest distance of an enumeration, as a multiple of the distance to the farthest open nadir point.
-Solutions found may open other nadir points slightly farther away."""
-
-FAILED_LABELS = 40_000
-"""Labels that a failed enumeration counts as in the effort."""
-
-POOL_EPSILON, POOL_LABELS = 0.001, 40_000
-"""Least epsilon of the search of the solution pool, and its limit of labels: incumbents at little cost."""
-
-POOL_CHOICES_SHARE = 0.5
-"""Largest share of a chain's choices in the solution pool for which it is searched: a pool as large as the
-chain saves nothing."""
-
 BISECTIONS = 40
 """Bisections to find the least epsilon that is proven."""
-
-
-STEP_GROWTH, SMALL_STEP_GROWTH = 2.0, 3.0
-"""Growth of the distance from one enumeration at a bound to the next; the second value applies after a small
-one."""
-
-BOX_RATIO = 10.0
-"""An enumeration is restricted to the box of the nadir points that are at most this many times as far beyond
-the bound as its limit: solutions found there may close them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
     """Effort: weighted sums solved, choices of all variables, and labels kept. A failed enumeration counts as
-    `FAILED_LABELS`; the search of the solution pool is not counted."""
+    `Tuning.failed_labels`; the search of the solution pool is not counted."""
 
     weights: int
     choices: int
@@ -126,13 +77,13 @@ def pareto_search(
     larger epsilon. Limits count labels, so the answer is the same on any machine. Solutions above
     `most_bytes` are not searched; if none fits, the answer is the one of least memory.
 
-    `ANSWER_SHARE` of epsilon is for dropping points of the answer that others match. In the search, each
-    solution is matched in one of two ways, which do not add up: an incumbent matches it within the rest; or
-    an enumeration finds it, with `LABELS_SHARE` of the rest for merging labels over the whole chain, and the
-    remainder for merging points.
+    `Tuning.answer_share` of epsilon is for dropping points of the answer that others match. In the search,
+    each solution is matched in one of two ways, which do not add up. An incumbent matches it within the rest.
+    Or an enumeration finds it: `Tuning.labels_share` of the rest is for merging labels over the whole chain,
+    the remainder for merging points.
     """
-    search_epsilon = (1.0 + epsilon) / (1.0 + epsilon * ANSWER_SHARE) - 1.0
-    labels = search_epsilon * LABELS_SHARE
+    search_epsilon = (1.0 + epsilon) / (1.0 + epsilon * tuning.TUNING.answer_share) - 1.0
+    labels = search_epsilon * tuning.TUNING.labels_share
     points = (1.0 + search_epsilon) / (1.0 + labels) - 1.0
     found = IncumbentSet(most_bytes)
     small = _small_frontiers(chains, found)
@@ -142,7 +93,7 @@ def pareto_search(
     # Incumbents are shared: all weighted sums of all cases come before any enumeration.
     tolerances = [Tolerances.of(labels, points, *scalarise_extremes(state)) for state in states]
     tolerances = [
-        relaxed_tolerances(state, own, RELAXED_EPSILON_IF_WIDE) if state.is_wide else own
+        relaxed_tolerances(state, own, tuning.TUNING.relaxed_epsilon_if_wide) if state.is_wide else own
         for state, own in zip(states, tolerances, strict=True)
     ]
     tried = [scalarise_first(state) for state in states]
@@ -156,7 +107,7 @@ def pareto_search(
         _enumerate_gaps(states[number], _as_relaxed(states[number], tolerances[number], states), most_labels)
     for state in states:
         _recombine(state)
-    answer = found.thinned(epsilon * ANSWER_SHARE if large else epsilon)
+    answer = found.thinned(epsilon * tuning.TUNING.answer_share if large else epsilon)
     efforts = tuple(
         _effort(chain, small.get(number), [state for state in states if state.case == number])
         for number, chain in enumerate(chains)
@@ -189,11 +140,13 @@ def _recombine(state: State) -> None:
     own = (solution for case, solution in state.incumbents.solutions if case == state.case)
     pool = solution_pool(state.given, [*state.supported, *own])
     choices = choices_of(pool.chain)
-    if choices == state.pool_choices or choices > POOL_CHOICES_SHARE * choices_of(state.given):
+    if choices == state.pool_choices or choices > tuning.TUNING.pool_choices_share * choices_of(state.given):
         return
     state.pool_choices = choices
-    epsilon, most_bytes = max(state.working_epsilon, POOL_EPSILON), state.incumbents.most_bytes
-    found = pareto_search([pool.chain], epsilon=epsilon, most_labels=POOL_LABELS, most_bytes=most_bytes)
+    epsilon, most_bytes = max(state.working_epsilon, tuning.TUNING.pool_epsilon), state.incumbents.most_bytes
+    found = pareto_search(
+        [pool.chain], epsilon=epsilon, most_labels=tuning.TUNING.pool_labels, most_bytes=most_bytes
+    )
     state.take([pool.original(solution) for _, solution in found.solutions])
 
 
@@ -202,7 +155,7 @@ def _settle_extremes(state: State, tolerances: Tolerances) -> Tolerances:
     tolerances from then on."""
     _tighten_memory_bound(state)
     for column in (0, 1):
-        is_done, step_beyond = False, FIRST_EXTREME_STEP
+        is_done, step_beyond = False, tuning.TUNING.first_extreme_step
         while not is_done:
             alone = np.flatnonzero(state.lower_bounds.weights[:, 1 - column] == 0.0)
             nadir_point = state.incumbents.extremes(state.working_epsilon)[column]
@@ -221,10 +174,10 @@ def _settle_extremes(state: State, tolerances: Tolerances) -> Tolerances:
             try:
                 enumerate_gap(state, lower_bound, limit * weight, tolerances)
                 state.holds_from = max(state.holds_from, state.working_epsilon)
-                step_beyond *= STEP_GROWTH
+                step_beyond *= tuning.TUNING.step_growth
                 is_done = limit >= whole  # merged labels may leave the nadir point open
             except TooManyLabels:
-                state.labels += FAILED_LABELS
+                state.labels += tuning.TUNING.failed_labels
                 tolerances = relaxed_tolerances(state, tolerances)
                 break  # a larger tolerance would hardly help
     return tolerances
@@ -265,7 +218,9 @@ def _enumerate_gaps(state: State, tolerances: Tolerances, most_labels: float) ->
     failed even with relaxed tolerances, or `most_labels` are kept."""
     is_near = state.is_tightened and not state.is_relaxed
     start, few_labels = (
-        (TIGHTENED_FIRST_STEP, TIGHTENED_FEW_LABELS_STORED) if is_near else (FIRST_STEP, FEW_LABELS_STORED)
+        (tuning.TUNING.tightened_first_step, tuning.TUNING.tightened_few_labels_stored)
+        if is_near
+        else (tuning.TUNING.first_step, tuning.TUNING.few_labels_stored)
     )
     step_beyond: dict[int, float] = {}
     usual_step = 0.0  # relative distance that enumerations needed before another bound was closer
@@ -286,13 +241,15 @@ def _enumerate_gaps(state: State, tolerances: Tolerances, most_labels: float) ->
         distances = beyond_bound[is_target]  # not a product of its own, which may round differently
         if lower_bound not in step_beyond:
             first = max(state.working_epsilon * start, usual_step)
-            step_beyond[lower_bound] = first * least or EXACT_FIRST_STEP * float(distances.max())
-        labels, beyond = state.labels, min(step_beyond[lower_bound], NADIR_MARGIN * float(distances.max()))
-        near = nadir_points[beyond_bound <= max(BOX_RATIO * beyond, float(distances.min()))]
+            exact_first = tuning.TUNING.exact_first_step * float(distances.max())
+            step_beyond[lower_bound] = first * least or exact_first
+        farthest = tuning.TUNING.nadir_margin * float(distances.max())
+        labels, beyond = state.labels, min(step_beyond[lower_bound], farthest)
+        near = nadir_points[beyond_bound <= max(tuning.TUNING.box_ratio * beyond, float(distances.min()))]
         try:
             enumerate_gap(state, lower_bound, least + beyond, tolerances, near.max(axis=0))
         except TooManyLabels:
-            state.labels += FAILED_LABELS
+            state.labels += tuning.TUNING.failed_labels
             recombine_neighbours(state)  # before the relaxed tolerance matches the solutions between
             before, tolerances = state.working_epsilon, relaxed_tolerances(state, tolerances)
             if state.working_epsilon == before:
@@ -303,7 +260,8 @@ def _enumerate_gaps(state: State, tolerances: Tolerances, most_labels: float) ->
             continue
         state.holds_from = max(state.holds_from, state.working_epsilon)
         usual_step = max(usual_step, beyond / least) if least > 0.0 else usual_step
-        step_beyond[lower_bound] *= SMALL_STEP_GROWTH if state.labels - labels < few_labels else STEP_GROWTH
+        is_small = state.labels - labels < few_labels
+        step_beyond[lower_bound] *= tuning.TUNING.small_step_growth if is_small else tuning.TUNING.step_growth
 
 
 def _next_gap(
@@ -348,7 +306,9 @@ def _proven(states: list[State], epsilon: float, search_epsilon: float) -> float
     for _ in range(BISECTIONS if high > low else 0):
         middle = (low + high) / 2.0
         low, high = (low, middle) if is_proven(middle) else (middle, high)
-    return epsilon if high == search_epsilon else (1.0 + high) * (1.0 + epsilon * ANSWER_SHARE) - 1.0
+    if high == search_epsilon:
+        return epsilon
+    return (1.0 + high) * (1.0 + epsilon * tuning.TUNING.answer_share) - 1.0
 
 
 def _effort(chain: Chain, chain_frontier: ChainFrontier | None, states: list[State]) -> Effort:
