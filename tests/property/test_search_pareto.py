@@ -18,6 +18,7 @@ from tests.property.pareto_instances import (
     plain,
     starting_with,
 )
+from tests.tuned import tune
 
 from shardwise.pareto import Chain, Factor, FactorGraph, Segment, non_dominated
 from shardwise.pareto.frontier import frontier_of
@@ -33,6 +34,7 @@ from shardwise.search.pareto import (
     presolve,
     state,
     supported_points,
+    tuning,
     two_phase,
     weighted_sums,
 )
@@ -126,12 +128,12 @@ def test_chains_of_up_to_eight_operators_are_compared() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("many", [0, elimination.TOLERANCE_FROM_PAIRS])
+@pytest.mark.parametrize("many", [0, tuning.TUNING.tolerance_from_pairs])
 @pytest.mark.parametrize("epsilon", [0.1, 0.4])
 def test_every_point_is_matched_within_epsilon(
     monkeypatch: pytest.MonkeyPatch, epsilon: float, many: int, full: bool
 ) -> None:
-    monkeypatch.setattr(elimination, "TOLERANCE_FROM_PAIRS", many)
+    tune(monkeypatch, tolerance_from_pairs=many)
     dropped = 0
     for seed in range(150 if full else 30):
         chain = chain_of(seed)
@@ -148,11 +150,11 @@ def test_every_point_is_matched_within_epsilon(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("few", [1, dominance.BINS_FROM_ROWS])
+@pytest.mark.parametrize("few", [1, tuning.TUNING.bins_from_rows])
 def test_long_chains_are_searched_by_runs_of_equal_links(
     monkeypatch: pytest.MonkeyPatch, few: int, full: bool
 ) -> None:
-    monkeypatch.setattr(dominance, "BINS_FROM_ROWS", few)
+    tune(monkeypatch, bins_from_rows=few)
     thinner, seeds = 0, LONG if full else SOME_LONG
     for seed in seeds:
         chain = long_chain(seed)
@@ -174,8 +176,8 @@ def matches(points: Any, expected: Points, epsilon: float) -> bool:
 
 def test_a_tolerance_that_is_spent_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Grids of a hundred times what may be lost leave points out that nothing matches."""
-    for share in ("SEGMENTS_SHARE", "RUNS_SHARE", "EXTENSION_SHARE"):
-        monkeypatch.setattr(completion_bounds, share, 100.0 * getattr(completion_bounds, share))
+    for share in ("segments_share", "runs_share", "extension_share"):
+        tune(monkeypatch, **{share: 100.0 * getattr(tuning.TUNING, share)})
     assert not epsilon_holds(0.05)
 
 
@@ -192,7 +194,7 @@ def epsilon_holds(epsilon: float) -> bool:
 def test_bins_keep_non_dominated_rows() -> None:
     random = np.random.default_rng(0)
     for columns, steps_each in ((2, 60), (3, 60), (4, 12)):
-        for count in (dominance.BINS_FROM_ROWS, 3 * dominance.BINS_FROM_ROWS):
+        for count in (tuning.TUNING.bins_from_rows, 3 * tuning.TUNING.bins_from_rows):
             cells = random.integers(0, 7, count)
             steps = random.integers(0, steps_each, (count, columns)).astype(np.float64)
             undominated = dominance.undominated_in_bins(cells, list(steps.T))
@@ -251,8 +253,7 @@ def stopped(most_pairs: int, epsilon: float, seeds: Iterable[int]) -> tuple[int,
         chain = long_chain(seed)
         expected = by_labels(chain, chain_labels.merged)[0]
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(labels, "MOST_PAIRS_WITH_TOLERANCE", most_pairs)
-            patched.setattr(labels, "MOST_PAIRS_IF_EXACT", most_pairs)
+            tune(patched, most_pairs_with_tolerance=most_pairs, most_pairs_if_exact=most_pairs)
             found = pareto_search([chain], epsilon=epsilon)
         are_matched &= matches(found.points, expected, found.epsilon)
         looser += found.epsilon > epsilon
@@ -302,8 +303,8 @@ def test_tolerances_are_relaxed_no_more_than_helps(
     less than 1.5 times as much."""
     chain = long_chain(0)
     for enough, expected in (
-        (gap_enumeration.RELAXED_EPSILON, after),
-        (gap_enumeration.RELAXED_EPSILON_IF_WIDE, if_wide),
+        (tuning.TUNING.relaxed_epsilon, after),
+        (tuning.TUNING.relaxed_epsilon_if_wide, if_wide),
     ):
         own = state.State.of(
             0, chain, presolve.PresolvedChain.of(chain), bound_sets.IncumbentSet(), working_epsilon
@@ -556,7 +557,7 @@ def test_reduced_cost_fixing_drops_only_choices_below_no_nadir_point(
     monkeypatch: pytest.MonkeyPatch, lowered: float, full: bool
 ) -> None:
     """From the first lines on; corners that are taken for a fifth lower leave out too many."""
-    monkeypatch.setattr(supported_points, "FIRST_SCALARISATION_ROUNDS", 0)
+    tune(monkeypatch, first_scalarisation_rounds=0)
     monkeypatch.setattr(
         state, "weighted", lambda weights, nadir_points: lowered * WEIGHTED(weights, nadir_points)
     )

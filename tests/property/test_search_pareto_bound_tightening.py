@@ -18,10 +18,10 @@ from tests.property.pareto_instances import (
     plain,
 )
 from tests.sampling import sample_of
+from tests.tuned import tune
 
 from shardwise.pareto import Chain, Factor, FactorGraph, Segment
-from shardwise.search.pareto import bound_tightening, pareto_search, two_phase
-from shardwise.search.pareto import state as states
+from shardwise.search.pareto import bound_tightening, pareto_search, tuning, two_phase
 from shardwise.search.pareto.bound_sets import IncumbentSet
 from shardwise.search.pareto.bound_tightening import tighten_by_peak
 from shardwise.search.pareto.gap_enumeration import enumerate_gap, relaxed_tolerances
@@ -96,13 +96,16 @@ def test_lower_bounds_rise_and_stay_valid(first: int) -> None:
         ("_part_below", lambda part, order, peak_limit: PART_BELOW(part, order, 0.6 * peak_limit)),
         ("_largest_peak", lambda chain: 0.3 * LARGEST(chain)),
         ("_least_recomputed", lambda part, order: [4.0 * own + 4.0 for own in LEAST_RECOMPUTED(part, order)]),
-        ("TIE_SHARE", -2.0),  # the least of a case counts three times
+        ("tie_share", -2.0),  # the least of a case counts three times
     ],
 )
 def test_lower_bounds_that_rise_too_high_are_noticed(
     monkeypatch: pytest.MonkeyPatch, name: str, broken: Any
 ) -> None:
-    monkeypatch.setattr(bound_tightening, name, broken)
+    if name == "tie_share":
+        tune(monkeypatch, tie_share=broken)
+    else:
+        monkeypatch.setattr(bound_tightening, name, broken)
     assert not tightened(chain_of(seed) for seed in range(60))[2]
 
 
@@ -141,7 +144,7 @@ def agrees(chains: Iterable[Chain], epsilon: float = 0.0) -> bool:
 @pytest.fixture
 def all_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks are taken to be too much at any chain."""
-    monkeypatch.setattr(states, "MANY_SEPARATOR_CHOICES", -1)
+    tune(monkeypatch, wide_separator_choices=-1)
 
 
 @pytest.mark.slow
@@ -250,7 +253,7 @@ def test_the_choices_of_all_separator_variables_are_multiplied() -> None:
     assert separator_choices((Segment("one", (("kept", one),)), Segment("other", (("kept", other),)))) == 60
     assert separator_choices((Segment("other", (("kept", other),)),)) == 4
     # lstm-2x2048 on three axes, which looks settle, and transformer-big on two, which they do not.
-    assert 216 * 216 < states.MANY_SEPARATOR_CHOICES < 36**3 * 16
+    assert 216 * 216 < tuning.TUNING.wide_separator_choices < 36**3 * 16
 
 
 def in_time(costs: list[tuple[float, float, float, float]], share: float) -> list[int]:
@@ -291,7 +294,7 @@ def test_a_wide_chain_relaxes_only_where_tightened_bounds_leave_nadir_points_ope
         working_epsilon.append(state.working_epsilon)
         return tolerances
 
-    monkeypatch.setattr(states, "MANY_SEPARATOR_CHOICES", -1 if is_wide else 1_000_000)
+    tune(monkeypatch, wide_separator_choices=-1 if is_wide else 1_000_000)
     monkeypatch.setattr(two_phase, "tighten_between", nothing)
     monkeypatch.setattr(
         two_phase,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.property.pareto_instances import chain_of, chain_with_shared, equal_layers, knot
 from tests.property.test_search_pareto_epsilon import spent_in_a_part, spent_in_equal_layers
+from tests.tuned import tune
 
 from shardwise.pareto import Factor, FactorGraph, first_occurrences
 from shardwise.search.pareto import elimination, elimination_numba, labels, numba_dispatch, presolve
@@ -27,8 +28,7 @@ NEVER = 1 << 60
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machine code for every part."""
     assert numba_dispatch.is_installed(), "pip install 'shardwise[fast]'"
-    for least in ("NUMBA_FROM_PAIRS", "NUMBA_FROM_COSTS"):
-        monkeypatch.setattr(numba_dispatch, least, 0)
+    tune(monkeypatch, numba_from_pairs=0, numba_from_costs=0)
 
 
 def some_parts(seeds: range) -> Iterator[tuple[int, FactorGraph]]:
@@ -48,7 +48,7 @@ def two_ways(seed: int, part: FactorGraph, monkeypatch: pytest.MonkeyPatch) -> l
     peak_shares = ((int(random.integers(len(part.factors))), 1.0),)
     found, near = [], float(random.uniform(1.0, 1.6))
     for numba_from in (0, NEVER):
-        monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_COSTS", numba_from)
+        tune(monkeypatch, numba_from_costs=numba_from)
         order = order_of(part)
         factor_sums = FactorSums.of(part, order, weights, peak_shares)
         assert (factor_sums.flat is not None) == (numba_from == 0)
@@ -138,7 +138,7 @@ def test_a_broken_step_is_noticed(
 
 @pytest.mark.slow
 def test_elimination_by_numba_stays_within_its_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elimination, "TOLERANCE_FROM_PAIRS", 0)
+    tune(monkeypatch, tolerance_from_pairs=0)
     for found in (
         [spent_in_a_part(seed) for seed in range(30)],
         [spent_in_equal_layers(seed) for seed in range(12)],
@@ -164,17 +164,16 @@ def no_potential(given: Any, outside_sums: Any, tolerance: Any, *rest: Any) -> A
 def test_tolerances_by_numba_that_add_up_to_too_much_are_noticed(
     monkeypatch: pytest.MonkeyPatch, broken: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(elimination, "TOLERANCE_FROM_PAIRS", 0)
+    tune(monkeypatch, tolerance_from_pairs=0)
     in_python(monkeypatch)
     assert all(spent_in_equal_layers(seed)[1] for seed in range(2))
     monkeypatch.setattr(elimination_numba, "_dominance_arrays", broken)
     assert not all(spent_in_equal_layers(seed)[1] for seed in range(40))
 
 
-@pytest.mark.parametrize("limit", ["MOST_PAIRS_IF_EXACT", "MOST_LABELS_IF_EXACT"])
+@pytest.mark.parametrize("limit", ["most_pairs_if_exact", "most_labels_if_exact"])
 def test_too_many_labels_raise(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    monkeypatch.setattr(elimination, limit, 1)
-    monkeypatch.setattr(elimination, "LABELS_PER_CELL", 0)
+    tune(monkeypatch, **{limit: 1}, labels_per_cell=0)
     with pytest.raises(TooManyLabels):
         two_ways(0, knot(0), monkeypatch)
 

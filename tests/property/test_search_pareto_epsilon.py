@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.property.pareto_instances import chain_of, equal_layers, long_chain
+from tests.tuned import tune
 
 from shardwise.pareto import FactorGraph
 from shardwise.search.pareto import completion_bounds as bounds
@@ -202,7 +203,7 @@ def test_equal_tables_are_made_once_and_spend_for_each(monkeypatch: pytest.Monke
             chosen = labels.chosen(found, np.array([row]))
             own = part_costs(part, tuple(int(chosen[variable][0]) for variable in range(len(part.sizes))))
             assert own == pytest.approx(found.points[row])
-    monkeypatch.setattr(elimination, "TOLERANCE_FROM_PAIRS", 0)
+    tune(monkeypatch, tolerance_from_pairs=0)
     layered = [spent_in_equal_layers(seed) for seed in range(12)]
     assert sum(left_out for left_out, _ in layered) > 40
     assert all(is_matched for _, is_matched in layered)
@@ -214,7 +215,7 @@ def test_tolerances_in_a_part_that_add_up_to_too_much_are_noticed(
     monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     """Excesses that leave out what else there is; steps that each lose all, whatever was lost before."""
-    monkeypatch.setattr(elimination, "TOLERANCE_FROM_PAIRS", 0)
+    tune(monkeypatch, tolerance_from_pairs=0)
     if broken == "potentials":
         monkeypatch.setattr(
             FactorSums, "potentials", lambda own, end: {t: np.zeros_like(v) for t, v in own.tables.items()}
@@ -227,7 +228,7 @@ def test_tolerances_in_a_part_that_add_up_to_too_much_are_noticed(
 
 @pytest.mark.slow
 def test_elimination_within_a_part_spends_its_tolerance_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elimination, "TOLERANCE_FROM_PAIRS", 0)
+    tune(monkeypatch, tolerance_from_pairs=0)
     found = [spent_in_a_part(seed) for seed in range(30)]
     assert sum(left_out for left_out, _ in found) > 100
     assert all(is_matched for _, is_matched in found)

@@ -17,6 +17,7 @@ from tests.property.pareto_instances import (
     plain,
 )
 from tests.sampling import sample_of
+from tests.tuned import tune
 
 from shardwise.pareto import Chain
 from shardwise.search.pareto import (
@@ -74,7 +75,7 @@ def test_long_chains_and_shared_variables_are_found_too(
 ) -> None:
     """With loops in machine code, if there is any, and without."""
     if is_fast:
-        monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_PAIRS", 0)
+        tune(monkeypatch, numba_from_pairs=0)
     else:
         monkeypatch.setattr(numba_dispatch, "is_installed", lambda: False)
     assert agrees(long_chain(seed) for seed in range(20 if full else 3))
@@ -139,7 +140,7 @@ def test_dualised_memory_counts_as_time(full: bool) -> None:
 def test_a_label_stays_where_some_completion_exists(monkeypatch: pytest.MonkeyPatch, is_fast: bool) -> None:
     """Against all pairs, and all triples, one by one."""
     is_fast = is_fast and numba_dispatch.is_installed()
-    monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_PAIRS", 0 if is_fast else 10**9)
+    tune(monkeypatch, numba_from_pairs=0 if is_fast else 10**9)
     random = np.random.default_rng(5)
     left = between = 0
     for _ in range(30):

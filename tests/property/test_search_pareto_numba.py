@@ -20,13 +20,13 @@ from tests.property.pareto_instances import (
     starting_with,
 )
 from tests.property.test_search_pareto import LONG, SOME_LONG, agrees, by_labels, matches
+from tests.tuned import tune
 
 from shardwise.pareto import non_dominated
 from shardwise.search.pareto import (
     chain_labels,
     completion_bounds,
     dominance,
-    elimination,
     elimination_numba,
     joins_numba,
     labels,
@@ -49,8 +49,7 @@ NEVER = 1 << 60
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machine code for every join and every part."""
     assert numba_dispatch.is_installed(), "pip install 'shardwise[fast]'"
-    monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_PAIRS", 0)
-    monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_COSTS", 0)
+    tune(monkeypatch, numba_from_pairs=0, numba_from_costs=0)
 
 
 def table(
@@ -102,9 +101,9 @@ def test_joins_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(400):
         a, b, without, pruning = random_join(seed)
         found = contents(joined(a, b, without=without, pruning=pruning))
-        monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_PAIRS", NEVER)
+        tune(monkeypatch, numba_from_pairs=NEVER)
         expected = contents(joined(a, b, without=without, pruning=pruning))
-        monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_PAIRS", 0)
+        tune(monkeypatch, numba_from_pairs=0)
         assert found == expected, seed
         sizes.append(len(found))
     assert max(sizes) > 100 and sizes.count(0) < 200
@@ -137,9 +136,9 @@ def test_terminal_joins_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> N
         if a.points.shape[1] != 4:
             continue
         terminal = joined(a, b, without=without, pruning=pruning, terminal=TerminalJoin())
-        monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_PAIRS", NEVER)
+        tune(monkeypatch, numba_from_pairs=NEVER)
         every = joined(a, b, without=without, pruning=pruning, terminal=TerminalJoin())
-        monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_PAIRS", 0)
+        tune(monkeypatch, numba_from_pairs=0)
         expected = measures(every.points)
         best = expected[non_dominated(expected)]
         own = measures(terminal.points)
@@ -189,9 +188,9 @@ def test_joins_with_equal_columns_are_those_of_numpy(
         other = weights * np.array([[1.0], [1.0], [1.0], [0.0]])  # of two peaks one counts
         pruning = LabelPruning(weights, other, weights, random.uniform(0.0, 9.0, (2, 2, 2)), limit)
         found = joined(a, b, without=0, pruning=pruning)
-        monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_PAIRS", NEVER)
+        tune(monkeypatch, numba_from_pairs=NEVER)
         expected = joined(a, b, without=0, pruning=pruning)
-        monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_PAIRS", 0)
+        tune(monkeypatch, numba_from_pairs=0)
         most = max(most, labels.pairs_of(a, b, without=0, pruning=pruning))
         assert found.cells.tolist() == expected.cells.tolist(), seed
         order = np.lexsort((*expected.points.T[::-1], expected.cells))
@@ -249,9 +248,9 @@ def test_labels_of_one_table_stay_as_by_numpy(monkeypatch: pytest.MonkeyPatch) -
         )  # fmt: skip
         ranks = points.sum(axis=1)
         found = dominance.reduced(cells, points, ranks, own)
-        monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_PAIRS", NEVER)
+        tune(monkeypatch, numba_from_pairs=NEVER)
         expected = dominance.reduced(cells, points, ranks, own)
-        monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_PAIRS", 0)
+        tune(monkeypatch, numba_from_pairs=0)
         assert (np.diff(cells[found]) >= 0).all()
         steps = own.base * 2.0 ** own.ranges(cells, points)[:, None]
         floors = np.floor(points[found][:, None] / steps[None])
@@ -277,9 +276,9 @@ def factor_sums_agree(seed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
         some = random.choice(len(part.factors), min(2, len(part.factors)), replace=False)
         peak_shares = tuple((int(factor), 0.5) for factor in some)
         own = FactorSums.of(part, order_of(part), weights, peak_shares)
-        monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_COSTS", NEVER)
+        tune(monkeypatch, numba_from_costs=NEVER)
         other = FactorSums.of(part, order_of(part), weights, peak_shares)
-        monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_COSTS", 0)
+        tune(monkeypatch, numba_from_costs=0)
         assert own.flat is not None and other.flat is None
         outside = random.integers(0, 9, other.last.shape).astype(float)
         for factor_sums in (own, other):
@@ -392,7 +391,7 @@ def test_the_pareto_search_finds_the_enumerated_frontier(full: bool) -> None:
 
 @pytest.mark.slow
 def test_every_point_is_matched_within_epsilon(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
-    monkeypatch.setattr(elimination, "TOLERANCE_FROM_PAIRS", 0)
+    tune(monkeypatch, tolerance_from_pairs=0)
     thinner, seeds = 0, LONG if full else SOME_LONG
     for seed in seeds:
         chain = long_chain(seed)
@@ -470,7 +469,7 @@ def test_without_a_cache_folder_functions_are_compiled_all_the_same(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limit", ["MOST_PAIRS_WITH_TOLERANCE", "MOST_LABELS_WITH_TOLERANCE"])
+@pytest.mark.parametrize("limit", ["most_pairs_with_tolerance", "most_labels_with_tolerance"])
 def test_a_search_over_its_limit_reports_its_proven_epsilon(
     monkeypatch: pytest.MonkeyPatch, limit: str, full: bool
 ) -> None:
@@ -479,8 +478,7 @@ def test_a_search_over_its_limit_reports_its_proven_epsilon(
         chain = long_chain(seed)
         expected = by_labels(chain, chain_labels.merged)[0]
         with monkeypatch.context() as patched:
-            patched.setattr(labels, limit, 15)
-            patched.setattr(labels, "LABELS_PER_CELL", 0)
+            tune(patched, **{limit: 15}, labels_per_cell=0)
             found = pareto_search([chain], epsilon=0.001)
         assert matches(found.points, expected, found.epsilon), seed
         stopped += found.epsilon > 0.001

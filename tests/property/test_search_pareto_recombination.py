@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.property.pareto_instances import chain_with_shared, long_chain, measure_of, plain
 from tests.sampling import sample_of
+from tests.tuned import tune
 
 from shardwise.pareto import Chain, Factor, FactorGraph, Segment, non_dominated, shared_sizes
 from shardwise.search.pareto import pareto_search, two_phase
@@ -152,7 +153,7 @@ def test_options_beyond_the_limit_are_omitted(monkeypatch: pytest.MonkeyPatch) -
     """Fewer solutions then, all of which fit; the pair's own measures are matched by a step or so."""
     pairs = pairs_of(long_chain(seed) for seed in range(10))
     whole = [recombined(chain, pair) for chain, pair in pairs]
-    monkeypatch.setattr(mixing, "MOST_OPTIONS", 4)
+    tune(monkeypatch, most_options=4)
     some = [recombined(chain, pair) for chain, pair in pairs]
     for (chain, _), found in zip(pairs, some, strict=True):
         assert found and all(fits(chain, solution) for solution in found)

@@ -13,9 +13,10 @@ import pytest
 from tests.property.pareto_instances import frontier_by_definition, long_chain, measure_of, plain
 from tests.property.test_search_pareto_recombination import frontier_of, segments_of, short
 from tests.sampling import sample_of
+from tests.tuned import tune
 
 from shardwise.pareto import Chain, FactorGraph, shared_sizes
-from shardwise.search.pareto import pareto_search, two_phase
+from shardwise.search.pareto import pareto_search, tuning, two_phase
 from shardwise.search.pareto import recombination as pooling
 from shardwise.search.pareto.labels import TooManyLabels
 from shardwise.search.pareto.presolve import cases_of, choices_of
@@ -182,7 +183,7 @@ def test_where_enumeration_fails_the_pool_is_searched(
     exact = [pareto_search([chain]).points for chain in chains]
     monkeypatch.setattr(two_phase, "enumerate_gap", too_much)
     monkeypatch.setattr(two_phase, "eliminate_small_chain", lambda chain: None)
-    monkeypatch.setattr(two_phase, "POOL_CHOICES_SHARE", few_choices)
+    tune(monkeypatch, pool_choices_share=few_choices)
     found = [pareto_search([chain], epsilon=0.01) for chain in chains]
     with monkeypatch.context() as without:
         without.setattr(two_phase, "_recombine", lambda state: None)
@@ -227,7 +228,7 @@ def test_an_extreme_whose_enumeration_fails_is_not_tried_again(
 def test_nested_pools_terminate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has fewer choices than what it was made of."""
     counts: list[tuple[int, int]] = []
-    assert two_phase.POOL_CHOICES_SHARE < 1.0
+    assert tuning.TUNING.pool_choices_share < 1.0
 
     def counted(chain: Chain, solutions: Iterable[Solution]) -> pooling.SolutionPool:
         pool = solution_pool(chain, solutions)
@@ -240,4 +241,4 @@ def test_nested_pools_terminate(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(12):
         pareto_search([long_chain(seed)], epsilon=0.01)
     assert counts and all(after <= before for before, after in counts)
-    assert any(after <= two_phase.POOL_CHOICES_SHARE * before for before, after in counts)
+    assert any(after <= tuning.TUNING.pool_choices_share * before for before, after in counts)

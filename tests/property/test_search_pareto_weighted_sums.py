@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 from tests.property.pareto_instances import chain_with_shared
 from tests.property.test_search_pareto import at_the_first
+from tests.tuned import tune
 
 from shardwise.pareto import Chain, shared_sizes
 from shardwise.search.pareto import numba_dispatch, weighted_sums, weighted_sums_numba
@@ -103,7 +104,7 @@ def _end_sizes(tables: list[Values], span: range) -> tuple[int, int]:
 @by_both
 def test_sums_are_the_minimum_over_all_paths(numba_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small whole numbers, so that sums are exact."""
-    monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_COSTS", numba_from)
+    tune(monkeypatch, numba_from_costs=numba_from)
     assert all(is_as_defined(seed) for seed in range(60))
 
 
@@ -111,7 +112,7 @@ def test_sums_are_the_minimum_over_all_paths(numba_from: int, monkeypatch: pytes
 def test_shared_variables_fixed_too_early_are_noticed(
     numba_from: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_COSTS", numba_from)
+    tune(monkeypatch, numba_from_costs=numba_from)
     monkeypatch.setattr(weighted_sums, "_without", at_the_first)
     assert not all(is_as_defined(seed) for seed in range(60))
 
@@ -124,6 +125,6 @@ def test_loops_that_confuse_shared_variables_are_noticed(name: str, monkeypatch:
     def confused(one: Values, other: Values, *rows: npt.NDArray[np.intp]) -> None:
         own(one, other, np.zeros_like(rows[0]), *rows[1:])
 
-    monkeypatch.setattr(numba_dispatch, "NUMBA_FROM_COSTS", 0)
+    tune(monkeypatch, numba_from_costs=0)
     monkeypatch.setattr(weighted_sums_numba, name, confused)
     assert not all(is_as_defined(seed) for seed in range(60))

@@ -14,6 +14,7 @@ from tests.property.pareto_instances import (
     measure_of,
     plain,
 )
+from tests.tuned import tune
 
 from shardwise.search.pareto import chain_labels, labels, pareto_search, two_phase
 from shardwise.search.pareto.bound_sets import representatives
@@ -90,7 +91,7 @@ def test_only_points_that_fit_are_returned() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "few"), [("SMALL_CHAIN_COSTS", 65), ("SMALL_CHAIN_PAIRS", 100), ("SMALL_CHAIN_LABELS", 47)]
+    ("name", "few"), [("small_chain_costs", 65), ("small_chain_pairs", 100), ("small_chain_labels", 47)]
 )
 def test_joint_search_stops_at_its_limits(name: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of costs, of pairs of labels, or of labels in a table; the answer is the same then."""
@@ -98,7 +99,7 @@ def test_joint_search_stops_at_its_limits(name: str, few: int, monkeypatch: pyte
     found = chain_labels.eliminate_small_chain(chain)
     assert found is not None and len(found.points) > 2
     exact = points_of(pareto_search([chain]))
-    monkeypatch.setattr(chain_labels, name, few)
+    tune(monkeypatch, **{name: few})
     assert chain_labels.eliminate_small_chain(chain) is None
     by_two_phases = pareto_search([chain])
     assert by_two_phases.efforts[0].weights > 0

@@ -275,5 +275,5 @@ def test_no_stage_is_below_the_open_bound_of_its_part() -> None:
 
 def test_more_stages_than_blocks_are_refused() -> None:
     problem = replace(problem_of(0), stages=3)
-    with pytest.raises(ConfigError, match="is no number of stages"):
+    with pytest.raises(ConfigError, match="cannot be cut into this number of stages"):
         found_in(problem)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.tuned import tune
 
 from shardwise.pareto import Chain, Factor, FactorGraph, Segment
 from shardwise.search.pareto import supported_points
@@ -38,5 +39,5 @@ def test_the_least_memory_is_found_without_enumeration() -> None:
 
 
 def test_without_ascent_the_least_memory_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supported_points, "MEMORY_ASCENT_STEPS", 0)
+    tune(monkeypatch, memory_ascent_steps=0)
     assert smallest_bytes() == 10.0

@@ -1,6 +1,8 @@
-"""Frontier tracking: all non-dominated solutions of a chain of choices, exact or up to an epsilon.
+"""Pareto search: all non-dominated pairs of step time and memory of a chain of segments, exact or up to an
+epsilon.
 
-(FT: Cai et al. 2020, arXiv 2004.10856; docs/concepts/pareto-search.md.)
+The basic method is FT, frontier tracking (Cai et al. 2020, arXiv 2004.10856). docs/concepts/pareto-search.md
+describes the method and its guarantee.
 """
 
 from shardwise.search.pareto.two_phase import ParetoSearchResult, pareto_search

@@ -1,6 +1,7 @@
-"""What is known of a frontier from outside (lines that no solution is below) and inside (solutions found).
+"""Bound sets of the Pareto frontier: Lagrangian bounds from below, incumbents from above.
 
-Solutions found so far, of which none is better than another in both objectives.
+`LagrangianBounds` holds weighted sums that no solution is below, and the explored boxes of enumerations.
+`IncumbentSet` holds the non-dominated solutions found so far and their local nadir points.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from shardwise.search.pareto.solution import Measure, Solution
 Values = npt.NDArray[np.float64]
 
 SLACK = 1e-11
-"""Rounding of sums added in different orders, relative: a bound this close above a corner does not cut it."""
+"""Relative rounding error of sums that are added in different orders: a bound this close to a nadir point
+does not exclude it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExploredBox:
-    """What a look has seen: every solution that takes less than `box` (2) of both, and weighs less than
-    `limit` by `weights` (2), is matched by one that was found."""
+    """Proof of one enumeration. Every solution below `box` (2) in time and memory whose weighted sum by
+    `weights` (2) is below `limit` is matched by an incumbent."""
 
     weights: Values
     limit: float
@@ -32,11 +34,12 @@ class ExploredBox:
 
 @dataclass(slots=True)
 class LagrangianBounds:
-    """Every solution with weights @ (time, memory) below `least` is matched by one that was found; none at
-    all is below `proven_sums`.
+    """Lagrangian bounds on weighted sums of (time, memory).
 
-    Weights (J, 2), least and drawn (J). `shares` (J) are the share of hidden_s in time's weight with which
-    the line was drawn, `peaks` (J, links) the parts of the peak's. `explored` is what was seen of some part.
+    Bound j has the weights `weights[j]`, of shape (J, 2). No solution has a weighted sum below
+    `proven_sums[j]`. Every solution with a sum below `explored_sums[j]` is matched by an incumbent. `shares`
+    (J) are the shares of hidden_s in the weight of time. `peaks[j]` (segments) are the multipliers of the
+    segments' peaks. `explored` holds proofs that hold in a box only.
     """
 
     weights: Values = field(default_factory=lambda: np.empty((0, 2)))
@@ -47,7 +50,7 @@ class LagrangianBounds:
     explored: list[ExploredBox] = field(default_factory=list)
 
     def add(self, weights: Values, shares: Values, peaks: Values, least: Values) -> None:
-        """Lines as they are drawn: what no solution at all is below. Of like weights the highest stays."""
+        """Add bounds that no solution is below. Of bounds with equal weights the highest stays."""
         for own, share, parts, value in zip(weights, shares, peaks, least.tolist(), strict=True):
             alike = np.flatnonzero((self.weights == own).all(axis=1))
             if not len(alike):
@@ -66,12 +69,12 @@ class LagrangianBounds:
                 self.explored_sums[lower_bound] = max(float(self.explored_sums[lower_bound]), value)
 
     def raise_to(self, lower_bound: int, least: float) -> None:
-        """No solution at all weighs less by a line than `least`."""
+        """Raise a bound: no solution has a weighted sum below `least`."""
         self.proven_sums[lower_bound] = max(float(self.proven_sums[lower_bound]), least)
         self.explored_sums[lower_bound] = max(float(self.explored_sums[lower_bound]), least)
 
     def closest(self, nadir_points: Values, count: int) -> npt.NDArray[np.intp]:
-        """The lines of both objectives that are closest to corners (n, 2), at most so many of them, evenly
+        """Up to `count` bounds that weigh both objectives and are closest to nadir points (n, 2), evenly
         spread over their slopes."""
         both = np.flatnonzero(self.weights.all(axis=1))
         if not len(nadir_points) or not len(both):
@@ -84,7 +87,8 @@ class LagrangianBounds:
         return np.asarray(by_slope[picked])
 
     def mark_explored(self, lower_bound: int, limit: float, box: Values) -> None:
-        """All solutions below `limit`, and below `box` (2) in time and memory, are matched now."""
+        """Record that all solutions with a sum below `limit`, and below `box` (2) in time and memory, are
+        matched."""
         if np.isinf(box).all():
             self.explored_sums[lower_bound] = max(float(self.explored_sums[lower_bound]), limit)
         else:
@@ -92,7 +96,8 @@ class LagrangianBounds:
 
 
 def weighted(weights: Values, points: Values) -> Values:
-    """weights (J, 2) of points (n, 2): (n, J); a weight of nothing makes nothing of the infinite."""
+    """Weighted sums of points (n, 2) under weights (J, 2): (n, J). A weight of 0 makes 0 of an infinite
+    value."""
     sums = np.zeros((len(points), len(weights)))
     for column in range(2):
         own = weights[:, column]
@@ -102,7 +107,8 @@ def weighted(weights: Values, points: Values) -> Values:
 
 
 def is_open(lower_bounds: LagrangianBounds, nadir_points: Values) -> npt.NDArray[np.bool_]:
-    """Which corners have something below them that no line forbids, and no look has seen, (n)."""
+    """Which nadir points are open, (n): no bound excludes everything below them, and no enumeration has
+    explored it."""
     found = (
         lower_bounds.explored_sums[None] < weighted(lower_bounds.weights, nadir_points) * (1.0 - SLACK)
     ).all(axis=1)
@@ -115,39 +121,47 @@ def is_open(lower_bounds: LagrangianBounds, nadir_points: Values) -> npt.NDArray
 
 @dataclass(slots=True)
 class IncumbentSet:
-    """Solutions, each with the number of its chain, by time; `points` (n, 2). Those that take more than
-    `most_bytes` only tell where lines are worth drawing: nothing has to match what takes as much."""
+    """Non-dominated solutions by ascending time, each with the number of its chain; `points` (n, 2).
+
+    Solutions above `most_bytes` need no match. They only show between which points weighted sums are useful.
+    """
 
     most_bytes: float = inf
     points: Values = field(default_factory=lambda: np.empty((0, 2)))
     solutions: list[tuple[int, Solution]] = field(default_factory=list)
 
     def add(self, measured: list[tuple[Measure, tuple[int, Solution]]]) -> None:
-        """Take in more of them; of equal ones the first stays."""
+        """Add solutions and keep the non-dominated ones. Of equal ones the first stays."""
         points = np.concatenate([self.points, np.array([point for point, _ in measured]).reshape(-1, 2)])
         every = [*self.solutions, *(solution for _, solution in measured)]
         rows_left = non_dominated(points)
         self.points, self.solutions = points[rows_left], [every[row] for row in rows_left.tolist()]
 
     def nadir_points(self, epsilon: float) -> Values:
-        """(n + 1, 2): whatever fits by a factor 1 + epsilon, and no point that fits matches within it, is
-        below one of these in both. Nothing is below that of a point which does not fit: (0, 0).
+        """Local nadir points, (n + 1, 2).
 
-        Between two neighbours: less time than the slower, less memory than the larger, or than what fits;
-        before the first and after the last: less than its time, or its memory.
+        A solution that fits even if it is a factor 1 + epsilon larger, and that no incumbent matches within
+        this factor, is below one of them in both objectives.
+
+        Between two neighbours: the time of the slower one, and the memory of the larger one or the memory
+        limit. Before the first: its time. After the last: its memory. Nothing is below that of a point which
+        does not fit: it is (0, 0).
         """
         times = np.concatenate([self.points[:, 0], [np.inf]])
         memories = np.concatenate([[np.inf], self.points[:, 1]])
         if isfinite(self.most_bytes):
-            # A little above it, so that what takes just as much is below that.
+            # A little above the limit, so that a solution of exactly this size is below it.
             memories[memories > self.most_bytes] = self.most_bytes * (1.0 + 4.0 * SLACK)
         nadir_points = np.column_stack([times, memories]) / (1.0 + epsilon)
         nadir_points[:-1][self.points[:, 1] > self.most_bytes] = 0.0
         return nadir_points
 
     def extremes(self, epsilon: float) -> Values:
-        """The corners of less than the least time, and of less than the least memory, (2, 2): (0, 0) where
-        the fastest does not fit. The least memory matters even where that does not."""
+        """The nadir points of the least time and of the least memory, (2, 2).
+
+        The first is (0, 0) if the fastest incumbent does not fit. The least memory is searched even if it
+        does not fit.
+        """
         if not len(self.points):
             return np.full((2, 2), np.inf)
         fastest, smallest = self.points[0], self.points[-1]
@@ -155,8 +169,8 @@ class IncumbentSet:
         return np.array([first, [np.inf, smallest[1]]]) / (1.0 + epsilon)
 
     def thinned(self, epsilon: float) -> IncumbentSet:
-        """As few of those that fit as still match each within a factor 1 + epsilon: the fastest, and from
-        there always the slowest that matches all it passes by. Where none fits, the smallest."""
+        """A small subset of the incumbents that fit which matches each of them within a factor 1 + epsilon.
+        If none fits, the one of least memory."""
         fitting = np.flatnonzero(self.points[:, 1] <= self.most_bytes)
         if not len(fitting):
             fitting = np.arange(len(self.points))[-1:]
@@ -167,9 +181,11 @@ class IncumbentSet:
 
 
 def representatives(points: Values, epsilon: float) -> npt.NDArray[np.intp]:
-    """Rows of points (n, 2), the first ascending and the second descending, such that each point is matched
-    within a factor 1 + epsilon by one of them: the first, and from there always the slowest that matches all
-    it passes by."""
+    """Rows of points (n, 2), the first column ascending and the second descending, that match all others
+    within a factor 1 + epsilon.
+
+    Greedy: the first row, then always the slowest that matches every row it skips.
+    """
     if len(points) < 3 or epsilon <= 0.0:
         return np.arange(len(points))
     rows_left = [0]

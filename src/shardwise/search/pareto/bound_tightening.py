@@ -1,8 +1,9 @@
-"""Lines raised to what there is, where none of the solutions has a mean of both times, or of several
-peaks.
+"""Bound tightening: raise Lagrangian bounds that are below all solutions because of a duality gap.
 
-Lines raised by how large the largest peak is: a line weighs one block's peak, or a mean of several, and
-lies far below all solutions where each block would have a larger one, did it decide.
+Two gaps occur. A bound weighs a mean of both times, but no solution has this mean: `tighten_between` closes
+this gap by label setting with dualised memory (`gap_enumeration.tighten`). A bound weighs one segment's peak,
+or a mean of several: `tighten_by_peak` closes this gap by branch and bound on the largest peak.
+docs/concepts/pareto-search.md, section "Bound tightening".
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import Chain, Factor, FactorGraph
+from shardwise.search.pareto import tuning
 from shardwise.search.pareto.bound_sets import weighted
 from shardwise.search.pareto.elimination_order import EliminationOrder
-from shardwise.search.pareto.gap_enumeration import TIGHTENING_SHARE, Tolerances, relaxed_tolerances, tighten
+from shardwise.search.pareto.gap_enumeration import Tolerances, relaxed_tolerances, tighten
 from shardwise.search.pareto.labels import TooManyLabels
 from shardwise.search.pareto.presolve import PresolvedChain, dominant_segment, presolved
 from shardwise.search.pareto.state import State
@@ -26,25 +28,13 @@ from shardwise.search.pareto.weighted_sums import FactorSums, solutions
 Values = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
-MOST_BISECTIONS = 64
-"""Times that cases are cut in two, at most."""
-
-INTERVAL_WIDTH, LEAST_INTERVAL_WIDTH = 0.3, 1e-3
-"""A case is not cut further where it is so narrow, in what is matched of the least memory that it may have;
-and, where all has to be matched, of that memory."""
-
-TARGET_GAP = 0.25
-"""A line is high enough so close below what is found, in what is matched."""
-
-TIE_SHARE = 0.001
-"""Of the peak's weight, what is shared by all links alike where the least of a case is weighed instead, so
-that of equal solutions one of smaller peaks is found."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PeakInterval:
-    """Solutions with a largest peak from `low` to `high`, all of them made of what is in `start`; none weighs
-    less by any line than `least` (lines)."""
+    """Subproblem of the branch and bound: solutions whose largest peak is from `low` to `high` bytes.
+
+    All of them consist of choices in `start`. None has a weighted sum below `least` (bounds).
+    """
 
     start: PresolvedChain
     low: float
@@ -52,18 +42,19 @@ class _PeakInterval:
     least: Values
 
     def bisect(self) -> tuple[_PeakInterval, _PeakInterval]:
-        """Both halves."""
+        """The lower and the upper half."""
         middle = (self.low + self.high) / 2.0
         return replace(self, high=middle), replace(self, low=middle)
 
 
 def tighten_by_peak(state: State, lower_bounds: Indices) -> None:
-    """Raise lines to the least weighted sums that there are, as closely as solutions are matched; not higher
-    than what is found, which is added to.
+    """Raise bounds to the least weighted sum of any solution, up to a part of the working epsilon and not
+    above the incumbents; solutions found become incumbents.
 
-    A peak is what one link makes again and its largest temporary. In a case of solutions whose largest lies
-    between two levels, choices with a larger one are left out in every link, and the lowest level counts in
-    full, whatever link has it. Cases are cut in two, the one furthest below what is found first.
+    The peak of a segment is its recomputed bytes and its largest temporary. In a subproblem whose largest
+    peak is between two levels, choices with a larger peak are dropped in every segment. The lower level
+    counts in full, in whichever segment it occurs. The subproblem farthest below the incumbents is bisected
+    first.
     """
     for lower_bound, least in zip(
         lower_bounds.tolist(), _interval_bounds(state, lower_bounds).tolist(), strict=True
@@ -72,11 +63,11 @@ def tighten_by_peak(state: State, lower_bounds: Indices) -> None:
 
 
 def _interval_bounds(state: State, lower_bounds: Indices) -> Values:
-    """What no solution weighs less than by each of some lines."""
+    """Lower bounds of the weighted sums of some bounds, by branch and bound."""
     targets = weighted(state.lower_bounds.weights[lower_bounds], state.incumbents.points).min(axis=0)
-    targets *= 1.0 - TARGET_GAP * state.working_epsilon
+    targets *= 1.0 - tuning.TUNING.target_gap * state.working_epsilon
     memory_bytes = float(state.incumbents.points[-1, 1])
-    width = max(INTERVAL_WIDTH * state.working_epsilon, LEAST_INTERVAL_WIDTH)
+    width = max(tuning.TUNING.interval_width * state.working_epsilon, tuning.TUNING.least_interval_width)
     scale = np.zeros(len(lower_bounds))
     np.divide(1.0, targets, out=scale, where=targets > 0.0)
     waiting = [
@@ -87,7 +78,7 @@ def _interval_bounds(state: State, lower_bounds: Indices) -> Values:
             state.lower_bounds.proven_sums[lower_bounds],
         )
     ]
-    for _ in range(MOST_BISECTIONS):
+    for _ in range(tuning.TUNING.most_bisections):
         waiting = [case for case in waiting if (case.least < targets).any()]
         if not waiting:
             break
@@ -102,7 +93,7 @@ def _interval_bounds(state: State, lower_bounds: Indices) -> Values:
 
 
 def _largest_peak(chain: Chain) -> float:
-    """What no peak is larger than."""
+    """Upper bound of the peak of any segment, bytes."""
     largest = 0.0
     for segment in chain:
         for _, part in segment.modes:
@@ -116,22 +107,24 @@ def _largest_peak(chain: Chain) -> float:
 def _bounded_interval(
     state: State, lower_bounds: Indices, case: _PeakInterval, targets: Values
 ) -> _PeakInterval | None:
-    """A case with what weighted sums tell of it, by those lines by which it may hold less than is wanted;
-    None where it holds nothing that is less by any. Solutions on them are taken in."""
+    """Bound a subproblem by weighted sums, for the bounds that are still below their targets.
+
+    Returns None if no solution in it is below any target. Solutions of the sums become incumbents.
+    """
     some = np.flatnonzero(case.least < targets)
     own, aims = lower_bounds[some], targets[some]
     start = replace(case.start, chain=_chain_below(state, case.start, case.high))
     weights = np.tile(state.lower_bounds.weights[own], (2, 1))
     repeats = np.array([segment.repeat for segment in start.chain])
-    even = np.full((len(own), len(repeats)), TIE_SHARE) / (len(repeats) * repeats)
+    even = np.full((len(own), len(repeats)), tuning.TUNING.tie_share) / (len(repeats) * repeats)
     peaks = np.concatenate([np.array(state.lower_bounds.peaks)[own], even])
     answer = state.chain_sums(start, weights, np.tile(state.lower_bounds.shares[own], 2), peaks)
     state.sums_solved += len(weights)
     if not np.isfinite(answer.least).all():
         return None
     state.take(list(dict.fromkeys(start.originals(solutions(answer)))))
-    # The largest peak is no less than a mean of peaks, nor than the least of the case.
-    least_peaks = np.repeat([0.0, (1.0 - TIE_SHARE) * case.low], len(own)) * weights[:, 1]
+    # The largest peak is at least any mean of peaks, and at least the lower end of the interval.
+    least_peaks = np.repeat([0.0, (1.0 - tuning.TUNING.tie_share) * case.low], len(own)) * weights[:, 1]
     least = case.least.copy()
     least[some] = np.maximum(case.least[some], (answer.least + least_peaks).reshape(2, -1).max(axis=0))
     is_below = least[some] < aims
@@ -143,7 +136,7 @@ def _bounded_interval(
 
 
 def _chain_below(state: State, start: PresolvedChain, peak_limit: float) -> Chain:
-    """A chain without what makes a peak above a level, in any of its links."""
+    """The chain without choices whose peak is above a limit, in any segment."""
     segments = []
     for segment, orders in zip(start.chain, state.orders_in(start), strict=True):
         own = zip(segment.modes, orders, strict=True)
@@ -153,7 +146,7 @@ def _chain_below(state: State, start: PresolvedChain, peak_limit: float) -> Chai
 
 
 def _part_below(part: FactorGraph, order: EliminationOrder, peak_limit: float) -> FactorGraph:
-    """A part without temporaries that come above a level with the least that is made again beside them."""
+    """A factor graph without costs whose temporary, plus the least recomputed bytes, is above a limit."""
     factors = []
     for factor, recomputed in zip(part.factors, _least_recomputed(part, order), strict=True):
         is_above = factor.costs[..., 4] + recomputed > peak_limit
@@ -163,7 +156,7 @@ def _part_below(part: FactorGraph, order: EliminationOrder, peak_limit: float) -
 
 
 def _least_recomputed(part: FactorGraph, order: EliminationOrder) -> list[Values]:
-    """The least that is made again in a part with each cost of each factor."""
+    """The least recomputed bytes of a factor graph with each cost of each factor."""
     recomputed = [factor.costs[..., 3] for factor in part.factors]
     if not any(((own > 0.0) & np.isfinite(own)).any() for own in recomputed):
         return [np.zeros(1)] * len(part.factors)
@@ -174,42 +167,20 @@ def _least_recomputed(part: FactorGraph, order: EliminationOrder) -> list[Values
     ]
 
 
-TRIAL_BOUNDS = 3
-"""Lines that tell whether others are worth it."""
-
-WORTHWHILE_EPSILONS = 10.0
-"""How many epsilons one of them must lie below all solutions, at least, where that is less than
-`WORTHWHILE_GAP`."""
-
-WORTHWHILE_GAP, WORTHWHILE_GAP_EPSILONS = 0.01, 2.0
-"""How far, relative, and how many epsilons: looks that go so far beyond a line see much, however closely."""
-
-TIME_GAP_SHARE = 0.5
-"""Of what a line lies below all that is found, the part by which the solution on it takes longer than the
-line's mean of both times, at least, where that mean is why."""
-
-SAME_SLOPE = 0.05
-"""How much more two lines weigh memory, relative, that are raised as one."""
-
-MOST_FAILURES = 2
-"""Lines that are too much before a round ends: each takes long to tell."""
-
-TIGHTENING_ROUNDS = 2
-"""Rounds of lines between what is found then."""
-
-
 def tighten_between(state: State, tolerances: Tolerances, recombine: Callable[[State], None]) -> Tolerances:
-    """Raise lines to the least weighted sums that there are, and draw more of them between neighbours that
-    are still open: where lines of a mean of both times are far below all solutions, or looks are too much.
-    After each round `recombine` takes what else is found between. What may be lost from then on: more, where
-    raising one was too much."""
+    """Tighten bounds that are below the incumbents because they weigh a mean of both times, and solve more
+    weighted sums for open nadir points.
+
+    This runs if trial bounds rise far enough, or if enumerations have exceeded their limits. `recombine` runs
+    after each round. Returns the tolerances from then on: relaxed if a tightening has exceeded the limits.
+    """
     nadir_points = state.open_nadir_points() if not state.is_exhausted else np.empty((0, 2))
     if not len(nadir_points):
         return tolerances
     if not state.is_hard:
         if not _bounds_mix_times(state):
             return tolerances
-        closest = state.lower_bounds.closest(nadir_points, TRIAL_BOUNDS)
+        closest = state.lower_bounds.closest(nadir_points, tuning.TUNING.trial_bounds)
         shares = state.lower_bounds.shares[closest]
         gains, tolerances = _tightened_each(
             state, closest[(shares > 0.0) & (shares < 1.0)].tolist(), tolerances
@@ -218,7 +189,7 @@ def tighten_between(state: State, tolerances: Tolerances, recombine: Callable[[S
         if not (state.is_tightened or state.is_hard):
             return tolerances
     slopes_tried: set[float] = set()
-    for _ in range(TIGHTENING_ROUNDS):
+    for _ in range(tuning.TUNING.tightening_rounds):
         slopes = scalarise_round(state, slopes_tried)
         distinct = [slopes[row] for row in distinct_slopes(np.array(slopes))]
         solved = [
@@ -238,23 +209,24 @@ def tighten_between(state: State, tolerances: Tolerances, recombine: Callable[[S
 
 
 def distinct_slopes(slopes: Values) -> Indices:
-    """Which lines to raise, of some that weigh memory so much beside a second: where one is raised, others of
-    nearly its weight tell nothing new."""
+    """Which of these slopes to tighten: those more than `Tuning.same_slope` apart. Bounds of nearly equal
+    slopes add nothing."""
     representatives: list[int] = []
     for place in np.argsort(slopes, kind="stable").tolist():
-        if not representatives or slopes[place] > (1.0 + SAME_SLOPE) * slopes[representatives[-1]]:
+        factor = 1.0 + tuning.TUNING.same_slope
+        if not representatives or slopes[place] > factor * slopes[representatives[-1]]:
             representatives.append(place)
     return np.array(sorted(representatives), dtype=np.intp)
 
 
 def _bounds_mix_times(state: State) -> bool:
-    """Whether looks tell how much higher a line is with both times than with a mean of them: not where one of
-    them is nothing, nor where one block is most of a chain and looks take what it takes."""
+    """Whether tightening by both times can help. It cannot if one time is 0, or if the chain has a dominant
+    segment: there it takes as long as a full enumeration."""
     return state.presolved.decided_share is None and dominant_segment(state.given) is None
 
 
 def _low_in_time(state: State, lower_bounds: Indices) -> Indices:
-    """Those of some lines that lie below what is found since they count a mean of both times."""
+    """The bounds that are below the incumbents because they weigh a mean of both times."""
     if not len(lower_bounds) or not _bounds_mix_times(state):
         return lower_bounds[:0]
     weights, shares = state.lower_bounds.weights[lower_bounds], state.lower_bounds.shares[lower_bounds]
@@ -268,36 +240,38 @@ def _low_in_time(state: State, lower_bounds: Indices) -> Indices:
     below = (
         weighted(weights, state.incumbents.points).min(axis=0) - state.lower_bounds.proven_sums[lower_bounds]
     )
-    return np.asarray(lower_bounds[(longer > TIME_GAP_SHARE * below) & (shares > 0.0) & (shares < 1.0)])
+    return np.asarray(
+        lower_bounds[(longer > tuning.TUNING.time_gap_share * below) & (shares > 0.0) & (shares < 1.0)]
+    )
 
 
 def _tightened_each(
     state: State, lower_bounds: list[int], tolerances: Tolerances
 ) -> tuple[list[float | None], Tolerances]:
-    """How much higher some lines are, relative, once they are raised to what there is, one after the other,
-    and what may be lost from then on; those behind a second one that is too much are left as they are."""
+    """Relative rise of each bound by tightening, None where it exceeded the limits, and the tolerances from
+    then on. Stops after `Tuning.most_failures` failures."""
     gains = []
     for lower_bound in lower_bounds:
-        gains.append(_tightened(state, lower_bound, tolerances.times(TIGHTENING_SHARE)))
+        gains.append(_tightened(state, lower_bound, tolerances.times(tuning.TUNING.tightening_share)))
         if gains[-1] is None:
             if not state.is_hard:
                 tolerances = relaxed_tolerances(state, tolerances)
-            if gains.count(None) >= MOST_FAILURES:
+            if gains.count(None) >= tuning.TUNING.most_failures:
                 break
     return gains, tolerances
 
 
 def _are_worth_it(gains: list[float | None], requested_epsilon: float) -> bool:
-    """Whether any of the lines that were tried rose far, relative."""
+    """Whether any trial bound rose far enough."""
     worthwhile = min(
-        WORTHWHILE_EPSILONS * requested_epsilon,
-        max(WORTHWHILE_GAP, WORTHWHILE_GAP_EPSILONS * requested_epsilon),
+        tuning.TUNING.worthwhile_epsilons * requested_epsilon,
+        max(tuning.TUNING.worthwhile_gap, tuning.TUNING.worthwhile_gap_epsilons * requested_epsilon),
     )
     return any(gain is not None and gain > worthwhile for gain in gains)
 
 
 def _tightened(state: State, lower_bound: int, tolerances: Tolerances) -> float | None:
-    """How much higher a line is, relative, once it is raised to what there is; None where it is too much."""
+    """Relative rise of a bound by tightening; None if it exceeds the limits."""
     before = float(state.lower_bounds.proven_sums[lower_bound])
     try:
         tighten(state, lower_bound, tolerances)

@@ -1,9 +1,9 @@
-"""The frontiers of one link of a chain: labels on its entry and exit, whatever its mode.
+"""Label setting along a chain: the frontiers of segments, joined to the frontier of the chain.
 
-Tracking frontiers along a chain: linear dynamic programming from the first link to the last, or
-elimination of the borders between links alone.
-
-Frontiers of small chains by elimination alone: where little can be chosen, lines and looks take longer.
+`segment_labels` eliminates the inner variables of one segment. `chain_frontier` joins segments by linear
+dynamic programming from both ends (FT-LDP). `merged` eliminates the borders in any order (FT-elimination).
+`eliminate_small_chain` solves small chains directly and exactly, since the two-phase method takes longer
+there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import Chain, Segment, non_dominated
+from shardwise.search.pareto import tuning
 from shardwise.search.pareto.completion_bounds import CompletionBounds, Completions, LeastPeaks
 from shardwise.search.pareto.dominance import reduced
 from shardwise.search.pareto.elimination import EliminationLimits, eliminated
@@ -37,8 +38,11 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentLabels:
-    """The frontiers of a link, whatever its mode: `table` on (hubs..., entry, exit), entry and exit as
-    variables 0 and 1, with folded columns; label i is row rows[i] of mode modes[i]."""
+    """The frontiers of a segment, all modes together.
+
+    `table` is on (shared variables..., entry, exit), with entry and exit as variables 0 and 1, in folded
+    columns. Label i is row rows[i] of the table of mode modes[i].
+    """
 
     segment: Segment
     table: Labels
@@ -47,8 +51,8 @@ class SegmentLabels:
     by_mode: tuple[Labels, ...]
 
     def with_outside_peaks(self, peaks: Values) -> SegmentLabels:
-        """The labels that are left where all others of a solution have at least these peaks (entry, exit), or
-        where there is none (infinite)."""
+        """The labels that stay non-dominated if the rest of every solution has at least these peaks (entry,
+        exit). Infinite: no solution has these border choices."""
         least = peaks.reshape(-1)[self.table.cells % peaks.size]
         points = self.table.points.copy()
         points[:, -1] = np.maximum(points[:, -1], least)
@@ -57,12 +61,12 @@ class SegmentLabels:
         return replace(self, table=replace(self.table, points=points)).some(best)
 
     def some(self, rows: Indices) -> SegmentLabels:
-        """Some of the labels."""
+        """The labels of some rows."""
         table = replace(self.table, cells=self.table.cells[rows], points=self.table.points[rows])
         return replace(self, table=table, modes=self.modes[rows], rows=self.rows[rows])
 
     def choices(self, rows: Indices) -> list[SegmentChoice]:
-        """What each of some labels chose."""
+        """The mode and the choices of each of some labels."""
         found: list[SegmentChoice | None] = [None] * len(rows)
         for mode in np.unique(self.modes[rows]).tolist():
             own = np.flatnonzero(self.modes[rows] == mode)
@@ -81,8 +85,10 @@ def segment_labels(
     bounds: CompletionBounds | None = None,
     allowance: Allowance | None = None,
 ) -> SegmentLabels:
-    """The frontiers of link `place`, all modes together. Without bounds an `allowance` may say where to give
-    up."""
+    """The frontiers of segment `place`, all modes together.
+
+    Raises TooManyLabels if joins exceed their limits; without bounds an `allowance` may set these limits.
+    """
     segment, borders = chain[place], SeparatorAxes.of(chain)
     tables: list[Labels] = []
     cells: list[Indices] = []
@@ -124,8 +130,8 @@ def segment_labels(
 def with_least_peaks(
     chain: Chain, segments: list[SegmentLabels], bounds: CompletionBounds
 ) -> tuple[list[SegmentLabels], CompletionBounds]:
-    """The labels of all links without those that differ in peaks that make no difference; the bounds with the
-    least peaks."""
+    """The labels of all segments, without those that differ in peaks only below the least peak of the rest,
+    and the bounds with the least peaks."""
     peaks = LeastPeaks.of([segments[place].table for place in occurrences(chain)])
     found = [
         segment.with_outside_peaks(peaks.outside([range(at, at + 1) for at in bounds.span(place)]))
@@ -134,14 +140,10 @@ def with_least_peaks(
     return found, replace(bounds, peaks=peaks)
 
 
-MOST_COMPLETED_PAIRS = 64_000_000
-"""Pairs of labels at most where walks meet that leave out what no rest completes: few of them stay."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ChainFrontier:
-    """The frontier of a chain: `points` (n, 2) in seconds and bytes, and how to come back to each: row
-    rows[i] of `end`, made of the tables of the links, in their order."""
+    """The frontier of a chain: `points` (n, 2) in seconds and bytes. Point i is row rows[i] of `end`, whose
+    origins are the tables of the segments in their order."""
 
     chain: Chain
     segments: list[SegmentLabels]
@@ -150,7 +152,7 @@ class ChainFrontier:
     rows: Indices
 
     def solutions(self, which: Indices | None = None) -> list[Solution]:
-        """A solution for each point, or for those with these numbers."""
+        """A solution for each point, or for the points of these numbers."""
         rows = self.rows if which is None else self.rows[which]
         choices: list[list[SegmentChoice]] = []
         for place, own in zip(occurrences(self.chain), leaf_rows(self.end, rows), strict=True):
@@ -161,13 +163,13 @@ class ChainFrontier:
 
 
 def _between(table: Labels, border: int, after: int) -> Labels:
-    """A table on (hubs..., entry, exit), or one of them, as one on two borders."""
+    """A table on (shared variables..., entry, exit), or on one of them, as a table on two borders."""
     names = tuple((border, after)[variable] if variable >= 0 else variable for variable in table.variables)
     return Labels(names, table.sizes, table.cells, table.points, table.origins)
 
 
 def _named(segments: list[SegmentLabels], place: int, border: int) -> Labels:
-    """A link's table between two borders."""
+    """A segment's table between two borders."""
     return _between(segments[place].table, border, border + 1)
 
 
@@ -178,10 +180,13 @@ def chain_frontier(
     completions: Completions | None = None,
     allowance: Allowance | None = None,
 ) -> ChainFrontier:
-    """The frontier by linear dynamic programming (FT-LDP): what every border's choices can come to from the
-    start, and from the end, by steps of a run of like links at a time; always from where there is less, until
-    both meet. Labels that no rest of the chain completes are left out, where `completions` tells. Without
-    bounds an `allowance` may say where to give up."""
+    """The frontier of a chain by linear dynamic programming (FT-LDP).
+
+    A prefix and a suffix are extended by one run of equal segments at a time, always the one with fewer pairs
+    of labels, until they meet in the terminal join. With `completions`, labels that no completion keeps below
+    the cutoff are dropped. Raises TooManyLabels if a join exceeds its limits; without bounds an `allowance`
+    may set these limits.
+    """
     borders, tables = _runs(chain, segments, bounds, allowance)
     if len(tables) == 1:
         return _finished(chain, segments, tables[0])
@@ -201,7 +206,7 @@ def chain_frontier(
             suffix = _extended_suffix(tables[last], suffix, here, after, borders[-1], bounds, allowance)
             suffix = _completed(suffix, borders[last], completions, is_prefix=False)
     pruning, slack = (None, None) if bounds is None else bounds.in_final_join(borders[last])
-    terminal = TerminalJoin(slack, 0 if completions is None else MOST_COMPLETED_PAIRS)
+    terminal = TerminalJoin(slack, 0 if completions is None else tuning.TUNING.most_completed_pairs)
     end = joined(
         prefix, suffix, without=borders[last], pruning=pruning, terminal=terminal, allowance=allowance
     )
@@ -209,7 +214,8 @@ def chain_frontier(
 
 
 def completed(segments: list[SegmentLabels], chain: Chain, completions: Completions) -> list[SegmentLabels]:
-    """The labels of links that some rest completes, of those that are there once."""
+    """The labels of segments that some completion keeps below the cutoff; segments with repetitions stay as
+    they are."""
     found, border = [], 0
     for segment in segments:
         after = border + segment.segment.repeat
@@ -229,8 +235,12 @@ def completions_of(
     share: float,
     cutoff: float,
 ) -> Completions:
-    """All that a chain whose held bytes are paid in seconds, at so many a byte, comes to ahead of each border
-    and behind it: what labels may end in, as far as the whole weighs less than `reach` seconds."""
+    """The explicit completions of a chain with dualised memory: all labels of the prefix and of the suffix at
+    each border.
+
+    `rate` is the multiplier of memory in seconds per byte. Whole solutions are needed up to a weighted sum of
+    `cutoff` seconds.
+    """
     borders, tables = _runs(chain, segments, bounds)
     last = len(tables) - 1
     prefix, suffix = {borders[1]: tables[0]}, {borders[last]: tables[last]}
@@ -249,7 +259,7 @@ def _runs(
     bounds: CompletionBounds | None,
     allowance: Allowance | None = None,
 ) -> tuple[list[int], list[Labels]]:
-    """The borders between runs of like links, and the tables of these runs between them."""
+    """The borders between runs of equal segments, and the tables of these runs."""
     tables: list[Labels] = []
     borders = [0]
     for place, segment in enumerate(chain):
@@ -273,7 +283,7 @@ def _extended_prefix(
     bounds: CompletionBounds | None,
     allowance: Allowance | None = None,
 ) -> Labels:
-    """What is ahead of a border and a table that leads from there to the next."""
+    """The prefix at a border, extended by a table to the next border."""
     pruning, dominance = (None, None) if bounds is None else bounds.in_extension(border, after, 0)
     return joined(prefix, table, without=border, pruning=pruning, dominance=dominance, allowance=allowance)
 
@@ -287,13 +297,13 @@ def _extended_suffix(
     bounds: CompletionBounds | None,
     allowance: Allowance | None = None,
 ) -> Labels:
-    """What is behind a border and a table that leads there from the one before."""
+    """The suffix at a border, extended by a table that leads there from the border before."""
     pruning, dominance = (None, None) if bounds is None else bounds.in_extension(border, after, end)
     return joined(table, suffix, without=border, pruning=pruning, dominance=dominance, allowance=allowance)
 
 
 def _completed(table: Labels, border: int, completions: Completions | None, *, is_prefix: bool) -> Labels:
-    """The labels ahead of a border, or behind it, that some rest completes."""
+    """The labels of a prefix or suffix that some completion keeps below the cutoff."""
     return table if completions is None else completions.completed(table, border, is_prefix=is_prefix)
 
 
@@ -308,8 +318,8 @@ def _run(
     bounds: CompletionBounds | None,
     allowance: Allowance | None,
 ) -> Labels:
-    """The table of so many of a link in a row, a power of 2, as one on (hubs..., entry, exit); the first
-    occurrence of the link is `start`."""
+    """The table of `length` equal segments in a row, a power of 2, on (shared variables..., entry, exit). The
+    first occurrence of the segment is `start`."""
     table = segment.table
     run_length = 1
     while run_length < length:
@@ -325,7 +335,8 @@ def _run(
 
 
 def merged(chain: Chain, segments: list[SegmentLabels]) -> ChainFrontier:
-    """The frontier by elimination alone: neighbouring links become one, until one is left."""
+    """The frontier by elimination alone (FT-elimination): neighbouring segments are joined until one is
+    left."""
     left = [_named(segments, place, border) for border, place in enumerate(occurrences(chain))]
     borders = list(range(1, len(left)))
     while len(left) > 1:
@@ -344,23 +355,18 @@ def _finished(chain: Chain, segments: list[SegmentLabels], end: Labels) -> Chain
     return ChainFrontier(chain, segments, end, points[best], best)
 
 
-SMALL_CHAIN_COSTS = 1500
-"""Costs of all variables of a chain, alone and together, from which on none is tried."""
-
-SMALL_CHAIN_PAIRS, SMALL_CHAIN_LABELS, SMALL_CHAIN_PAIRS_AT_ONCE = 1 << 18, 1 << 11, 1 << 14
-"""Pairs of labels of all joins, and labels of a table, from which on a try is given up: a tenth of a second,
-or a few."""
-
-
 def eliminate_small_chain(chain: Chain) -> ChainFrontier | None:
-    """The frontier of a chain, exactly; None where that would be too many labels."""
+    """The exact frontier of a chain by direct elimination; None if it exceeds the limits."""
     parts = [part for segment in chain for _, part in segment.modes]
-    if sum(factor.costs[..., 0].size for part in parts for factor in part.factors) > SMALL_CHAIN_COSTS:
+    costs = sum(factor.costs[..., 0].size for part in parts for factor in part.factors)
+    if costs > tuning.TUNING.small_chain_costs:
         return None
-    allowance, orders = (
-        Allowance(SMALL_CHAIN_PAIRS, SMALL_CHAIN_LABELS, SMALL_CHAIN_PAIRS_AT_ONCE),
-        orders_of(chain),
+    allowance = Allowance(
+        tuning.TUNING.small_chain_pairs,
+        tuning.TUNING.small_chain_labels,
+        tuning.TUNING.small_chain_pairs_at_once,
     )
+    orders = orders_of(chain)
     try:
         segments = [segment_labels(chain, orders, place, allowance=allowance) for place in range(len(chain))]
         return chain_frontier(chain, segments, allowance=allowance)

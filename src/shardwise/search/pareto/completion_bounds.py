@@ -1,8 +1,9 @@
-"""What may matter of the labels along a chain, and what they may lose.
+"""Completion bounds (cost to go) of labels along a chain, and the label tolerance of each join.
 
-How small the largest temporary can be, beside each part of a chain.
-
-What the rest of a chain can come to beside each label, in few columns: which labels lead anywhere.
+`CompletionBounds` gives each join its pruning (least cost of the rest of a solution) and its
+epsilon-dominance (share of the label tolerance). `LeastPeaks` is the least peak outside a part of the chain.
+`Completions` are the explicit costs of all prefixes and suffixes, with dualised memory: they bound both times
+and the peak separately.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import FactorGraph
-from shardwise.search.pareto import numba_dispatch
+from shardwise.search.pareto import numba_dispatch, tuning
 from shardwise.search.pareto.bound_sets import SLACK
 from shardwise.search.pareto.dominance import EpsilonDominance
 from shardwise.search.pareto.labels import LabelPruning, Labels, keys_on
@@ -25,17 +26,18 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeastPeaks:
-    """The least peak of all that is `prefix` of each border between occurrences, and of all `suffix` it, for
-    each choice at the border: of several values the largest counts, so a label's own peak makes no difference
-    where that is larger."""
+    """The least peak of every prefix and of every suffix at each border, for each choice at the border.
+
+    The largest peak of a solution counts, so a label's own smaller peak makes no difference.
+    """
 
     prefix: list[Values]
     suffix: list[Values]
 
     @staticmethod
     def of(tables: list[Labels]) -> LeastPeaks:
-        """Of the tables of all occurrences, on (entry, exit) or on the one that there is; whatever hubs
-        choose."""
+        """From the tables of all occurrences on (entry, exit) or one of them, for any choice of the shared
+        variables."""
         least = [_least(table, is_first=place == 0) for place, table in enumerate(tables)]
         prefix, suffix = [np.zeros(1)], [np.zeros(1)]
         for table in least:
@@ -45,7 +47,7 @@ class LeastPeaks:
         return LeastPeaks(prefix, suffix[::-1])
 
     def outside(self, spans: list[range]) -> Values:
-        """Outside each of these spans of occurrences, whichever has least, (entry, exit)."""
+        """The least peak outside any of these spans of occurrences, (entry, exit)."""
         return np.asarray(
             np.minimum.reduce(
                 [np.maximum(self.prefix[span.start][:, None], self.suffix[span.stop][None]) for span in spans]
@@ -64,26 +66,16 @@ def _least(table: Labels, *, is_first: bool) -> Values:
     return least.reshape((1, -1) if is_first else (-1, 1))
 
 
-PARTS_SHARE, SEGMENTS_SHARE, RUNS_SHARE, EXTENSION_SHARE = 0.05, 0.05, 0.05, 0.3
-"""Of what may be lost along a chain, the parts of elimination within its links, of the links, of runs of like
-links, and of the walk. Where one link has many of all variables, elimination has so much of what it and the
-walk have together."""
-
-FINAL_JOIN_SHARE = 0.2
-"""Of the walk's part, that of where the walks from both ends meet."""
-
-PARTS_EXCESS_SHARE, SEGMENTS_EXCESS_SHARE, RUNS_EXCESS_SHARE = 0.25, 0.15, 0.15
-"""The parts that elimination, links and runs lose in proportion to their excess."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class CompletionBounds:
-    """A chain under the forms of one line, the weighted sum up to which solutions are wanted in each, and how
-    much more than it each may cost that stands for it: `tolerance` (4), of each folded column; zeros where
-    none may. `peaks`, once they are known, are the least that the largest temporary can be.
+    """A chain under several multipliers, the limit of the weighted sum of each, and the label tolerance.
 
-    What a table loses counts as often as the chain has it: a link's once per occurrence. A walk loses more
-    the further it has come, since labels lie further apart there.
+    A solution is needed only if its sum is below `limit` under all multipliers. `tolerance` (4) is how much
+    more a label that stands for another may cost in each folded column, over the whole chain; 0 if it may
+    not. `peaks` are the least peaks of the rest, once they are known.
+
+    The tolerance of a table counts once per occurrence of its segment. An extension spends more the longer
+    the prefix is, since labels are farther apart there.
     """
 
     chain_sums: ChainSums
@@ -93,71 +85,75 @@ class CompletionBounds:
 
     @property
     def weights(self) -> Values:
-        """What the folded columns weigh in each form, (4, J)."""
+        """Weights of the folded columns under each of J multipliers, (4, J)."""
         return np.asarray(self.chain_sums.chain_weights.weights[:, [0, 1, 2, 4]].T)
 
     @property
     def occurrences(self) -> int:
-        """How many links there are, repetitions counted."""
+        """Number of segments, repetitions counted."""
         return sum(segment.repeat for segment in self.chain_sums.chain)
 
     def span(self, place: int) -> range:
-        """The occurrences of link `place`."""
+        """The occurrences of segment `place`."""
         start = sum(segment.repeat for segment in self.chain_sums.chain[:place])
         return range(start, start + self.chain_sums.chain[place].repeat)
 
     def _weight(self, place: int) -> float:
-        """One occurrence of a link among all of them, by its variables: where more is joined more may be
-        lost."""
+        """Share of one occurrence of a segment in the tolerance: its share of all variables."""
         counts, total = self._variables
         return counts[place] / total
 
     @property
     def _variables(self) -> tuple[list[int], int]:
-        """How many variables each link has, and all occurrences of all links together."""
+        """Number of variables of each segment, and of all occurrences of all segments together."""
         chain = self.chain_sums.chain
         counts = [max(len(part.sizes) for _, part in segment.modes) for segment in chain]
         return counts, sum(count * segment.repeat for count, segment in zip(counts, chain, strict=True))
 
     @property
     def _parts_share(self) -> float:
-        """Of what may be lost, the part of elimination within links."""
+        """Share of the label tolerance that elimination within segments spends."""
         counts, total = self._variables
-        return max(PARTS_SHARE, (PARTS_SHARE + EXTENSION_SHARE) * max(counts) / total)
+        return max(
+            tuning.TUNING.parts_share,
+            (tuning.TUNING.parts_share + tuning.TUNING.extension_share) * max(counts) / total,
+        )
 
     def in_segment(self, place: int) -> EpsilonDominance | None:
-        """What the labels of a link may lose."""
+        """Epsilon-dominance of the labels of a segment, all modes together."""
         spans = [range(at, at + 1) for at in self.span(place)]
-        share = SEGMENTS_SHARE * self._weight(place)
-        return self._dominance(share, SEGMENTS_EXCESS_SHARE, spans, self.weights_in(spans[0]))
+        share = tuning.TUNING.segments_share * self._weight(place)
+        return self._dominance(share, tuning.TUNING.segments_excess_share, spans, self.weights_in(spans[0]))
 
     def in_part(self, place: int, part: FactorGraph) -> EpsilonDominance | None:
-        """What the labels of a mode of a link, `part`, may lose while its variables are eliminated; the
-        potential is that of its last table, variables by their numbers."""
+        """Epsilon-dominance of the labels of one mode of a segment, whose factor graph is `part`, during
+        elimination. The potential is that of the last table, variables by their numbers."""
         spans = [range(at, at + 1) for at in self.span(place)]
         share = self._parts_share * self._weight(place)
-        dominance = self._dominance(share, PARTS_EXCESS_SHARE, spans, self.weights_in(spans[0]))
+        dominance = self._dominance(share, tuning.TUNING.parts_excess_share, spans, self.weights_in(spans[0]))
         if dominance is None:
             return None
         potential = self.chain_sums.borders.from_axes(part, self._least_potential(spans)[..., None])
         return replace(dominance, potential=_finite(potential))
 
     def in_run(self, starts: range, length: int, part: float) -> tuple[LabelPruning, EpsilonDominance | None]:
-        """What may matter of runs of so many links that start at any of these occurrences, and what they may
-        lose: this part of what all runs may."""
+        """Pruning and epsilon-dominance of runs of `length` segments that start at any of these occurrences.
+        They spend `part` of the tolerance of all runs."""
         spans = [range(at, at + length) for at in starts]
         shared = self._shared_of_span(range(starts.start, starts.start + 1))
         outside = self.chain_sums.borders.min_marginal(self.chain_sums.outside(spans, shared), shared)
         peaks = self.peaks.outside(spans) if self.peaks is not None else np.zeros(1)
-        share = RUNS_SHARE * part * length / self.occurrences
+        share = tuning.TUNING.runs_share * part * length / self.occurrences
         first = spans[0]
         half = first.start + length // 2
-        dominance = self._dominance(share, RUNS_EXCESS_SHARE * part, spans, self.weights_in(first))
+        dominance = self._dominance(
+            share, tuning.TUNING.runs_excess_share * part, spans, self.weights_in(first)
+        )
         return self._pruning((range(first.start, half), range(half, first.stop)), outside, peaks), dominance
 
     def in_extension(self, border: int, after: int, end: int) -> tuple[LabelPruning, EpsilonDominance | None]:
-        """What may matter of what a walk from one end of the chain (0, or the last border) comes to on the
-        way from a border to the next, and what it may lose there."""
+        """Pruning and epsilon-dominance of the extension from a border to the next. `end` is the end of the
+        chain from which the labels come: 0 (prefix) or the last border (suffix)."""
         way = range(min(end, after), max(end, after))
         rest = self.chain_sums.suffix[after] if end == 0 else self.chain_sums.prefix[after]
         outside = self.chain_sums.borders.min_marginal(rest, self._shared_of_span(way))
@@ -168,19 +164,19 @@ class CompletionBounds:
         part = _spendable_by(len(way) / self.occurrences) - _spendable_by(
             abs(border - end) / self.occurrences
         )
-        share = (1.0 - FINAL_JOIN_SHARE) * self._extension_share * part
+        share = (1.0 - tuning.TUNING.final_join_share) * self._extension_share * part
         return self._pruning(parts, outside, peaks), EpsilonDominance.even(
             self.tolerance * share
         ) if self.tolerance.any() else None
 
     @property
     def _extension_share(self) -> float:
-        """Of what may be lost, the part of the walk."""
-        return PARTS_SHARE + EXTENSION_SHARE - self._parts_share
+        """Share of the label tolerance that extension and the terminal join spend."""
+        return tuning.TUNING.parts_share + tuning.TUNING.extension_share - self._parts_share
 
     def in_final_join(self, border: int) -> tuple[LabelPruning, Values | None]:
-        """What may matter of whole solutions, of what is ahead of a border and behind it, and the seconds and
-        bytes that may be lost there."""
+        """Pruning of whole solutions where prefix and suffix meet at a border, and the seconds and bytes of
+        tolerance there."""
         shared = self._shared_of_span(range(self.occurrences))
         outside = self.chain_sums.borders.min_marginal(np.zeros_like(self.chain_sums.prefix[0]), shared)[
             ..., 0, :
@@ -188,15 +184,16 @@ class CompletionBounds:
         pruning = self._pruning((range(border), range(border, self.occurrences)), outside, np.zeros(()))
         if not self.tolerance.any():
             return pruning, None
-        own = FINAL_JOIN_SHARE * self._extension_share * self.tolerance
+        own = tuning.TUNING.final_join_share * self._extension_share * self.tolerance
         return pruning, np.array([own[:2].max(), own[2:].sum()])
 
     def _dominance(
         self, share: float, excess_share: float, spans: list[range], weights: Values
     ) -> EpsilonDominance | None:
-        """For a table on (hubs..., entry, exit) of labels under `weights`, one for all these spans of
-        occurrences, which have the same hubs: a share of the loss for each, and another one in
-        proportion to a label's part of all excess, in the first form."""
+        """Epsilon-dominance of a table on (shared variables..., entry, exit) of labels under `weights`, for
+        all these spans of occurrences, which have the same shared variables. `share` of the tolerance is
+        even; `excess_share` is in proportion to a label's part of the largest excess, under the first
+        multipliers."""
         if not self.tolerance.any():
             return None
         potential = _finite(
@@ -208,12 +205,12 @@ class CompletionBounds:
         )
 
     def _least_potential(self, spans: list[range]) -> Values:
-        """Whichever of these spans there is, (hubs..., entry, exit)."""
+        """The least potential of any of these spans, (shared variables..., entry, exit)."""
         return np.asarray(np.minimum.reduce([self._potential(span) for span in spans]))
 
     def _potential(self, span: range) -> Values:
-        """The least that comes after a span without the least that comes from it on, (hubs..., entry,
-        exit)."""
+        """Least cost of what follows a span less the least cost from the span on, (shared variables...,
+        entry, exit)."""
         before, after = (
             self.chain_sums.suffix[span.start][..., :, None, 0],
             self.chain_sums.suffix[span.stop][..., None, :, 0],
@@ -221,12 +218,13 @@ class CompletionBounds:
         return np.where(np.isfinite(before), after, np.inf) - np.where(np.isfinite(before), before, 0.0)
 
     def _shared_of_span(self, span: range) -> set[str]:
-        """The hubs of the links that have these occurrences."""
+        """The shared variables of the segments with these occurrences."""
         chain = self.chain_sums.chain
         return shared_of([segment for place, segment in enumerate(chain) if _overlap(self.span(place), span)])
 
     def weights_in(self, span: range) -> Values:
-        """What the folded columns weigh in a span of occurrences, (4, J): of the peak's weight its parts."""
+        """Weights of the folded columns in a span of occurrences, (4, J): the peak has the multipliers of
+        these segments."""
         repeats = [segment.repeat for segment in self.chain_sums.chain]
         parts = np.repeat(self.chain_sums.chain_weights.peaks, repeats, axis=0)
         own = self.weights.copy()
@@ -234,7 +232,8 @@ class CompletionBounds:
         return own
 
     def _pruning(self, spans: tuple[range, range], outside: Values, peaks: Values) -> LabelPruning:
-        """Of the labels of two spans of occurrences together, where the rest weighs and peaks no less."""
+        """Pruning of the labels of two adjacent spans of occurrences together, by the least sums and the
+        least peaks of the rest."""
         peaks = np.broadcast_to(peaks, outside.shape[:-1])
         is_some = np.isfinite(peaks)
         return LabelPruning(
@@ -245,13 +244,16 @@ class CompletionBounds:
 
 
 def _spendable_by(part: float) -> float:
-    """Of what a walk may lose, what it may have lost when it has come so far: little at first, where labels
-    are few and lie close. Walks from both ends that meet lose it all together, wherever they do."""
+    """Share of the extension's tolerance that may be spent once this part of the chain is covered.
+
+    It grows slowly at first, where labels are few and close together. A prefix and a suffix that meet have
+    spent all of it, wherever they meet.
+    """
     return 2.0 * part**2 if part < 0.5 else 1.0 - 2.0 * (1.0 - part) ** 2
 
 
 def _finite(potential: Values) -> Values:
-    """A potential by cell, nothing where no label matters."""
+    """A potential by cell; 0 where no label is feasible."""
     return np.where(np.isfinite(potential), potential, 0.0).reshape(-1)
 
 
@@ -263,18 +265,20 @@ Mask = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.intp]
 
 _PAIRS_AT_ONCE = 1 << 20
-"""Pairs of labels and rests that are held in memory at a time."""
+"""Pairs of labels and completions in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completions:
-    """Of a chain whose held bytes are paid in seconds, `rate` of them a byte, all that can be `prefix` of
-    each border and `suffix` it: whole solutions are wanted as far as the larger time, and `rate` times the
-    largest peak, come to less than `cutoff` seconds. `share` is that of hidden_s in the sum that they are
-    ordered by.
+    """Explicit completions of a chain with dualised memory: all labels of the prefix and of the suffix at
+    each border.
 
-    A weighted sum bounds what labels end in by a mean of both times and of all peaks, which tells little of a
-    few large costs that are in one time, or in the other. These are the times and peaks themselves.
+    `rate` is the multiplier of memory in seconds per byte. A solution is needed only if its larger time,
+    dualised memory included, plus `rate` times its largest peak is below `cutoff` seconds. `share` is the
+    share of hidden_s in the sum by which completions are sorted.
+
+    A weighted sum bounds a mean of both times and of all peaks, which is weak if a few large costs are in one
+    of the times. Completions have both times and the peak themselves.
     """
 
     prefix: Mapping[int, Labels]
@@ -284,8 +288,7 @@ class Completions:
     cutoff: float
 
     def completed(self, table: Labels, border: int, *, is_prefix: bool) -> Labels:
-        """The labels of a table ahead of a border, or behind it, that come to less than the reach with some
-        rest."""
+        """The labels of a prefix or suffix table that some completion keeps below the cutoff."""
         matches = _Matches.of(
             table, (self.suffix if is_prefix else self.prefix)[border], self.rate, self.share
         )
@@ -297,8 +300,8 @@ class Completions:
         return _some(table, left[found])
 
     def completed_between(self, table: Labels, before: int, after: int) -> Mask:
-        """Which labels of a table between two borders come to less than the reach with some rest before and
-        some behind; at an end of the chain, with what is at the other. All where there is no machine code."""
+        """Which labels of a table between two borders some prefix and some suffix keep below the cutoff; at
+        an end of the chain, some completion on the other side. All of them without numba."""
         if not numba_dispatch.is_installed():
             return np.ones(len(table), dtype=bool)
         from shardwise.search.pareto.joins_numba import are_within_both
@@ -325,8 +328,8 @@ class Completions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Matches:
-    """The rests that each label of a table meets: those from places[at] to places[at + 1] of `completions`
-    (n, 3), by ascending weighted sum of both times; whether there is any."""
+    """The completions of each label: rows places[at] to places[at + 1] of `completions` (n, 3), by ascending
+    weighted sum of both times. `is_there` tells whether a label has any."""
 
     at: Indices
     is_there: Mask
@@ -335,7 +338,8 @@ class _Matches:
 
     @staticmethod
     def of(table: Labels, rest: Labels, rate: float, share: float) -> _Matches:
-        """Those that agree in the variables they share; hidden_s has this share of the sum."""
+        """Match labels and completions that agree in their common variables. hidden_s has this share in the
+        sorting sum."""
         shared = tuple(variable for variable in table.variables if variable in rest.variables)
         points = dualised_points(rest.points, rate)
         keys, table_keys = keys_on(rest, shared), keys_on(table, shared)
@@ -348,20 +352,21 @@ class _Matches:
 
 
 def dualised_points(points: Values, rate: float) -> Values:
-    """Folded columns (n, 4) in seconds: both times with what is held, and the peak, (n, 3)."""
+    """Folded columns (n, 4) in seconds, memory dualised: both times with resident bytes, and the peak, (n,
+    3)."""
     resident_s = rate * points[:, 2]
     return np.stack([points[:, 0] + resident_s, points[:, 1] + resident_s, rate * points[:, 3]], axis=1)
 
 
 def _some(table: Labels, rows: Indices) -> Labels:
-    """Some labels of a table."""
+    """The labels of some rows of a table."""
     if len(rows) == len(table):
         return table
     return Labels(table.variables, table.sizes, table.cells[rows], table.points[rows], ((table, rows),))
 
 
 def _are_within(own: Values, at: Indices, completions: Values, places: Indices, cutoff: float) -> Mask:
-    """Which rows (n, 3) come to less than `cutoff` with any of the rests places[at] to places[at + 1]."""
+    """Which rows (n, 3) are below `cutoff` with any of their completions."""
     if numba_dispatch.uses_numba(len(own) * len(completions)):
         from shardwise.search.pareto.joins_numba import are_within
 

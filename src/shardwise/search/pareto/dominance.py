@@ -1,6 +1,7 @@
-"""Labels that stand for others: how much more they may cost, and which of them stay.
+"""Epsilon-dominance of labels: how much more a label that stands for another may cost, and which labels stay.
 
-Dominance among very many labels on a grid, without sorting them.
+`reduced` keeps the non-dominated labels of each cell up to an `EpsilonDominance`. `undominated_in_bins` is a
+fast filter for very many labels on a grid, without sorting.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import non_dominated
-from shardwise.search.pareto import numba_dispatch
+from shardwise.search.pareto import numba_dispatch, tuning
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
@@ -20,12 +21,13 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpsilonDominance:
-    """How much more than a label, column by column, another one may cost that stands for it: `base` (columns)
-    and, for each unit of its excess, `rate` (columns).
+    """Tolerance of one table: how much more than a label, column by column, another one that stands for it
+    may cost. It is `base` (columns) plus `rate` (columns) per unit of the label's excess.
 
-    The excess of a label is what it adds to the least weighted sum of the whole: its own sum under `weights`
-    (columns) and the `potential` of its cell. Along a chain excesses add up to that of the solution, which a
-    look bounds; so labels that only few of can be together lie on a coarser grid, and nothing more is lost.
+    The excess of a label is what it adds to the least weighted sum of the whole (its reduced cost): its own
+    sum under `weights` (columns) plus the `potential` of its cell. Along a chain, excesses add up to that of
+    the solution, which the limit of an enumeration bounds. So labels of which a solution can contain only few
+    are on a coarser grid, without more tolerance in total.
     """
 
     base: Values
@@ -35,17 +37,18 @@ class EpsilonDominance:
 
     @staticmethod
     def even(steps: Values) -> EpsilonDominance:
-        """The same for every label."""
+        """The same tolerance for every label."""
         return EpsilonDominance(steps, np.zeros(len(steps)), np.zeros(len(steps)), np.zeros(1))
 
     @property
     def growth(self) -> float:
-        """How much more than the base a label may lose for each unit of its excess, in bases."""
+        """Tolerance in addition to the base per unit of excess, in multiples of the base; the smallest over
+        all columns."""
         is_some = self.rate > 0.0
         return float((self.rate[is_some] / self.base[is_some]).min()) if is_some.any() else 0.0
 
     def ranges(self, cells: Indices, points: Values) -> Indices:
-        """The range of what each label may lose: 0 for less than twice the base, then twice as much each."""
+        """The grid of each label: 0 up to twice the base tolerance, then one more for each doubling."""
         rate = self.growth
         if rate == 0.0:
             return np.zeros(len(cells), dtype=np.intp)
@@ -53,15 +56,17 @@ class EpsilonDominance:
         return np.asarray(np.frexp(1.0 + rate * excess)[1], dtype=np.intp) - 1
 
     def steps(self, place: int) -> Values:
-        """The steps of the grid in a range. Each grid is every other step of the one before, so that what
-        stands for a label on the finer one does so on the coarser one, one after the other."""
+        """The steps of a grid (columns). Each grid has twice the steps of the one before, so a label that
+        stands for another on the finer grid does so on the coarser one."""
         return np.asarray(self.base * 2.0**place)
 
 
 def reduced(cells: Indices, points: Values, ranks: Values, dominance: EpsilonDominance | None) -> Indices:
-    """The labels that no other one of their cell dominates; with a `dominance`, that none does up to a step
-    of it: each that is left out is matched by one that costs at most a step more in any column. Of like ones
-    the one of least rank stays."""
+    """The rows of labels that no other label of their cell dominates.
+
+    With a `dominance`, each label that is dropped is matched by one that costs at most a step more in any
+    column. Of labels on the same grid point the one of least rank stays.
+    """
     if dominance is None:
         return non_dominated(points, groups=cells)
     if numba_dispatch.uses_numba(len(cells)):
@@ -69,7 +74,7 @@ def reduced(cells: Indices, points: Values, ranks: Values, dominance: EpsilonDom
     ranges = dominance.ranges(cells, points)
     undominated = np.empty(0, dtype=np.intp)
     for place in range(int(ranges.max(initial=0)) + 1):
-        # On the grid of a range, what stays of those before it stands for labels in it, and stays itself.
+        # Labels kept on finer grids also stand for labels on this grid, and stay themselves.
         fresh = np.flatnonzero(ranges == place)
         if not len(fresh):
             continue
@@ -89,33 +94,27 @@ def _stepped(points: Values, steps: Values) -> Values:
 
 Steps = npt.NDArray[np.float64]
 
-BINS_FROM_ROWS = 4096
-"""Rows for which sorting is no dearer."""
-
 MOST_BINS = 1 << 24
-"""Bins held at a time."""
-
-MOST_BINS_EACH = 64
-"""Bins for each row, beyond which sorting is no dearer."""
+"""Most bins in memory at a time."""
 
 WIDEST = 1 << 22
-"""Steps from the least to the largest of one column."""
+"""Most steps between the least and the largest value of a column."""
 
 
 def undominated_in_bins(cells: Indices, steps: list[Steps]) -> Indices:
-    """Rows that no other row of their cell dominates: all of these, and some that others equal.
+    """Rows that no other row of their cell dominates: all of these, and possibly rows that others equal.
 
-    `steps` are columns of whole numbers. Rows fall into bins by cell and by all columns but the first; the
-    least of the first column is kept per bin and carried on to all bins that are no less in each column.
-    Where that would take too much room, or there are more than four columns, all rows.
+    `steps` are columns of whole numbers. Rows are sorted into bins by cell and by all columns but the first.
+    The least value of the first column in each bin is propagated to all bins that are no less in each column.
+    Returns all rows if there would be too many bins, or if there are more than four columns.
     """
     every = np.arange(len(cells), dtype=np.intp)
-    if len(cells) < BINS_FROM_ROWS or not 1 < len(steps) <= 4:
+    if len(cells) < tuning.TUNING.bins_from_rows or not 1 < len(steps) <= 4:
         return every
     classes = [_classes(column) for column in (cells, *steps[1:])]
     found = [each for each in classes if each is not None]
     sizes = tuple(size for _, size in found)
-    most = min(MOST_BINS, MOST_BINS_EACH * len(cells))
+    most = min(MOST_BINS, tuning.TUNING.most_bins_per_row * len(cells))
     if len(found) < len(classes) or np.prod(sizes, dtype=np.float64) > most:
         return every
     at = np.ravel_multi_index(tuple(own for own, _ in found), sizes)
@@ -133,7 +132,7 @@ def undominated_in_bins(cells: Indices, steps: list[Steps]) -> Indices:
 
 
 def _classes(column: npt.NDArray[Any]) -> tuple[Indices, int] | None:
-    """The rank of each value among those that occur, and how many there are; None where they lie too far
+    """The rank of each value among those that occur, and how many occur; None if the values are too far
     apart."""
     low, high = column.min(), column.max()
     if high - low >= WIDEST:

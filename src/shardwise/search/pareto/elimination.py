@@ -1,8 +1,8 @@
-"""Tracking frontiers through one part: elimination of its variables, one after the other.
+"""Variable elimination of one factor graph: the labels of its separator (FT, frontier tracking).
 
-Which tables of a part are alike, such as those of layers that all read one tensor.
-
-The labels of a part in one array, made by machine code in one go.
+`eliminated` runs the steps of an elimination order on tables of labels. `EqualTables` finds tables that
+differ in their variables only, so that they are made once. `eliminated_by_numba` runs all steps in one
+compiled pass (`elimination_numba`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import COLUMNS, FactorGraph
+from shardwise.search.pareto import tuning
 from shardwise.search.pareto.bound_sets import SLACK
 from shardwise.search.pareto.dominance import EpsilonDominance
 from shardwise.search.pareto.elimination_order import EliminationOrder, EliminationStep
 from shardwise.search.pareto.labels import (
-    LABELS_PER_CELL,
-    MOST_LABELS_IF_EXACT,
-    MOST_LABELS_WITH_TOLERANCE,
-    MOST_PAIRS_IF_EXACT,
-    MOST_PAIRS_WITH_TOLERANCE,
     Allowance,
     LabelPruning,
     Labels,
@@ -50,7 +46,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EqualTables:
-    """Which tables of a part are alike, by the first of each, and the steps that make them."""
+    """Which tables of a factor graph are equal but for their variables, by the first of each, and the steps
+    that make them."""
 
     factor_sums: FactorSums
     steps: dict[int, EliminationStep]
@@ -58,7 +55,7 @@ class EqualTables:
 
     @staticmethod
     def of(factor_sums: FactorSums) -> EqualTables:
-        """Of a part's tables as weighted sums."""
+        """From the tables of a factor graph as weighted sums."""
         equal_tables_of: dict[int, list[int]] = {}
         for table, first in factor_sums.made.items():
             equal_tables_of.setdefault(first, []).append(table)
@@ -67,21 +64,21 @@ class EqualTables:
         )
 
     def first(self, table: int) -> int:
-        """The first table that is like this one."""
+        """The first table that is equal to this one."""
         return self.factor_sums.made[table]
 
     def least(self, sums: dict[int, Sums] | TableViews, table: int) -> Values:
-        """The least, in all that are like a table, of sums by table, its variables in ascending order."""
+        """The least of the sums of all tables that are equal to a table, its variables in ascending order."""
         order = np.argsort(self.factor_sums.axes[table])
         rows = [sums[like] for like in self.equal_tables_of[self.first(table)]]
         return np.asarray(np.minimum.reduce(rows).transpose((*order, len(order))))
 
     def renamed(self, labels: Labels, table: int) -> Labels:
-        """The labels of the first table that is like `table`, with the variables of that."""
+        """The labels of the first table equal to `table`, renamed to the variables of `table`."""
         return labels.renamed(self.names(self.first(table), table))
 
     def names(self, first: int, table: int) -> dict[int, int]:
-        """The variables of a table, and of all that it is made of, by those of one like it."""
+        """Maps the variables of a table and of its inputs to those of an equal table."""
         axes = self.factor_sums.axes
         names = dict(zip(axes[first], axes[table], strict=True))
         if first in self.steps:
@@ -97,12 +94,12 @@ Indices = npt.NDArray[np.intp]
 
 
 _NEVER = int(np.iinfo(np.intp).max)
-"""More pairs than there are."""
+"""A number of pairs that no join reaches."""
 
 
 @lru_cache(maxsize=256)
 def is_plain(order: EliminationOrder) -> bool:
-    """Whether each step makes a table on just the variables that it meets."""
+    """Whether each step makes a table on exactly the variables of its inputs, less the eliminated one."""
     for step in order.steps:
         met = {variable for table in step.inputs for variable in order.variables_of(table)}
         if met - {step.variable} != set(step.variables):
@@ -112,7 +109,7 @@ def is_plain(order: EliminationOrder) -> bool:
 
 @lru_cache(maxsize=256)
 def _factors_in(order: EliminationOrder) -> list[frozenset[int]]:
-    """The factors that each table is made of."""
+    """The factors in each table."""
     found = [frozenset([place]) for place in range(len(order.factors))]
     for step in order.steps:
         found.append(frozenset().union(*(found[table] for table in step.inputs)))
@@ -121,7 +118,7 @@ def _factors_in(order: EliminationOrder) -> list[frozenset[int]]:
 
 @lru_cache(maxsize=1024)
 def _counts_and_shares(order: EliminationOrder, peak_shares: PeakShares) -> tuple[Indices, Values]:
-    """How many factors are in each table, and which part of the peak's weight is weighed there."""
+    """Number of factors in each table, and the part of the peak's weight weighed there."""
     every = _factors_in(order)
     shares = [sum(share for factor, share in peak_shares if factor in own) for own in every]
     return np.array([len(own) for own in every], dtype=np.intp), np.array(shares, dtype=np.float64)
@@ -134,9 +131,13 @@ def eliminated_by_numba(
     dominance: EpsilonDominance | None,
     tolerance_from_pairs: int,
 ) -> Labels:
-    """The labels of a part's last table, of sums that lie `flat`, after `spread`: those whose weighted sums
-    with what is outside are below the limit. Steps of `tolerance_from_pairs` pairs or more lose what the grid
-    allows, whose potential is that of the last table. TooManyLabels where there are."""
+    """The labels of the last table of a factor graph, in one compiled pass, from sums in flat arrays after
+    `distribute`.
+
+    Only labels whose weighted sums, with the least outside, are below the limit stay. Steps with
+    `tolerance_from_pairs` pairs of labels or more spend the tolerance of `dominance`, whose potential is that
+    of the last table. Raises TooManyLabels if limits are exceeded.
+    """
     from shardwise.search.pareto.elimination_numba import (
         FactorGraphArrays,
         JoinLimits,
@@ -152,7 +153,11 @@ def eliminated_by_numba(
             np.ascontiguousarray(factor_sums.weights), limit * (1.0 + SLACK), flat.places, flat.outside
         ),
         _tolerance_arrays(flat, dominance, tolerance_from_pairs),
-        JoinLimits(MOST_PAIRS_IF_EXACT, MOST_LABELS_IF_EXACT, LABELS_PER_CELL),
+        JoinLimits(
+            tuning.TUNING.most_pairs_if_exact,
+            tuning.TUNING.most_labels_if_exact,
+            tuning.TUNING.labels_per_cell,
+        ),
     )
     if not made.is_done:
         raise TooManyLabels
@@ -162,33 +167,38 @@ def eliminated_by_numba(
 def _tolerance_arrays(
     flat: FlatSums, dominance: EpsilonDominance | None, tolerance_from_pairs: int
 ) -> ToleranceArrays:
-    """What may be lost, as loops take it."""
+    """The tolerance as arrays for compiled loops."""
     from shardwise.search.pareto.elimination_numba import ToleranceArrays
 
     if dominance is None:
         none = np.zeros(5)
         return ToleranceArrays(
-            none, none, np.zeros((1, 0)), _NEVER, MOST_PAIRS_WITH_TOLERANCE, MOST_LABELS_WITH_TOLERANCE
+            none,
+            none,
+            np.zeros((1, 0)),
+            _NEVER,
+            tuning.TUNING.most_pairs_with_tolerance,
+            tuning.TUNING.most_labels_with_tolerance,
         )
     outside = dominance.potential.reshape(
         (*(flat.part.sizes[variable] for variable in flat.part.separator), 1)
     )
     return ToleranceArrays(
         unfolded_tolerance(dominance.base), unfolded_tolerance(dominance.rate),
-        flat.potentials(outside).columns, tolerance_from_pairs, MOST_PAIRS_WITH_TOLERANCE,
-        MOST_LABELS_WITH_TOLERANCE,
+        flat.potentials(outside).columns, tolerance_from_pairs, tuning.TUNING.most_pairs_with_tolerance,
+        tuning.TUNING.most_labels_with_tolerance,
     )  # fmt: skip
 
 
 def unfolded_tolerance(tolerance: Values) -> Values:
-    """What may be lost in the columns before they are folded: a peak is what is made again and a temporary
-    beside it, half and half."""
+    """The tolerance of the columns before they are folded: half of the peak's for recomputed bytes, half for
+    the temporary."""
     return np.asarray([*tolerance[:3], tolerance[3] / 2.0, tolerance[3] / 2.0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tables:
-    """What machine code made of a part, table by table."""
+    """The tables that the compiled pass made."""
 
     flat: FlatSums
     equal_tables: EqualTables
@@ -196,7 +206,7 @@ class _Tables:
     known: dict[int, Labels] = field(default_factory=dict)
 
     def labels(self, table: int) -> Labels:
-        """The labels of a table, with those that it was made of."""
+        """The labels of a table, with the tables it was made of."""
         if table not in self.known:
             self.known[table] = self._labels(table)
         return self.known[table]
@@ -220,18 +230,17 @@ class _Tables:
 
 
 _NOTHING = labels_of((), np.zeros((5,)))
-"""One label that costs nothing, on no variable."""
-
-
-TOLERANCE_FROM_PAIRS = 8192
-"""From how many pairs of labels on a step loses what may be lost by then."""
+"""A single label without cost, on no variable."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EliminationLimits:
-    """How far the labels of a part reach: `factor_sums` under the forms of one line, after `spread`, and the
-    weighted sum of the whole that is still wanted in each. `dominance` is what they may lose in all, in
-    folded columns, its potential that of the last table, variables by their numbers; None where nothing."""
+    """Limits of the labels of a factor graph during elimination.
+
+    `factor_sums` are its weighted sums under the multipliers of one bound, after `distribute`; `limit` is the
+    limit of the whole sum under each. `dominance` is the tolerance of all steps together, in folded columns,
+    with the potential of the last table, variables by their numbers; None if there is none.
+    """
 
     factor_sums: FactorSums
     limit: float
@@ -244,13 +253,19 @@ def eliminated(
     limits: EliminationLimits | None = None,
     allowance: Allowance | None = None,
 ) -> Labels:
-    """The frontiers of a part for each choice of what others see of it; labels beyond the limits are dropped
-    as soon as they arise. Without limits an `allowance` may say where to give up. Tables that are alike, such
-    as those of layers that all read one tensor, are made once, of the labels that matter in any of them."""
+    """The labels of a factor graph for each choice of its separator.
+
+    Labels above the limits are dropped wherever they arise. Equal tables, such as those of layers that all
+    read one tensor, are made once, with the labels needed in any of them. Without limits an `allowance` may
+    limit the joins. Raises TooManyLabels.
+    """
     if limits is not None and limits.factor_sums.flat is not None and is_plain(order):
         factor_sums, flat = limits.factor_sums, limits.factor_sums.flat
         return _with_separator(
-            part, eliminated_by_numba(factor_sums, flat, limits.limit, limits.dominance, TOLERANCE_FROM_PAIRS)
+            part,
+            eliminated_by_numba(
+                factor_sums, flat, limits.limit, limits.dominance, tuning.TUNING.tolerance_from_pairs
+            ),
         )
     factors_in = {place: frozenset([place]) for place in range(len(part.factors))}
     tables = {place: labels_of(factor.variables, factor.costs) for place, factor in enumerate(part.factors)}
@@ -270,21 +285,21 @@ def eliminated(
 
 
 def _with_separator(part: FactorGraph, found: Labels) -> Labels:
-    """Labels on all that others see."""
+    """The labels on all variables of the separator."""
     for end in part.separator:
-        if end not in found.variables:  # nothing there costs anything
+        if end not in found.variables:  # no factor is on it
             found = joined(found, labels_of((end,), np.zeros((part.sizes[end], len(COLUMNS)))))
     return found
 
 
 @dataclass(slots=True, eq=False)
 class _ToleranceSpending:
-    """What the steps of a part may lose that come to many pairs: along any way from the factors to a table
-    (`spent`) no more than what `spendable` by then. What is not lost early, where labels are few, is left
-    for the large tables at the end.
+    """Tolerance that the joins of a factor graph spend.
 
-    Each table bears it for the factors in it, of all that there are, and in proportion to the excesses of its
-    labels: of tables side by side both add up to no more than the whole.
+    Only joins of many pairs spend it. On each path from the factors to a table, `spent` is at most
+    `spendable` by then. Tolerance that is not spent early, where labels are few, is left for the large tables
+    at the end. A table's share grows with its number of factors and with the excess of its labels, so the
+    shares of disjoint tables add up to at most the whole.
     """
 
     factor_sums: FactorSums
@@ -294,25 +309,25 @@ class _ToleranceSpending:
 
     @staticmethod
     def of(part: FactorGraph, factor_sums: FactorSums, dominance: EpsilonDominance) -> _ToleranceSpending:
-        """Of a part, under the weights of its scalars."""
+        """Of a factor graph, with the potentials under its weights."""
         outside = dominance.potential.reshape((*(part.sizes[variable] for variable in part.separator), 1))
         potentials = factor_sums.potentials(outside)
         return _ToleranceSpending(factor_sums, dominance, potentials, {})
 
     def pass_by(self, step: EliminationStep) -> None:
-        """A step that loses nothing itself."""
+        """Record a step that spends nothing itself."""
         self.spent[step.output] = self._spent_before(step)
 
     def dominance_of(
         self, step: EliminationStep, equal_tables: EqualTables, factors: int, weights: Values
     ) -> EpsilonDominance:
-        """Of the labels of a step's table, made of so many factors, whose columns weigh this much."""
+        """Epsilon-dominance of a step's table of so many factors, under these weights of its columns."""
         before = self._spent_before(step)
         share = factors / len(self.factor_sums.part.factors)
         part = max(spendable(share) - before, 0.0)
         self.spent[step.output] = before + part
         potential = equal_tables.least(self.potentials, step.output)[..., 0].reshape(-1)
-        potential[~np.isfinite(potential)] = 0.0  # no label matters there
+        potential[~np.isfinite(potential)] = 0.0  # no label is feasible there
         base = part * share * self.dominance.base
         return EpsilonDominance(
             unfolded_tolerance(base), unfolded_tolerance(part * self.dominance.rate), weights[:, 0], potential
@@ -324,8 +339,8 @@ class _ToleranceSpending:
 
 
 def spendable(share: float) -> float:
-    """Of all that a part may lose, what it may have lost where this share of its factors is joined; all at
-    most."""
+    """Share of a factor graph's tolerance that may be spent once this share of its factors is joined; at most
+    1."""
     return sqrt(share)
 
 
@@ -338,7 +353,8 @@ def _done(
     by_numba: bool,
     allowance: Allowance | None,
 ) -> Labels:
-    """The table that a step makes, of tables and the factors in each; small tables are joined first."""
+    """The table of one step, from its input tables with the factors in each. Small tables are joined
+    first."""
     waiting = sorted(inputs, key=lambda each: (len(each[0]), each[0].variables))
     nothing = (labels_of((), np.zeros((len(COLUMNS),))), frozenset[int]())
     waiting += [nothing] * (2 - len(waiting))
@@ -365,13 +381,13 @@ def _done(
 
 def _has_many_pairs(a: Labels, b: Labels, without: int | None, pruning: LabelPruning) -> bool:
     return (
-        len(a) * len(b) >= TOLERANCE_FROM_PAIRS
-        and pairs_of(a, b, without=without, pruning=pruning) >= TOLERANCE_FROM_PAIRS
+        len(a) * len(b) >= tuning.TUNING.tolerance_from_pairs
+        and pairs_of(a, b, without=without, pruning=pruning) >= tuning.TUNING.tolerance_from_pairs
     )
 
 
 def _weights(limits: EliminationLimits, factors: frozenset[int]) -> Values:
-    """What the columns of a table weigh in each form: a peak as far as it is weighed at factors inside."""
+    """Weights of a table's columns under each multiplier: the peak has the weight of the factors inside."""
     weights = limits.factor_sums.weights.T.copy()
     weights[-1] *= sum(share for factor, share in limits.factor_sums.peak_shares if factor in factors)
     return np.asarray(weights)

@@ -1,5 +1,5 @@
-"""The labels of all tables of a part as machine code: what `eliminate` does step by step where numba is not
-installed."""
+"""The labels of all tables of a factor graph in one compiled pass: the same as `elimination.eliminated`
+without numba."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
 
 _FEW = 4096
-"""Labels that there is room for at first."""
+"""Initial capacity for labels."""
 
 _NOTHING = -1
-"""The table of one label that costs nothing, on no variable."""
+"""The table of a single label without cost, on no variable."""
 
 
 class FactorGraphArrays(NamedTuple):
-    """A part: its `program`, choices of each variable, `costs` of all factors (6, cells), the last infinite
-    where they are, and of each table the `first` that is like it, how many factors are in it, and which part
-    of the peak's weight is weighed there."""
+    """A factor graph as arrays: its `program`, the number of choices of each variable, and the `costs` of all
+    factors (6, cells); the last row is infinite where a cost is. Of each table: the `first` one equal to it,
+    its number of factors, and its part of the peak's weight."""
 
     program: EliminationProgram
     sizes: Indices
@@ -46,8 +46,9 @@ class FactorGraphArrays(NamedTuple):
 
 
 class OutsideSums(NamedTuple):
-    """Which labels may matter: under `weights` (forms, columns) with what is least outside of their table,
-    column places[t] + c of `outside` (forms, cells) for cell c of table t, below `limit` in each form."""
+    """Pruning of labels: the sum under `weights` (multipliers, columns) plus the least outside the table must
+    be below `limit` under each multiplier. Cell c of table t has column places[t] + c of `outside`
+    (multipliers, cells)."""
 
     weights: Values
     limit: float
@@ -56,9 +57,12 @@ class OutsideSums(NamedTuple):
 
 
 class ToleranceArrays(NamedTuple):
-    """What may be lost in all, by number and by excess (columns), and the potentials (1, cells) of all tables
-    in the `places` of `OutsideSums`. Steps lose from so `tolerance_from_pairs` pairs on, of which so many at
-    most may be looked at; with nothing to lose, none is `tolerance_from_pairs`."""
+    """Tolerance of the whole factor graph: `base` and `rate` (columns), and the potentials (1, cells) of all
+    tables, in the `places` of `OutsideSums`.
+
+    Steps with `tolerance_from_pairs` pairs or more spend it; `most_pairs` and `most_labels` are their limits.
+    Without a tolerance no step has so many pairs.
+    """
 
     base: Values
     rate: Values
@@ -69,8 +73,8 @@ class ToleranceArrays(NamedTuple):
 
 
 class JoinLimits(NamedTuple):
-    """Pairs of labels that a join may look at, and labels that it may leave, or for each cell if that is
-    more."""
+    """Limits of a join without tolerance: pairs of labels, labels that it leaves, and labels per cell if that
+    allows more."""
 
     pairs: int
     labels: int
@@ -78,9 +82,11 @@ class JoinLimits(NamedTuple):
 
 
 class EliminatedTables(NamedTuple):
-    """Tables one after the other, those that the steps make behind the factors, and behind these what they
-    join on the way: labels start[t] to stop[t] are of table t, made of those of `tables` (2, tables), -1
-    where of none, and `rows` (2, labels) in these. `is_done` unless labels or pairs were too many."""
+    """Tables one after the other: the factors, those of the steps, then those of joins within steps.
+
+    Labels start[t] to stop[t] are of table t. They were made of the tables `tables` (2, tables), -1 where
+    there is none, from the rows `rows` (2, labels). `is_done` is False if a limit was exceeded.
+    """
 
     points: Values
     cells: Indices
@@ -92,7 +98,7 @@ class EliminatedTables(NamedTuple):
 
 
 class _LabelBuffer(NamedTuple):
-    """Room for labels of all tables."""
+    """Buffer for the labels of all tables."""
 
     points: Values
     cells: Indices
@@ -100,9 +106,9 @@ class _LabelBuffer(NamedTuple):
 
 
 class _Tables(NamedTuple):
-    """Labels start[t] to stop[t] are of table t, made of those of `origins` (2, tables); it is on the first
-    widths[t] variables of `on` (tables, variables), has so many `factors`, and there the peak has so much of
-    its weight (`shares`)."""
+    """Tables during elimination. Labels start[t] to stop[t] are of table t, made of the tables `origins` (2,
+    tables). It is on the first widths[t] variables of `on` (tables, variables), has `factors[t]` factors and
+    the part `shares[t]` of the peak's weight."""
 
     start: Indices
     stop: Indices
@@ -117,7 +123,7 @@ class _Tables(NamedTuple):
 def eliminated_labels(
     given: FactorGraphArrays, outside_sums: OutsideSums, tolerance: ToleranceArrays, join_limits: JoinLimits
 ) -> EliminatedTables:
-    """The labels of all tables of a part that may matter, up to what may be lost."""
+    """The labels of all tables of a factor graph that pass the pruning, up to the tolerance."""
     program = given.program
     tables = _tables(given)
     buffer = _LabelBuffer(np.empty((_FEW, 5)), np.empty(_FEW, np.intp), np.empty((2, _FEW), np.intp))
@@ -187,7 +193,7 @@ def _made(tables: _Tables, buffer: _LabelBuffer, used: int) -> EliminatedTables:
 
 @numba_compiled
 def _tables(given: FactorGraphArrays) -> _Tables:
-    """All tables, those between included, before they have labels."""
+    """All tables, intermediate ones included, before they have labels."""
     program, count = given.program, len(given.first)
     every = count
     for step in range(len(program.taken)):
@@ -209,7 +215,7 @@ def _tables(given: FactorGraphArrays) -> _Tables:
 def _given_labels(
     costs: Values, first: int, stop: int, buffer: _LabelBuffer, used: int
 ) -> tuple[_LabelBuffer, int]:
-    """A label for each finite cost of a factor."""
+    """Append a label for each finite cost of a factor."""
     buffer = _larger_buffer(buffer, used, stop - first)
     for cell in range(first, stop):
         if costs[5, cell] == 0.0:
@@ -224,7 +230,7 @@ def _given_labels(
 def _append(
     count: int, rows: Indices, points: Values, tables: _Tables, table: int, buffer: _LabelBuffer, used: int
 ) -> tuple[_LabelBuffer, int]:
-    """So many labels of a table behind those that there are; TOO_MANY are used where they are that."""
+    """Append `count` labels of a table; the number used is TOO_MANY if the count is."""
     if count < 0:
         return buffer, TOO_MANY
     buffer = _larger_buffer(buffer, used, count)
@@ -244,7 +250,7 @@ def _append(
 
 @numba_compiled
 def _larger_buffer(buffer: _LabelBuffer, used: int, more: int) -> _LabelBuffer:
-    """Room for more labels than are used."""
+    """A buffer with capacity for `more` labels."""
     size = len(buffer.cells)
     if used + more <= size:
         return buffer
@@ -260,7 +266,7 @@ def _larger_buffer(buffer: _LabelBuffer, used: int, more: int) -> _LabelBuffer:
 
 @numba_compiled
 def _smallest_first(waiting: Indices, tables: _Tables) -> None:
-    """Order tables by how many labels they have; of equal ones by their variables."""
+    """Sort tables by their number of labels; equal ones by their variables."""
     for place in range(1, len(waiting)):
         for at in range(place, 0, -1):
             one, other = waiting[at - 1], waiting[at]
@@ -271,7 +277,7 @@ def _smallest_first(waiting: Indices, tables: _Tables) -> None:
 
 @numba_compiled
 def _is_after(tables: _Tables, one: int, other: int) -> bool:
-    """Whether the variables of a table come after those of another, number by number."""
+    """Whether the variables of a table come after those of another in lexicographic order."""
     for place in range(min(tables.widths[one], tables.widths[other])):
         if tables.on[one, place] != tables.on[other, place]:
             return bool(tables.on[one, place] > tables.on[other, place])
@@ -280,7 +286,7 @@ def _is_after(tables: _Tables, one: int, other: int) -> bool:
 
 @numba_compiled
 def _set_variables(tables: _Tables, table: int, one: int, other: int) -> None:
-    """A table of two others is on all of their variables, ascending."""
+    """Set the variables of a table made of two others: all of theirs, ascending."""
     on, count = tables.on[table], 0
     for own in (one, other):
         for place in range(tables.widths[own]):
@@ -304,7 +310,7 @@ def _set_variables(tables: _Tables, table: int, one: int, other: int) -> None:
 def _sides(
     given: FactorGraphArrays, outside_sums: OutsideSums, tables: _Tables, buffer: _LabelBuffer, made: int
 ) -> tuple[PreparedSide, PreparedSide]:
-    """The tables that another is made of, as loops take them."""
+    """Both input tables of a table, prepared for the loops."""
     return _side(given, outside_sums, tables, buffer, made, NONE), _side(
         given, outside_sums, tables, buffer, made, NONE + 1
     )
@@ -319,7 +325,7 @@ def _side(
     made: int,
     which: int,
 ) -> PreparedSide:
-    """One of them."""
+    """One input table, prepared for the loops."""
     left = np.empty(tables.widths[made], np.intp)
     for axis in range(len(left)):
         left[axis] = given.sizes[tables.on[made, axis]]
@@ -344,7 +350,7 @@ def _side(
 def _pruning(
     given: FactorGraphArrays, outside_sums: OutsideSums, made: int, is_made: bool, cells: int
 ) -> PruningArrays:
-    """What matters of a table: what does of any that is like it; all of what is joined on the way to it."""
+    """Pruning of a table: labels needed in any table equal to it. Intermediate tables are not pruned."""
     if not is_made:
         return PruningArrays(np.zeros((0, 5)), np.zeros((cells, 0)), np.inf, np.full(cells, -np.inf))
     multipliers = len(outside_sums.weights)
@@ -364,7 +370,7 @@ def _pruning(
 def _has_many_pairs(
     one: PreparedSide, other: PreparedSide, choices: int, pruning: PruningArrays, tolerance_from_pairs: int
 ) -> bool:
-    """Whether a step loses something."""
+    """Whether a step spends tolerance."""
     a, b = one[0], other[0]
     if len(a.points) * len(b.points) < tolerance_from_pairs:
         return False
@@ -381,7 +387,8 @@ def _dominance_arrays(
     share: float,
     weights: Values,
 ) -> DominanceArrays:
-    """What a table loses: so much of all by number, for its share of the factors, and by excess."""
+    """Epsilon-dominance of a step's table: `part` of the tolerance, for its share of the factors and by
+    excess."""
     cells = outside_sums.places[made + 1] - outside_sums.places[made]
     potential = np.full(cells, np.inf)
     for table in range(made, len(given.first)):
@@ -392,7 +399,7 @@ def _dominance_arrays(
                 )
     for cell in range(cells):
         if potential[cell] == np.inf:
-            potential[cell] = 0.0  # no label matters there
+            potential[cell] = 0.0  # no label is feasible there
     steps, growth = np.empty(5), np.inf
     for k in range(5):
         steps[k] = part * share * tolerance.base[k]

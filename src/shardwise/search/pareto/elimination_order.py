@@ -1,4 +1,4 @@
-"""In which order the variables of a part are eliminated, and by which rule."""
+"""Elimination order of the variables of a factor graph: which one comes next, and by which rule."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from shardwise.pareto import FactorGraph
 from shardwise.search.pareto import numba_dispatch
 
 EliminationRule = Literal["edge", "leaf", "node", "branch"]
-"""`edge`: tables on the same variables become one. The others take a variable out: `leaf` one that meets no
-or one other variable, `node` one that meets two, `branch` one that meets more. (Cai et al. 2020, section 4,
-whose branch elimination merges operators until the other rules apply; taking the variable out of the table
-of all its neighbours is the same step.)"""
+"""`edge` joins tables on the same variables. The others eliminate a variable: `leaf` one with at most one
+neighbour, `node` one with two, `branch` one with more.
+
+Cai et al. 2020, section 4: their branch elimination merges operators until the other rules apply. Eliminating
+the variable from the joint table of all its neighbours is the same step.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class EliminationStep:
-    """The tables `inputs` become the table `output` on `variables`; `variable` is taken out, or None."""
+    """The tables `inputs` become the table `output` on `variables`; `variable` is eliminated, or None."""
 
     rule: EliminationRule
     variable: int | None
@@ -29,9 +31,12 @@ class EliminationStep:
 
 @dataclass(frozen=True, eq=False)
 class EliminationOrder:
-    """Steps of a part: tables 0 and up are its factors, of these variables, the rest are made by the steps;
-    `last` is the table on the kept variables that remains (entry, exit and hubs, those that there are, in the
-    order of their numbers). `uses_numba` where its sums are worked out by machine code."""
+    """Elimination steps of a factor graph.
+
+    Tables 0 and up are its factors, on the variables `factors`; the others are made by the steps. `last` is
+    the remaining table on the separator (entry, exit and shared variables, as far as they exist, by number).
+    `uses_numba` tells whether its sums run in compiled loops.
+    """
 
     factors: tuple[tuple[int, ...], ...]
     steps: tuple[EliminationStep, ...]
@@ -45,15 +50,17 @@ class EliminationOrder:
 
 
 def order_of(part: FactorGraph) -> EliminationOrder:
-    """The order in which `part` is reduced to what others see of it: always the variable whose elimination
-    makes the smallest table, of equal ones the first (where that is one number, of those that meet
-    fewest)."""
+    """The elimination order of `part` down to its separator.
+
+    Greedy: next is the variable whose elimination makes the smallest table, of equal ones the first. Among
+    variables with a single choice, the one with fewest neighbours.
+    """
     separator = set(part.separator)
     tables = {place: factor.variables for place, factor in enumerate(part.factors)}
     steps: list[EliminationStep] = []
     free = set(range(len(part.sizes))) - separator
 
-    on: dict[tuple[int, ...], list[int]] = {}  # the tables on the same variables
+    on: dict[tuple[int, ...], list[int]] = {}  # tables by their variables
     for table, variables in tables.items():
         on.setdefault(tuple(sorted(variables)), []).append(table)
 
@@ -80,7 +87,7 @@ def order_of(part: FactorGraph) -> EliminationOrder:
         return prod(part.sizes[other] for other in (*adjacent[variable], variable))
 
     def neighbours(variable: int) -> int:
-        """Where nothing is chosen tables have one number, and yet an axis for each of their variables."""
+        """Tables of size 1 still have an axis for each variable, so fewer neighbours are better there."""
         return len(adjacent[variable]) if sizes[variable] == 1 else 0
 
     for variables in list(on):

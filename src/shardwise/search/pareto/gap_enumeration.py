@@ -1,8 +1,9 @@
-"""Looking at all solutions near a line, by labels: what they cost, column by column.
+"""Gap enumeration: all solutions whose weighted sum is between a Lagrangian bound and a limit, by label
+setting.
 
-The forms of a line: sums that all are below the weighted sum of a solution, so that each of them tells.
-
-What becomes of a chain at which looks are too much.
+`enumerate_gap` finds all solutions below a limit in a box; `tighten` raises a bound with dualised memory.
+`MultiplierSet` holds several multipliers under which every needed solution is below the cutoff.
+`relaxed_tolerances` gives the tolerances after an enumeration that exceeded its limits.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import Segment, non_dominated
+from shardwise.search.pareto import tuning
 from shardwise.search.pareto.bound_sets import SLACK, representatives
 from shardwise.search.pareto.chain_labels import (
     ChainFrontier,
@@ -39,26 +41,16 @@ from shardwise.search.pareto.weighted_sums import ChainSums
 
 Values = npt.NDArray[np.float64]
 
-MOST_MULTIPLIERS = 4
-"""Forms under which labels are weighed, each of which costs as much as the line itself."""
-
-SHARE_OFFSETS = (-0.3, -0.15, -0.07, -0.03, 0.03, 0.07, 0.15, 0.3)
-"""How much more of hidden_s forms have than a line: what has decided on a few large costs is bounded best by
-another share than the whole."""
-
-SAME_MULTIPLIER = 1e-3
-"""Difference of shares, or of parts of the peak, that tells nothing."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MultiplierSet:
-    """Weights (J, 2) of time and memory in J forms, `shares` (J) of hidden_s in time's, and `peaks` (J,
-    links), the parts of the peak's in each occurrence of a link: what is wanted weighs less than `cutoff` in
-    all of them. The first is a line as it was drawn.
+    """J multipliers: weights (J, 2) of time and memory, `shares` (J) of hidden_s in the weight of time, and
+    `peaks` (J, segments), the multipliers of each segment's peak. A needed solution has a sum below `cutoff`
+    under all of them. The first is the bound as it was solved.
 
-    The larger time is no less than any mean of both, the largest peak no less than any mean of peaks: a
-    solution within reach is within reach in every form. As it was drawn the line is highest, and yet a label
-    that has much of what another form weighs is further from that one.
+    The larger time is at least any mean of both, and the largest peak at least any mean of peaks. So every
+    choice of multipliers gives a bound. The first is the highest for the whole; for a label that has much of
+    one column, others are higher.
     """
 
     weights: Values
@@ -68,11 +60,12 @@ class MultiplierSet:
 
     @staticmethod
     def of_bound(weights: Values, share: float, peaks: Values, cutoff: float) -> MultiplierSet:
-        """A line as it was drawn, of weights (2) and peaks (links)."""
+        """The multipliers of a bound as it was solved, of weights (2) and peaks (segments)."""
         return MultiplierSet(weights[None], np.array([share]), peaks[None], cutoff)
 
     def below(self, weights: Values, share: float, peaks: Values, cutoff: float) -> MultiplierSet:
-        """Besides, what is wanted weighs less than `cutoff` by these: as if by as much as in the others."""
+        """Add multipliers under which needed solutions are below `cutoff`, scaled to the cutoff of the
+        others."""
         scaled = weights * (self.cutoff / cutoff)
         return MultiplierSet(
             np.concatenate([self.weights, scaled[None]]), np.append(self.shares, share),
@@ -80,32 +73,33 @@ class MultiplierSet:
         )  # fmt: skip
 
     def with_others(self, near: PresolvedChain, offsets: Sequence[float] = ()) -> MultiplierSet:
-        """Besides, the forms that have one time alone, the peak of one link alone, or so much more of
-        hidden_s `offsets` the line's share, as far as solutions differ in them."""
+        """Add the multipliers of one time alone, of one segment's peak alone, and of the bound's share of
+        hidden_s plus each of `offsets`, as far as solutions differ in them."""
         weights, share, parts = self.weights[0], self.shares[0], self.peaks[0]
         found = self
         if weights[0] > 0.0 and near.decided_share is None:
             for one in (1.0, 0.0, *(share + more for more in offsets)):
-                if abs(one - share) > SAME_MULTIPLIER and 0.0 <= one <= 1.0:
+                if abs(one - share) > tuning.TUNING.same_multiplier and 0.0 <= one <= 1.0:
                     found = found.below(weights, one, parts, self.cutoff)
         if weights[1] > 0.0:
             for place, segment in enumerate(near.chain):
                 alone = np.zeros(len(near.chain))
                 alone[place] = 1.0 / segment.repeat
-                if _has_temporaries(segment) and np.abs(alone - parts).max() > SAME_MULTIPLIER:
+                if _has_temporaries(segment) and np.abs(alone - parts).max() > tuning.TUNING.same_multiplier:
                     found = found.below(weights, share, alone, self.cutoff)
         return found
 
     def highest(self, state: State, near: PresolvedChain) -> ChainSums:
-        """A chain under the line as it was drawn, and those of the others whose least sums are highest."""
+        """The chain's sums under the bound's multipliers and the others with the highest least sums, up to
+        `Tuning.most_multipliers`."""
         found = self.of(state, near)
-        if len(self.shares) <= MOST_MULTIPLIERS:
+        if len(self.shares) <= tuning.TUNING.most_multipliers:
             return found
-        others = 1 + np.argsort(-found.least[1:], kind="stable")[: MOST_MULTIPLIERS - 1]
+        others = 1 + np.argsort(-found.least[1:], kind="stable")[: tuning.TUNING.most_multipliers - 1]
         return found.some(np.array([0, *others.tolist()], dtype=np.intp))
 
     def of(self, state: State, near: PresolvedChain) -> ChainSums:
-        """A chain under all of them."""
+        """The chain's sums under all multipliers."""
         return state.chain_sums(near, self.weights, self.shares, self.peaks)
 
 
@@ -116,27 +110,12 @@ def _has_temporaries(segment: Segment) -> bool:
 
 Indices = npt.NDArray[np.intp]
 
-RESIDENT_SHARE = 0.75
-"""Of the memory that labels may lose, the part of held_bytes; the rest is the peak's."""
-
-TIGHTENING_SHARE = 0.125
-"""Of what labels may lose, the part that they do where held bytes are paid in seconds: few columns are
-left."""
-
-COMPLETION_SHARE = 0.5
-"""The same of what labels may end in."""
-
-WORTHWHILE_CHOICES = 0.95
-"""Labels are weighed in other forms of a line where these leave at most so many of the choices."""
-
-PENALTIES = np.array([0.0, 0.5, 1.0, 2.0, 4.0, 8.0])
-"""Weights of a sum beside the difference of the two times, tried for one that shows which time is larger."""
-
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
-    """What may stand for a solution of a look: labels that cost at most `labels` (4) more in each folded
-    column, and points of the answer within a factor 1 + `points`."""
+    """Tolerances of an enumeration: a label that stands for another costs at most `labels` (4) more in each
+    folded column; a point of the answer is within a factor 1 + `points`. `relative` is the label tolerance
+    relative to the least time and memory."""
 
     labels: Values
     points: float
@@ -144,34 +123,37 @@ class Tolerances:
 
     @staticmethod
     def of(labels: float, points: float, least_s: float, least_bytes: float) -> Tolerances:
-        """Labels within a factor 1 + labels of every solution, since none takes less than the least time and
-        memory."""
-        peak_share = 1.0 - RESIDENT_SHARE
-        least = np.array([least_s, least_s, RESIDENT_SHARE * least_bytes, peak_share * least_bytes])
+        """Tolerances with labels within a factor 1 + `labels` of every solution, since no solution has less
+        than the least time and memory."""
+        peak_share = 1.0 - tuning.TUNING.resident_share
+        least = np.array(
+            [least_s, least_s, tuning.TUNING.resident_share * least_bytes, peak_share * least_bytes]
+        )
         return Tolerances(labels * least, points, labels)
 
     def times(self, factor: float) -> Tolerances:
-        """So many times as much, of both together."""
+        """The tolerances times a factor, of both together."""
         whole = factor * ((1.0 + self.relative) * (1.0 + self.points) - 1.0)
         relative = factor * self.relative
         return Tolerances(factor * self.labels, (1.0 + whole) / (1.0 + relative) - 1.0, relative)
 
     def weighted_by(self, weights: Values) -> float:
-        """How much more than a solution what stands for it may weigh, whatever form `weights` (2) take."""
+        """How much higher the sum of a label that stands for another may be, under any multipliers with these
+        weights (2)."""
         return float(weights @ [self.labels[:2].max(), self.labels[2:].sum()])
 
 
 UNBOUNDED_BOX = np.array([np.inf, np.inf])
-"""A box that all is in."""
+"""A box without limits."""
 
 
 def enumerate_gap(
     state: State, lower_bound: int, limit: float, tolerances: Tolerances, box: Values = UNBOUNDED_BOX
 ) -> None:
-    """Find all solutions below `box` (2) in time and memory whose sum, weighted as in a line, is below the
-    limit, up to the losses.
+    """Find all solutions below `box` (2) in time and memory whose sum under a bound's weights is below
+    `limit`, up to the tolerances.
 
-    A line of one objective is looked at for the least of it alone.
+    If the bound weighs one objective only, find the least of this objective. Raises TooManyLabels.
     """
     if state.lower_bounds.weights[lower_bound].all():
         end = _labels_near(state, state.presolved, lower_bound, limit, tolerances, box, with_completions=True)
@@ -194,12 +176,12 @@ def enumerate_gap(
 
 
 def tighten(state: State, lower_bound: int, tolerances: Tolerances) -> None:
-    """Raise a line of both objectives to the least weighted sum that there is, up to the losses, and take a
-    solution that has it.
+    """Raise a bound of both objectives to the least weighted sum of any solution, up to the tolerances, and
+    take a solution that reaches it.
 
-    What is held is paid in seconds as the line weighs it, so that labels have the two times and a peak alone,
-    and are few: where a line lies far below all solutions, since none has a mean of both times, this tells
-    at little cost how far.
+    Memory is dualised at the slope of the bound, so labels have two times and a peak only, and are few. If
+    the bound is far below all solutions because none has the mean of both times, this closes the gap at
+    little cost. Raises TooManyLabels.
     """
     weights = state.lower_bounds.weights[lower_bound]
     dualised_chain = memory_dualised(state.presolved.chain, float(weights[1] / weights[0]))
@@ -211,7 +193,8 @@ def tighten(state: State, lower_bound: int, tolerances: Tolerances) -> None:
         sums = labels.points @ weights
         best = int(sums.argmin())
         state.take(near.originals(labels.solutions(np.array([best]))))
-        # Labels lose no more than that part of the least time, held bytes included, and the least peak.
+        # The tolerance of labels is at most this part of the least time, with dualised memory, and of the
+        # least peak.
         least = min(least, float(sums[best]) * (1.0 - tolerances.relative))
     state.lower_bounds.raise_to(lower_bound, least)
 
@@ -220,10 +203,10 @@ def _labels_near(
     state: State, start: PresolvedChain, lower_bound: int, limit: float, tolerances: Tolerances, box: Values,
     *, with_completions: bool = False,
 ) -> tuple[PresolvedChain, ChainFrontier] | None:  # fmt: skip
-    """What is left of a chain near a line and in a box, and the end of the walk along it; None where nothing
-    is. `with_completions`, labels that nothing completes are left out of walks.
+    """The presolved chain near a bound and in a box, and its frontier; None if no choices or labels are left.
 
-    What stands for a solution may weigh as much more as it costs more.
+    With `with_completions`, labels that no explicit completion keeps below the limit are dropped as well. The
+    cutoff is above the limit by the tolerance, since a label that stands for another may cost that much more.
     """
     near, bounds = _bounded(state, start, lower_bound, limit, tolerances, box)
     if bounds is None:
@@ -237,7 +220,7 @@ def _labels_near(
         try:
             completions = _completions(state, near, lower_bound, bounds, tolerances)
         except TooManyLabels:
-            pass  # labels are left out by the line alone
+            pass  # pruning by completion bounds alone
         else:
             if completions is None:
                 return None
@@ -255,14 +238,14 @@ def _labels_near(
 
 
 def _counts_both_times(share: float) -> bool:
-    """Whether a line counts a mean of both times."""
+    """Whether a bound weighs a mean of both times."""
     return 0.0 < share < 1.0
 
 
 def _segment_labels(
     state: State, near: PresolvedChain, bounds: CompletionBounds
 ) -> list[SegmentLabels] | None:
-    """The labels of all links; None where one has none."""
+    """The labels of all segments; None if a segment has none."""
     segments = [
         segment_labels(near.chain, state.orders_in(near), place, bounds) for place in range(len(near.chain))
     ]
@@ -272,18 +255,18 @@ def _segment_labels(
 def _completions(
     state: State, near: PresolvedChain, lower_bound: int, bounds: CompletionBounds, tolerances: Tolerances
 ) -> Completions | None:
-    """All that what is left of a chain comes to ahead of each border and behind it, with held bytes paid in
-    seconds as a line weighs them; None where nothing is within reach."""
+    """The explicit completions at each border of a presolved chain, with memory dualised at a bound's slope;
+    None if there are none below the cutoff."""
     weights = state.lower_bounds.weights[lower_bound]
     rate = float(weights[1] / weights[0])
     dualised_near = replace(near, chain=memory_dualised(near.chain, rate))
-    completion_tolerances = tolerances.times(COMPLETION_SHARE)
+    completion_tolerances = tolerances.times(tuning.TUNING.completion_share)
     cutoff = bounds.limit + completion_tolerances.weighted_by(weights)
     multipliers = MultiplierSet.of_bound(
         weights, float(state.lower_bounds.shares[lower_bound]), state.lower_bounds.peaks[lower_bound], cutoff
     )
     own = CompletionBounds(
-        multipliers.with_others(dualised_near, SHARE_OFFSETS).highest(state, dualised_near),
+        multipliers.with_others(dualised_near, tuning.TUNING.share_offsets).highest(state, dualised_near),
         cutoff,
         completion_tolerances.labels,
     )
@@ -304,7 +287,7 @@ def _completions(
 def _bounded(
     state: State, start: PresolvedChain, lower_bound: int, limit: float, tolerances: Tolerances, box: Values
 ) -> tuple[PresolvedChain, CompletionBounds | None]:
-    """What is left of a chain near a line and in a box, and its bounds; none where nothing is."""
+    """The presolved chain near a bound and in a box, and its completion bounds; None if nothing is left."""
     weights, peaks = state.lower_bounds.weights[lower_bound], state.lower_bounds.peaks[lower_bound][None]
     as_solved = _multipliers(state, start, lower_bound, limit, tolerances, box)
     near = _presolved_below(start, as_solved.of(state, start), as_solved.cutoff)
@@ -316,12 +299,13 @@ def _bounded(
     as_solved = _multipliers(state, near, lower_bound, limit, tolerances, box)
     cutoff = as_solved.cutoff
     near = _in_one_time(state, near, weights, peaks, cutoff)
-    before, multipliers = near, as_solved.with_others(near, SHARE_OFFSETS if state.is_tightened else ())
+    offsets = tuning.TUNING.share_offsets if state.is_tightened else ()
+    before, multipliers = near, as_solved.with_others(near, offsets)
     if len(multipliers.shares) > len(as_solved.shares):
         near = _presolved_below(before, multipliers.of(state, before), cutoff)
         if not all(segment.modes for segment in near.chain):
             return near, None
-        if choices_of(near.chain) > WORTHWHILE_CHOICES * choices_of(before.chain):
+        if choices_of(near.chain) > tuning.TUNING.worthwhile_choices * choices_of(before.chain):
             multipliers = as_solved
     return near, CompletionBounds(multipliers.highest(state, near), cutoff, tolerances.labels)
 
@@ -329,7 +313,7 @@ def _bounded(
 def _multipliers(
     state: State, near: PresolvedChain, lower_bound: int, limit: float, tolerances: Tolerances, box: Values
 ) -> MultiplierSet:
-    """A line as it was drawn, and time and memory alone where a box bounds them."""
+    """The multipliers of a bound as it was solved, and of time and memory alone where the box limits them."""
     lower_bounds = state.lower_bounds
     weights = lower_bounds.weights[lower_bound]
     cutoff = limit + tolerances.weighted_by(weights)
@@ -351,20 +335,20 @@ def _multipliers(
 
 
 def _presolved_below(near: PresolvedChain, found: ChainSums, cutoff: float) -> PresolvedChain:
-    """The choices that lead to a solution within reach in each of the weighted sums."""
+    """The chain without choices whose least total is above the cutoff under any multipliers."""
     return presolved(near, found, np.full((1, len(found.least)), cutoff))
 
 
 def _own_tolerances(state: State, near: PresolvedChain, peaks: Values, tolerances: Tolerances) -> Tolerances:
-    """The losses where no solution takes less than what is left of a chain does at least."""
+    """The tolerances relative to the least time and memory of the presolved chain."""
     weights = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     least = state.chain_sums(near, weights, np.array([1.0, 0.0, 1.0]), np.repeat(peaks, 3, axis=0)).least
     return Tolerances.of(tolerances.relative, tolerances.points, float(least[:2].max()), float(least[2]))
 
 
 def _fresh_representatives(state: State, points: Values, tolerance: float) -> Indices:
-    """Which of the points of a look to take: of those that none found yet is as good as, as few as stand for
-    the others."""
+    """Which points of an enumeration to take: the non-dominated ones that no incumbent matches or dominates,
+    thinned by the tolerance."""
     every = np.concatenate([state.incumbents.points, points])
     known = len(state.incumbents.points)
     fresh = np.array([row - known for row in non_dominated(every).tolist() if row >= known], dtype=np.intp)
@@ -374,42 +358,34 @@ def _fresh_representatives(state: State, points: Values, tolerance: float) -> In
 def _in_one_time(
     state: State, near: PresolvedChain, weights: Values, peaks: Values, cutoff: float
 ) -> PresolvedChain:
-    """Without the time that is the smaller one in every solution that matters: whose sum, weighted by
-    `weights` (2) of the larger time and of memory, is below `cutoff`.
+    """Drop the time that is the smaller one in every needed solution: one whose sum under `weights` (2) of
+    larger time and memory is below `cutoff`.
 
-    Whatever k is, no such solution has less excess of the one over the other than the least of
-    excess + k (sum - reach). The sum counts the larger time alone, as labels do afterwards: of a solution
-    that is within reach by it but not by the smaller one nothing else would be known.
+    For any k >= 0, the excess of one time over the other is at least the least of excess + k (sum - cutoff).
+    The sum counts the larger time alone, as labels do afterwards. A solution that is below the cutoff only by
+    its smaller time would otherwise be dropped without proof.
     """
     if near.decided_share is not None:
         return near
+    penalties = np.array(tuning.TUNING.penalties)
     for larger, smaller in ((0, 1), (1, 0)):
         excess, sum_weights = np.zeros(5), np.zeros(5)
         excess[larger], excess[smaller] = 1.0, -1.0
         sum_weights[larger], sum_weights[2:] = weights
-        columns = excess[None] + PENALTIES[:, None] * sum_weights[None]
-        least = state.summed(near, columns, np.repeat(peaks, len(PENALTIES), axis=0)).least
-        if (least - PENALTIES * cutoff >= 0.0).any():
+        columns = excess[None] + penalties[:, None] * sum_weights[None]
+        least = state.summed(near, columns, np.repeat(peaks, len(penalties), axis=0)).least
+        if (least - penalties * cutoff >= 0.0).any():
             return replace(near, chain=without_columns(near.chain, smaller))
     return near
 
 
-RELAX_FACTOR, LEAST_RELAX_FACTOR = 8.0, 1.5
-"""How many times as much may be lost from a look on that would be too much, at most; no more where that is
-hardly more."""
-
-RELAXED_EPSILON = 0.015
-"""How much is enough to lose then."""
-
-RELAXED_EPSILON_IF_WIDE = 0.0075
-"""How much is enough for wide chains, at which no look has been tried yet."""
-
-
-def relaxed_tolerances(state: State, tolerances: Tolerances, enough: float = RELAXED_EPSILON) -> Tolerances:
-    """What may be lost from now on, since a look was too much; as before where that is about enough."""
+def relaxed_tolerances(state: State, tolerances: Tolerances, enough: float | None = None) -> Tolerances:
+    """The tolerances after an enumeration that exceeded its limits, relaxed up to an epsilon of `enough`, by
+    default `Tuning.relaxed_epsilon`; unchanged if that is hardly more."""
     state.is_hard = True
-    after = min(RELAX_FACTOR * state.working_epsilon, enough)
-    if after < LEAST_RELAX_FACTOR * state.working_epsilon or not state.working_epsilon:
+    enough = tuning.TUNING.relaxed_epsilon if enough is None else enough
+    after = min(tuning.TUNING.relax_factor * state.working_epsilon, enough)
+    if after < tuning.TUNING.least_relax_factor * state.working_epsilon or not state.working_epsilon:
         return tolerances
     factor, state.working_epsilon = after / state.working_epsilon, after
     return tolerances.times(factor)

@@ -1,10 +1,8 @@
-"""The loops of frontier tracking as machine code: needs numba (`pip install 'shardwise[fast]'`).
+"""Joins of labels in compiled loops; needs numba (`pip install 'shardwise[fast]'`).
 
-Each function does what its module does in numpy where numba is not installed. Compiled once, then kept beside
-this file, or where the user's caches are.
-
-Which labels some rest completes, as machine code: what `completions` does in numpy where numba is not
-installed.
+Each function does the same as its numpy counterpart, which runs without numba. Functions are compiled once
+and cached next to this file, or in the user's cache folder. `terminal_pairs` joins where prefix and suffix
+meet, `number_of_pairs` counts pairs, and `are_within` and `are_within_both` match labels with completions.
 """
 
 from __future__ import annotations
@@ -21,27 +19,28 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
-"""(3, n): rows of one table and of the other, and cells."""
+"""(3, n): rows of one table, rows of the other, and cells."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 NONE = cast(int, np.intp(0))
-"""0 as loops count: a literal is a type of its own, for which a function would be compiled once more."""
+"""0 in the integer type of the loops: a literal has a type of its own, for which a function would be compiled
+once more."""
 
 TOO_MANY = -1
-"""Rows found, where there are more than may be gone through."""
+"""Number of rows returned if a limit is exceeded."""
 
 _FEW = 1024
-"""Rows that there is room for at first."""
+"""Initial capacity for rows."""
 
 
 def discard_stale_caches(folder: Path) -> None:
-    """Remove compiled functions of `folder` that are older than one of its modules: numba compares a function
-    with its own file alone, not with those of the functions and types that it uses."""
+    """Remove compiled functions in `folder` that are older than one of its modules. numba checks a function
+    only against its own file, not against the functions and types it uses."""
     newest_s = max((path.stat().st_mtime for path in folder.glob("*.py")), default=0.0)
     for pattern in ("*.nbi", "*.nbc"):
         for path in folder.glob(f"__pycache__/{pattern}"):
-            with suppress(OSError):  # another process was faster, or the folder cannot be written to
+            with suppress(OSError):  # another process was faster, or the folder is read-only
                 if path.stat().st_mtime < newest_s:
                     path.unlink()
 
@@ -50,8 +49,8 @@ discard_stale_caches(Path(__file__).parent)
 
 
 def numba_compiled(function: Function) -> Function:
-    """As machine code, kept for the next process where there is a place for it."""
-    fast = {"nnan", "nsz"}  # nothing here is ever NaN
+    """Compile with numba, cached for later processes where a folder can be written to."""
+    fast = {"nnan", "nsz"}  # no value here is ever NaN
     found: Any
     try:
         found = numba.njit(cache=True, error_model="numpy", fastmath=fast)(function)
@@ -61,9 +60,9 @@ def numba_compiled(function: Function) -> Function:
 
 
 class Side(NamedTuple):
-    """One of two tables that meet. Rows of cell c are from start[c] to start[c + 1], by ascending weighted
-    `sums`; the cell that goes into cell j of both, for choice v of what is taken out, is base[j] + v stride.
-    """
+    """One of two tables that are joined. The rows of cell c are start[c] to start[c + 1], by ascending
+    weighted `sums`. For choice v of the eliminated variable, joint cell j needs this table's cell base[j] + v
+    * stride."""
 
     points: Values
     sums: Values
@@ -73,12 +72,12 @@ class Side(NamedTuple):
 
 
 PreparedSide = tuple[Side, Values, Indices]
-"""One of them, in which columns its labels differ, and their order."""
+"""A table, the columns in which its labels differ, and the order of its rows."""
 
 
 class PruningArrays(NamedTuple):
-    """Pairs that may matter: whose `weights` (forms, columns) of the costs and `outside` (cells, forms) are
-    below `limit` in each form. A peak is at least that of `peaks` (cells)."""
+    """Pruning of pairs: the costs under `weights` (multipliers, columns) plus `outside` (cells, multipliers)
+    must be below `limit` under each multiplier. A peak counts as at least `peaks` (cells)."""
 
     weights: Values
     outside: Values
@@ -87,8 +86,8 @@ class PruningArrays(NamedTuple):
 
 
 class DominanceArrays(NamedTuple):
-    """The grid of labels: `steps` (columns), 0 where nothing is lost, and how they grow with the excess, that
-    is `weights` (columns) of the costs and `potential` (cells)."""
+    """Epsilon-dominance: `steps` (columns), 0 where there is no tolerance, and their growth `rate` with the
+    excess: the costs under `weights` (columns) plus `potential` (cells)."""
 
     steps: Values
     rate: float
@@ -100,11 +99,12 @@ class DominanceArrays(NamedTuple):
 def side_of(
     points: Values, cells: Indices, weights: Values, sizes: Indices, axes: Indices, left: Indices
 ) -> PreparedSide:
-    """A table as the loops take it, its rows by cell, which ascend, and then by sum under `weights`
-    (columns); in which columns they differ; and their order.
+    """A table prepared for the loops: rows by ascending cell, then by sum under `weights` (columns); the
+    columns in which they differ; and their order.
 
     Variable v of the table, of sizes[v] choices, is axis axes[v] of the joint cells, of sizes `left`, or -1
-    where it is taken out."""
+    if it is eliminated.
+    """
     count, width = points.shape
     strides = np.zeros(len(left), np.intp)
     stride, taken = 1, 0
@@ -152,8 +152,8 @@ def side_of(
 def terminal_pairs(
     a: Side, b: Side, choices: int, pruning: PruningArrays, slack: Values, most_pairs: int
 ) -> tuple[int, Rows]:
-    """Pairs of rows with folded columns that no other pair, whatever its cell, is below in seconds and bytes,
-    up to a `slack` of both: as `labels_of_pairs`, by ascending seconds."""
+    """Terminal join: pairs of rows in folded columns that no other pair, in any cell, dominates in seconds
+    and bytes, up to a `slack` of both. Returns as `labels_of_pairs`, by ascending seconds."""
     multipliers, width = pruning.weights.shape
     found = np.empty((2, _FEW))  # seconds and bytes
     rows = np.empty((3, _FEW), np.intp)
@@ -185,7 +185,7 @@ def terminal_pairs(
                     point[3] = max(a.points[i, 3], b.points[j, 3], pruning.peaks[cell])
                     time = max(point[0], point[1])
                     memory = point[2] + point[3]
-                    low, high = 0, count  # the first that takes longer than may stand for it
+                    low, high = 0, count  # the first one slower than the time plus slack
                     while low < high:
                         middle = (low + high) // 2
                         if found[0, middle] <= time + slack[0]:
@@ -219,7 +219,7 @@ def terminal_pairs(
 
 @numba_compiled
 def number_of_pairs(a: Side, b: Side, choices: int, pruning: PruningArrays, enough: int) -> int:
-    """How many pairs of rows there are to look at; `enough` where there are no fewer."""
+    """Number of pairs of rows to compare; `enough` if there are at least that many."""
     multipliers = pruning.weights.shape[0]
     pairs = 0
     for cell in range(len(a.base)):
@@ -232,7 +232,7 @@ def number_of_pairs(a: Side, b: Side, choices: int, pruning: PruningArrays, enou
             first, end = b.start[at_b], b.start[at_b + 1]
             for i in range(a.start[at_a], a.start[at_a + 1]):
                 remaining = pruning.limit - outside - a.sums[i]
-                low, high = first, end  # the first that is too much
+                low, high = first, end  # the first one above the limit
                 while low < high:
                     middle = (low + high) // 2
                     if b.sums[middle] <= remaining:
@@ -249,8 +249,8 @@ def number_of_pairs(a: Side, b: Side, choices: int, pruning: PruningArrays, enou
 
 @numba_compiled
 def _sum_within(point: Values, cell: int, pruning: PruningArrays) -> float:
-    """The weighted sum of costs with what is outside, in the first form; infinite where that of any form is
-    not below the limit."""
+    """The weighted sum of a pair with the least outside, under the first multipliers; infinite if the sum
+    under any multipliers is not below the limit."""
     multipliers, width = pruning.weights.shape
     first = 0.0
     for multiplier in range(multipliers):
@@ -287,8 +287,8 @@ Mask = npt.NDArray[np.bool_]
 
 @numba_compiled
 def are_within(own: Values, at: Indices, completions: Values, places: Indices, cutoff: float) -> Mask:
-    """Which rows (n, 3) of two times and a peak, all in seconds, come to less than `cutoff` with any of the
-    rests from places[at] to places[at + 1]."""
+    """Which rows (n, 3) of two times and a peak, all in seconds, are below `cutoff` with any of the
+    completions places[at] to places[at + 1]."""
     found = np.zeros(len(own), np.bool_)
     for row in range(len(own)):
         for rest in range(places[at[row]], places[at[row] + 1]):
@@ -305,9 +305,12 @@ def are_within_both(
     other_starts: Indices,
     share: float, cutoff: float,
 ) -> Mask:  # fmt: skip
-    """Which rows come to less than `cutoff` with any of the rests from places[at] to places[at + 1] and any
-    of the others from ends[beyond] to ends[beyond + 1]; both by ascending sum of both times, of which the
-    first has this share: no less than that is the larger of them."""
+    """Which rows are below `cutoff` with any completion places[at] to places[at + 1] and any of `others` from
+    other_starts[beyond] to other_starts[beyond + 1].
+
+    Both are sorted by a weighted sum of both times, `share` for the first. This mean is a lower bound of the
+    larger time, so the inner loop can stop early.
+    """
     found = np.zeros(len(own), np.bool_)
     for row in range(len(own)):
         first, last = other_starts[beyond[row]], other_starts[beyond[row] + 1]

@@ -1,4 +1,9 @@
-"""Tables of frontiers: for each choice of some variables, all the costs that the rest can come to."""
+"""Tables of labels and their joins: for each choice of a table's variables, the non-dominated costs of what
+it covers.
+
+`joined` is the join of two tables, with pruning, epsilon-dominance and limits. `chosen` goes back from labels
+to the choices they were made of.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import Costs, non_dominated
-from shardwise.search.pareto import numba_dispatch
+from shardwise.search.pareto import numba_dispatch, tuning
 from shardwise.search.pareto.bound_sets import SLACK
 from shardwise.search.pareto.dominance import EpsilonDominance, reduced, undominated_in_bins
 from shardwise.search.pareto.solution import measures
@@ -21,33 +26,24 @@ Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
 
 _PAIRS_AT_ONCE = 1 << 21
-"""Pairs of labels that a join holds in memory at a time."""
-
-MOST_PAIRS_IF_EXACT, MOST_LABELS_IF_EXACT = 150_000_000, 300_000
-"""Pairs of labels that one join may look at, and labels that it may leave, where none stands for another."""
-
-MOST_PAIRS_WITH_TOLERANCE, MOST_LABELS_WITH_TOLERANCE = 16_000_000, 150_000
-"""The same where some do: where that is too few, they may cost more."""
-
-LABELS_PER_CELL = 8
-"""Labels that a join may leave for each cell, if that is more."""
+"""Pairs of labels of a join in memory at a time."""
 
 
 class TooManyLabels(Exception):
-    """A join that would take too long, or too much memory."""
+    """A join would exceed its limits of pairs or labels."""
 
 
 @dataclass(slots=True)
 class Allowance:
-    """What joins may come to that nothing bounds: so many `pairs` of labels in all, of which `at_once` are
-    held against each other, and `labels` in a table."""
+    """Limits for joins without bounds: `pairs` of labels in all joins, `at_once` compared at a time, and
+    `labels` in a table."""
 
     pairs: int
     labels: int
     at_once: int
 
     def take(self, pairs: int) -> None:
-        """Of a join. TooManyLabels where fewer are left."""
+        """Use up the pairs of one join; TooManyLabels if fewer are left."""
         self.pairs -= pairs
         if self.pairs < 0:
             raise TooManyLabels
@@ -55,13 +51,13 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelPruning:
-    """Which labels of a join may still matter: those whose weighted sums, with the least of all that is not
-    in them, are below `limit` in each of J forms.
+    """Which labels of a join are needed: those whose weighted sum, plus the least cost of the rest, is below
+    `limit` under each of J multipliers.
 
-    `weights_a` and `weights_b` (columns, J) weigh the two tables, `weights` what they come to together, no
-    less than the sum of both; `outside` (choices of each variable that is left..., J) is the least of the
-    rest. `peaks` (choices...) is the least peak of the rest: that much counts as every label's own, since
-    smaller ones make no difference.
+    `weights_a` and `weights_b` (columns, J) weigh the two tables. `weights` weigh the joint costs, with at
+    least the sum of both. `outside` (choices of each remaining variable..., J) is the least cost of the rest.
+    `peaks` (choices...) is the least peak of the rest: a label's own peak counts as at least that, since a
+    smaller one makes no difference.
     """
 
     weights_a: Values
@@ -73,11 +69,11 @@ class LabelPruning:
 
     @property
     def padded_limit(self) -> float:
-        """The limit of sums that are added in any order."""
+        """The limit with a margin for rounding, since sums are added in any order."""
         return self.limit * (1.0 + SLACK)
 
     def of(self, cells: Indices, points: Values) -> tuple[Indices, Values]:
-        """Those of labels that may matter, and their sums in the first form: most others are told by it."""
+        """The rows of needed labels, and their sums under the first multipliers, which prune most labels."""
         outside = self.outside.reshape(-1, self.weights.shape[1])
         ranks = points @ self.weights[:, 0] + outside[cells, 0]
         retained = np.flatnonzero(ranks < self.padded_limit)
@@ -89,9 +85,11 @@ class LabelPruning:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TerminalJoin:
-    """Labels that nothing follows: their folded columns count as seconds and bytes alone, of which one that
-    stands for another may cost as much more as `slack` (2) says; so many `pairs` may be looked at, if that is
-    more than of others."""
+    """Join where prefix and suffix meet: labels are compared by seconds and bytes only.
+
+    A label that stands for another may cost up to `slack` (2) more. `pairs` may be compared, if that is more
+    than for other joins.
+    """
 
     slack: Values | None = None
     pairs: int = 0
@@ -99,12 +97,12 @@ class TerminalJoin:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
-    """A frontier per cell, a cell being a choice of each of `variables` (of `sizes`; the flat index, the last
-    variable fastest).
+    """A table of labels: a frontier for each cell.
 
-    `cells` (n) ascending, `points` (n, columns): label i costs points[i] in cell cells[i]. `origins` are the
-    tables that it was made of and the rows in each; none where it is a cost as given. With `names` it is the
-    one of these, of which the variables have these names here."""
+    A cell is a choice of each of `variables` (of `sizes`): the flat index, the last variable fastest. `cells`
+    (n) ascend; label i costs points[i] of `points` (n, columns). `origins` are the tables it was made of with
+    the rows in each; empty for given costs. With `names` it is the single origin with its variables renamed.
+    """
 
     variables: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -123,7 +121,7 @@ class Labels:
         return dict(zip(self.variables, np.unravel_index(self.cells[rows], self.sizes), strict=True))
 
     def renamed(self, names: Mapping[int, int]) -> Labels:
-        """The same labels of other variables, those that they were made of too."""
+        """The same labels with other names of the variables, those of the origins too."""
         variables = tuple(names[variable] for variable in self.variables)
         return replace(self, variables=variables, origins=((self, np.arange(len(self))),), names=names)
 
@@ -137,7 +135,7 @@ def labels_of(variables: tuple[int, ...], costs: Costs) -> Labels:
 
 
 def pairs_of(a: Labels, b: Labels, *, without: int | None, pruning: LabelPruning) -> int:
-    """How many pairs of labels a join looks at."""
+    """Number of pairs of labels that a join compares."""
     left, sizes = _left(a, b, without)
     if numba_dispatch.uses_numba(len(a) * len(b)):
         return numba_dispatch.NumbaJoin(a, b, left, sizes, without, pruning).count(len(a) * len(b))
@@ -145,7 +143,7 @@ def pairs_of(a: Labels, b: Labels, *, without: int | None, pruning: LabelPruning
 
 
 def _left(a: Labels, b: Labels, without: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The variables that a join leaves, and how many choices each has."""
+    """The variables that remain after a join, and their numbers of choices."""
     left = tuple(v for v in sorted({*a.variables, *b.variables}) if v != without)
     size_of = dict(zip((*a.variables, *b.variables), (*a.sizes, *b.sizes), strict=True))
     return left, tuple(size_of[variable] for variable in left)
@@ -162,23 +160,23 @@ def joined(
     by_numba: bool = False,
     allowance: Allowance | None = None,
 ) -> Labels:
-    """What `a` and `b` cost together, in the cells of all their variables but `without`, reduced.
+    """The join of `a` and `b` on all of their variables but `without`: the non-dominated labels of each cell.
 
-    The columns add, but for the last, of which the larger counts. Labels that are not `within` are dropped
-    before anything is compared. With a `dominance`, labels that others match up to a step of it are left out
-    too. `ends` where nothing follows. `by_numba` where machine code is at work already, however few they are.
-    TooManyLabels where there are more than a search should go through, or than the `allowance` has, with
-    which no code is compiled."""
+    Columns add, but of the last one the larger counts. Labels that `pruning` excludes are dropped before any
+    comparison. With `dominance`, labels that others match within a step are dropped too. `terminal` is for a
+    join that nothing follows. `by_numba` uses compiled loops for any size. Raises TooManyLabels above the
+    limits, or above the `allowance`, with which no loop is compiled.
+    """
     left, sizes = _left(a, b, without)
     has_tolerance = dominance is not None or (terminal is not None and terminal.slack is not None)
     most_pairs, most_labels = (
-        (MOST_PAIRS_WITH_TOLERANCE, MOST_LABELS_WITH_TOLERANCE)
+        (tuning.TUNING.most_pairs_with_tolerance, tuning.TUNING.most_labels_with_tolerance)
         if has_tolerance
-        else (MOST_PAIRS_IF_EXACT, MOST_LABELS_IF_EXACT)
+        else (tuning.TUNING.most_pairs_if_exact, tuning.TUNING.most_labels_if_exact)
     )
     if has_tolerance and terminal is not None:
         most_pairs = max(most_pairs, terminal.pairs)
-    most_labels = max(most_labels, LABELS_PER_CELL * prod(sizes))
+    most_labels = max(most_labels, tuning.TUNING.labels_per_cell * prod(sizes))
     if allowance is None and (by_numba or numba_dispatch.uses_numba(len(a) * len(b))):
         numba_join = numba_dispatch.NumbaJoin(a, b, left, sizes, without, pruning)
         found = (
@@ -216,7 +214,7 @@ def joined(
 
 @dataclass(slots=True, eq=False)
 class _Joint:
-    """What pairs of labels come to, and which of them stay."""
+    """The costs of pairs of labels, and which pairs stay."""
 
     a: Labels
     b: Labels
@@ -231,7 +229,7 @@ class _Joint:
         a: Labels, b: Labels, left: tuple[int, ...], sizes: tuple[int, ...], pruning: LabelPruning | None,
         dominance: EpsilonDominance | None, terminal: TerminalJoin | None,
     ) -> _Joint:  # fmt: skip
-        """Of the pairs of two tables, on what variables are left."""
+        """For the pairs of two tables, on the remaining variables."""
         shared = tuple(variable for variable in a.variables if variable in b.variables)
         at_a, at_b = _strides(left, sizes, a), _strides(left, sizes, b, skip=shared)
         return _Joint(a, b, pruning, dominance, at_a, at_b, terminal)
@@ -241,7 +239,7 @@ class _Joint:
         return np.asarray(self.at_a[rows_a] + self.at_b[rows_b])
 
     def points(self, rows_a: Indices, rows_b: Indices) -> Values:
-        """What each pair costs: the columns add, but for the last, of which the larger counts."""
+        """The costs of each pair: columns add, but of the last one the larger counts."""
         points = _costs(self.a, self.b, rows_a, rows_b)
         if self.pruning is not None and self.pruning.peaks is not None:
             points[:, -1] = self._peaks(rows_a, rows_b)
@@ -278,7 +276,7 @@ class _Joint:
         return rows_a[best], rows_b[best]
 
     def _steps(self, rows_a: Indices, rows_b: Indices, steps: Values) -> list[Values]:
-        """The columns of pairs that are not all the same, in steps."""
+        """The columns in which pairs differ, in whole steps."""
         found = []
         last = len(steps) - 1
         for column, step in enumerate(steps):
@@ -291,7 +289,7 @@ class _Joint:
 
 
 def _costs(a: Labels, b: Labels, rows_a: Indices, rows_b: Indices) -> Values:
-    """What pairs cost, whatever is outside."""
+    """The costs of pairs, without the peaks of the rest."""
     points = a.points[rows_a] + b.points[rows_b]
     points[:, -1] = np.maximum(a.points[rows_a, -1], b.points[rows_b, -1])
     return np.asarray(points)
@@ -299,7 +297,8 @@ def _costs(a: Labels, b: Labels, rows_a: Indices, rows_b: Indices) -> Values:
 
 @dataclass(slots=True, eq=False)
 class _Pairs:
-    """Which labels of `b` each label of `a` meets: `counts[i]` of them from `first[i]` of `by_key`."""
+    """Which labels of `b` each label of `a` is joined with: `counts[i]` of them from `first[i]` of
+    `by_key`."""
 
     by_key: Indices
     first: Indices
@@ -309,7 +308,8 @@ class _Pairs:
     def of(
         a: Labels, b: Labels, left: tuple[int, ...], sizes: tuple[int, ...], pruning: LabelPruning | None
     ) -> _Pairs:
-        """All that agree in the variables they share and, roughly, stay within."""
+        """All pairs that agree in their common variables and, by the first multipliers, are below the
+        limit."""
         size_of = dict(zip((*a.variables, *b.variables), (*a.sizes, *b.sizes), strict=True))
         shared = tuple(variable for variable in a.variables if variable in b.variables)
         key_a, key_b = _keys(a, shared, size_of), _keys(b, shared, size_of)
@@ -323,7 +323,7 @@ class _Pairs:
         at = b.coordinates()
         index = tuple(at[variable] for variable in left if variable in b.variables)
         sums_b = b.points @ pruning.weights_b[:, 0] + (outside[index] if index else outside)
-        # Within each key by sum: keys are whole numbers apart, sums less than one.
+        # Sorted by key, then by sum: keys are whole numbers, and scaled sums are less than one.
         remaining = pruning.padded_limit - sums_a
         retained_b = np.flatnonzero(np.isfinite(sums_b))
         sums_b, key_b = sums_b[retained_b], key_b[retained_b]
@@ -338,7 +338,7 @@ class _Pairs:
         return _Pairs(retained_b[by_key], first, np.maximum(end - first, 0))
 
     def rows(self, start: int, stop: int) -> tuple[Indices, Indices]:
-        """The pairs of the labels of `a` from start to stop, as rows of both."""
+        """The pairs of the labels of `a` from start to stop, as rows of both tables."""
         counts = self.counts[start:stop]
         rows_a = np.repeat(np.arange(start, stop), counts)
         offsets = np.arange(len(rows_a)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -362,7 +362,7 @@ def _keys(table: Labels, shared: tuple[int, ...], size_of: dict[int, int]) -> In
 def _strides(
     left: tuple[int, ...], sizes: tuple[int, ...], table: Labels, skip: tuple[int, ...] = ()
 ) -> Indices:
-    """What the variables of `table` add to the flat index of the cells `left`, for each label."""
+    """The part of the flat index of the cells `left` that the variables of `table` give, for each label."""
     at = table.coordinates()
     index = np.zeros(len(table), dtype=np.intp)
     for variable, size in zip(left, sizes, strict=True):
@@ -373,7 +373,7 @@ def _strides(
 
 
 def _chunks(counts: Indices, at_once: int) -> list[tuple[int, int]]:
-    """Ranges of rows with about so many pairs."""
+    """Ranges of rows with about `at_once` pairs each."""
     if not len(counts):
         return []
     totals = np.cumsum(counts)
@@ -383,14 +383,14 @@ def _chunks(counts: Indices, at_once: int) -> list[tuple[int, int]]:
 
 
 def leaf_rows(table: Labels, rows: Indices) -> list[Indices]:
-    """The rows, of each of the given tables that a table was made of, in order, that made its `rows`."""
+    """For each given table that a table was made of, in order, the rows that made its `rows`."""
     if not table.origins:
         return [rows]
     return [leaf for origin, own in table.origins for leaf in leaf_rows(origin, own[rows])]
 
 
 def chosen(table: Labels, rows: Indices) -> dict[int, Indices]:
-    """The choice of every variable that went into some labels, one for each of them."""
+    """The choice of every variable that some labels were made of, one for each label."""
     if not table.origins:
         return table.coordinates(rows)
     found: dict[int, Indices] = {}

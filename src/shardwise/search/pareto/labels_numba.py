@@ -1,13 +1,10 @@
-"""Which labels of a join stay, as machine code: what `labels` and `grid` do in numpy where numba is not
-installed.
+"""Joins of labels up to dominance in compiled loops: the same as `labels` and `dominance` in numpy without
+numba.
 
-Pairs are gone through cell by cell and row by row, roughly by weighted sum, many at a time: what they cost in
-the columns that differ is worked out, and what is left of them after the limits is held against the labels
-that stay. Where two columns differ, or fewer, these lie on a staircase, where one place tells all; where
-peaks differ besides, in few levels, on one for each level; else they are compared in blocks.
-
-Labels on staircases, as machine code: of two columns, where one place tells all, and of peaks on a few
-levels besides.
+Pairs are processed cell by cell, roughly by ascending weighted sum, in batches. Only columns in which labels
+differ are computed. Pairs below the limit are compared with the labels that stay. If at most two columns
+differ, these labels form a staircase that is searched by bisection. If the peak also differs, in few values,
+there is one staircase for each value. Otherwise labels are compared in blocks.
 """
 
 from __future__ import annotations
@@ -35,8 +32,8 @@ Values = npt.NDArray[np.float64]
 
 
 class PairBatch(NamedTuple):
-    """Pairs of a cell: `costs` and `tops` (columns, pairs), `places` (the steps of the range of the grid, in
-    those of the finest), weighted `sums`, and `rows` in both tables (2, pairs)."""
+    """Pairs of one cell: `costs` and `tops` (columns, pairs), `places` (the step of each pair's grid, in
+    steps of the finest), weighted `sums`, and `rows` in both tables (2, pairs)."""
 
     costs: Values
     tops: Values
@@ -46,10 +43,13 @@ class PairBatch(NamedTuple):
 
 
 class LabelStore(NamedTuple):
-    """Labels of a cell, and room for more: their `costs` and `tops` (columns, labels), the range of the grid
-    and the weighted sum of each (2, labels), and their `rows` in both tables (2, labels). Those that stay are
-    on `sizes` (levels) staircases, or on one level in blocks: `order` (levels, labels) is where they lie;
-    on a staircase `frontiers` (levels, 2, labels) are what they cost."""
+    """Labels of one cell, with spare capacity.
+
+    Of each label: `costs` and `tops` (columns, labels), `ranks` (2, labels) with the step of its grid and its
+    weighted sum, and `rows` in both tables (2, labels). Labels that stay are on one staircase per peak value,
+    with `sizes` (peak values) labels each, or in one list of blocks. `order` (peak values, labels) holds
+    their positions, `frontiers` (peak values, 2, labels) the costs on a staircase.
+    """
 
     costs: Values
     tops: Values
@@ -62,8 +62,8 @@ class LabelStore(NamedTuple):
 
 @numba_compiled
 def insert_sorted(store: LabelStore, used: int, found: PairBatch, pending: int, peak_values: Values) -> int:
-    """Take in so many pairs where at most two columns differ, and peaks on these levels; how many were taken
-    in then. What stands for a pair on a lower level does here."""
+    """Insert pairs where at most two columns differ besides the peak, which has these values; returns the
+    labels used. A label with a lower peak value also stands for a pair."""
     if len(peak_values) == 1:
         return _insert_in_frontier(store, NONE, used, found, np.arange(pending))
     own = np.searchsorted(peak_values, found.costs[-1, :pending])
@@ -81,7 +81,7 @@ def insert_sorted(store: LabelStore, used: int, found: PairBatch, pending: int, 
 
 @numba_compiled
 def _undominated(store: LabelStore, peak_place: int, found: PairBatch, some: Indices) -> Indices:
-    """Those of some pairs for which no label of a lower level stands."""
+    """The pairs that no label of a lower peak value dominates."""
     firsts, seconds, order = (
         store.frontiers[peak_place, 0],
         store.frontiers[peak_place, 1],
@@ -101,7 +101,7 @@ def _undominated(store: LabelStore, peak_place: int, found: PairBatch, some: Ind
 
 @numba_compiled
 def _drop_dominated(store: LabelStore, peak_place: int, first: float, second: float) -> None:
-    """Take from a higher level what costs no less in both columns."""
+    """Remove from a higher peak value the labels that cost no less in both columns."""
     firsts, seconds, order = (
         store.frontiers[peak_place, 0],
         store.frontiers[peak_place, 1],
@@ -120,7 +120,7 @@ def _drop_dominated(store: LabelStore, peak_place: int, first: float, second: fl
 
 @numba_compiled
 def _first_beyond(firsts: Values, size: int, first: float) -> int:
-    """The first of so many ascending values that is not below one."""
+    """Position of the first of `size` ascending values that is not below `first`."""
     low, end = 0, size
     while low < end:
         middle = (low + end) // 2
@@ -135,9 +135,11 @@ def _first_beyond(firsts: Values, size: int, first: float) -> int:
 def _insert_in_frontier(
     store: LabelStore, peak_place: int, used: int, found: PairBatch, some: Indices
 ) -> int:
-    """Take in some pairs of one level; how many were taken in then. Those that stay ascend in the first
-    column and descend in the second: of two that differ no other way the one that costs no more is in no
-    coarser range."""
+    """Insert pairs of one peak value; returns the labels used.
+
+    The labels that stay ascend in the first column and descend in the second. Of two labels that differ in no
+    other way, the one that costs no more is not on a coarser grid.
+    """
     firsts, seconds, order = (
         store.frontiers[peak_place, 0],
         store.frontiers[peak_place, 1],
@@ -161,7 +163,7 @@ def _insert_in_frontier(
         while low > 0 and firsts[low - 1] >= first:
             low -= 1
         stop = low
-        while stop < size and seconds[stop] >= second:  # all that it is below
+        while stop < size and seconds[stop] >= second:  # all that it dominates
             stop += 1
         while low > 0 and _dominates(store, first, second, place, order[low - 1]):
             low -= 1
@@ -184,14 +186,14 @@ def _insert_in_frontier(
 
 @numba_compiled
 def _dominates(store: LabelStore, first: float, second: float, place: float, row: int) -> bool:
-    """Whether a label stands for one of its level that was taken in."""
+    """Whether a new label stands for a stored one of its peak value."""
     is_below = first < store.tops[0, row] and second < store.tops[1, row]
     return bool(is_below and store.ranks[0, row] >= place)
 
 
 @numba_compiled
 def _shift(values: npt.NDArray[np.generic], first: int, stop: int, by: int) -> None:
-    """Move what lies from `first` to `stop`."""
+    """Move the values from `first` to `stop` by `by` positions."""
     if by == 1:
         for at in range(stop, first, -1):
             values[at] = values[at - 1]
@@ -201,23 +203,26 @@ def _shift(values: npt.NDArray[np.generic], first: int, stop: int, by: int) -> N
 
 
 _FEW = 1024
-"""Labels that there is room for at first."""
+"""Initial capacity for labels."""
 
 _BLOCK = 64
 """Labels that are compared at a time."""
 
 _SORTED_COLUMNS = 2
-"""Columns that a staircase orders."""
+"""Columns that a staircase sorts."""
 
 _MOST_PEAK_VALUES = 16
-"""Levels of peaks that have a staircase each."""
+"""Most peak values with a staircase each."""
 
 
 class Differing(NamedTuple):
     """The columns in which the labels of a join differ: `ours` (columns, rows of one table), `theirs`
-    (columns, rows of the other), `weights` (forms, columns), and `excess` (columns), the weights of the
-    excess. The others come to `fixed` (forms, and the excess) and to a `peak` of both tables; `is_peak` where
-    peaks differ."""
+    (columns, rows of the other), `weights` (multipliers, columns), and `excess` (columns), the weights of the
+    excess.
+
+    The other columns are constant: their sum is `fixed` (multipliers, then the excess), and their `peak` is
+    that of both tables. `is_peak` tells whether peaks differ.
+    """
 
     ours: Values
     theirs: Values
@@ -238,8 +243,8 @@ def joined_sides(
     most_pairs: int,
     most_labels: int,
 ) -> tuple[int, Rows, Values]:
-    """What two tables come to: how many labels (TOO_MANY where these or pairs are too many), of each its rows
-    in both and its cell, which ascends, and what it costs."""
+    """The join of two tables: number of labels (TOO_MANY if a limit is exceeded), of each its rows in both
+    tables and its cell (ascending), and its costs."""
     a, differs, order_a = one
     b, also, order_b = other
     columns, differing = np.empty(len(differs), np.intp), 0
@@ -271,11 +276,11 @@ def labels_of_pairs(
     most_pairs: int,
     most_labels: int,
 ) -> tuple[int, Rows]:
-    """Pairs of rows that no other pair of their cell stands for: how many (TOO_MANY where pairs or labels are
-    too many), and for each its rows in both and its cell, which ascends. Only `columns` differ.
+    """Pairs of rows that no other pair of their cell stands for: their number (TOO_MANY if a limit is
+    exceeded), and of each its rows in both tables and its cell (ascending). Only `columns` differ.
 
-    A pair stands for another one if it is in no coarser range of the grid, and no further in any column than
-    the other one's step of it; of those that stand for each other the one of least sum stays.
+    A pair stands for another if it is not on a coarser grid and is at most the other's step above it in any
+    column. Of two pairs that stand for each other, the one of least sum stays.
     """
     multipliers, count = pruning.weights.shape[0], len(columns)
     differing = _differing(a, b, pruning, dominance, columns)
@@ -293,7 +298,7 @@ def labels_of_pairs(
         if multipliers and not pruning.outside[cell, 0] < pruning.limit:
             continue
         store.sizes[:] = 0
-        used, pending = NONE, NONE  # labels that were taken in, pairs that wait
+        used, pending = NONE, NONE  # labels inserted, pairs in the batch
         choice, i = NONE, NONE - 1
         while choice < choices and pairs <= most_pairs:
             choice, i, pending, some = _fill_batch(
@@ -343,7 +348,7 @@ def _widest(side: Side) -> int:
 def _differing(
     a: Side, b: Side, pruning: PruningArrays, dominance: DominanceArrays, columns: Indices
 ) -> Differing:
-    """The columns in which two tables differ, and what the others come to."""
+    """The columns in which two tables differ, and the sums of the constant ones."""
     multipliers, width = pruning.weights.shape
     count = len(columns)
     ours, theirs = np.empty((count, len(a.points))), np.empty((count, len(b.points)))
@@ -370,8 +375,8 @@ def _differing(
 def _peak_values(
     a: Side, b: Side, pruning: PruningArrays, differing: Differing, dominance: DominanceArrays
 ) -> Values:
-    """The values that the peaks of pairs can have, ascending, in steps of the finest range of the grid, where
-    two columns differ besides; one where no more than two columns differ; none where there are too many."""
+    """The ascending values that the peaks of pairs can have, in steps of the finest grid, if two more columns
+    differ. One value if at most two columns differ; none if there are too many values."""
     count = len(differing.ours)
     if count <= _SORTED_COLUMNS:
         return np.zeros(1)
@@ -402,10 +407,12 @@ def _fill_batch(
     dominance: DominanceArrays, cell: int, choice: int,
     i: int, fixed: Values, batch: PairBatch, pending: int,
 ) -> tuple[int, int, int, int]:  # fmt: skip
-    """Add the pairs of a cell within reach, from row i of a choice on (-1: its first), after so many that are
-    near, as long as there is room: where to go on, how many are near then, and how many were looked at.
-    `fixed` becomes what columns that do not differ weigh there in each form, with all outside, and what they
-    make of the excess."""
+    """Add needed pairs of a cell to a batch, from row i of a choice on (-1: its first row), until it is full:
+    where to continue, number of pairs in the batch, and number of pairs compared.
+
+    `fixed` is set to the sum of the constant columns and the least outside under each multiplier, and to
+    their part of the excess.
+    """
     multipliers, count = differing.weights.shape
     peak = pruning.peaks[cell]
     last = count - 1 if differing.is_peak else count
@@ -438,7 +445,7 @@ def _fill_batch(
                 if last < count:
                     batch.costs[last, pending] = max(differing.ours[last, i], differing.theirs[last, j], peak)
                 total = 0.0
-                for multiplier in range(multipliers - 1, -1, -1):  # of the first form the sum stays
+                for multiplier in range(multipliers - 1, -1, -1):  # ends with the first multipliers
                     total = fixed[multiplier]
                     for c in range(count):
                         total += differing.weights[multiplier, c] * batch.costs[c, pending]
@@ -458,8 +465,8 @@ def _insert(
     dominance: DominanceArrays,
     columns: Indices, peak_values: Values,
 ) -> tuple[LabelStore, int]:  # fmt: skip
-    """Hold so many pairs that are near against the labels of their cell: these then, and how many were taken
-    in. `fixed` is what columns that do not differ make of the excess."""
+    """Insert the pairs of a batch among the labels of their cell; returns the store and the labels used.
+    `fixed` is the constant columns' part of the excess."""
     if used + pending > store.order.shape[1]:
         store, used = _larger_store(store, pending), store.sizes.sum()
     _round_to_steps(batch, pending, fixed, differing.excess, dominance, columns)
@@ -473,7 +480,7 @@ def _insert(
 
 @numba_compiled
 def _new_batch(count: int, size: int) -> PairBatch:
-    """Room for so many pairs."""
+    """A batch with capacity for so many pairs."""
     width = max(count, _SORTED_COLUMNS)
     costs, tops = np.zeros((width, size)), np.ones((width, size))
     return PairBatch(costs, tops, np.zeros(size), np.zeros(size), np.zeros((2, size), np.intp))
@@ -488,8 +495,8 @@ def _round_to_steps(
     dominance: DominanceArrays,
     columns: Indices,
 ) -> None:
-    """Of so many pairs the range of the grid; their costs in the steps of the finest, and the tops of where
-    they lie on their own: what costs less than that stands for them."""
+    """Set the grid step of each pair, its costs in steps of the finest grid, and the tops of its grid cell: a
+    label below the tops stands for it."""
     places = found.places
     for each in range(pending):
         places[each] = 1.0
@@ -513,7 +520,7 @@ def _round_to_steps(
 
 @numba_compiled
 def _new_store(count: int, peak_values: int, size: int) -> LabelStore:
-    """For so many labels on so many levels; two columns at least."""
+    """A store for `size` labels on so many peak values, with at least two columns."""
     width = max(count, _SORTED_COLUMNS)
     costs, tops = np.zeros((width, size)), np.ones((width, size))
     ranks, rows = np.empty((2, size)), np.empty((2, size), np.intp)
@@ -527,7 +534,7 @@ def _new_store(count: int, peak_values: int, size: int) -> LabelStore:
 
 @numba_compiled
 def _larger_store(store: LabelStore, extra: int) -> LabelStore:
-    """The labels that stay, with room for as many more as are wanted, and for yet more."""
+    """The labels that stay, in a larger store with capacity for `extra` more."""
     peak_values = len(store.sizes)
     found = _new_store(len(store.costs), peak_values, max(2 * (store.sizes.sum() + extra), _FEW))
     to = 0
@@ -547,7 +554,7 @@ def _larger_store(store: LabelStore, extra: int) -> LabelStore:
 
 @numba_compiled
 def _insert_in_blocks(store: LabelStore, size: int, found: PairBatch, pending: int) -> int:
-    """Take in so many pairs where more columns differ; how many labels there are then."""
+    """Insert pairs where more than two columns differ; returns the number of labels."""
     costs, tops, ranks = store.costs, store.tops, store.ranks
     cost, top = np.empty(len(costs)), np.empty(len(costs))
     for each in range(pending):
@@ -558,12 +565,12 @@ def _insert_in_blocks(store: LabelStore, size: int, found: PairBatch, pending: i
         while row >= 0 and ranks[0, row] == place and rank < ranks[1, row]:
             if not _is_below(cost, tops, row):
                 break
-            row = _next_below(costs, ranks, top, place, row + 1, size)  # it is the better of both
+            row = _next_below(costs, ranks, top, place, row + 1, size)  # the new pair is the better of both
         if row >= 0:
-            _swap(store, row, row // 2)  # what stands for many is met sooner the next time
+            _swap(store, row, row // 2)  # a label that dominates many is found sooner next time
             continue
         row = _next_above(cost, place, tops, ranks, NONE, size)
-        while row >= 0:  # the last takes the place of what falls
+        while row >= 0:  # the last label replaces the removed one
             size -= 1
             _swap(store, row, size)
             row = _next_above(cost, place, tops, ranks, row, size)
@@ -577,7 +584,7 @@ def _insert_in_blocks(store: LabelStore, size: int, found: PairBatch, pending: i
 
 @numba_compiled
 def _is_below(cost: Values, tops: Values, row: int) -> bool:
-    """Whether a label costs less than the tops of one in every column."""
+    """Whether a label costs less than the tops of another in every column."""
     is_below = True
     for c in range(len(cost)):
         is_below &= cost[c] < tops[c, row]
@@ -586,8 +593,9 @@ def _is_below(cost: Values, tops: Values, row: int) -> bool:
 
 @numba_compiled
 def _next_below(costs: Values, ranks: Values, top: Values, place: float, first: int, size: int) -> int:
-    """The first of `size` labels, from one on, that is in no coarser range than `place` and below `top` in
-    every column; -1 where none is. Blocks are compared without a branch, several labels at a time."""
+    """The first of `size` labels, from `first` on, that is not on a coarser grid than `place` and is below
+    `top` in every column; -1 if none. Blocks are compared without a branch, so the compiler vectorises
+    them."""
     count = len(top)
     for start in range(first, size, _BLOCK):
         stop = min(start + _BLOCK, size)
@@ -621,8 +629,8 @@ def _next_below(costs: Values, ranks: Values, top: Values, place: float, first: 
 
 @numba_compiled
 def _next_above(cost: Values, place: float, tops: Values, ranks: Values, first: int, size: int) -> int:
-    """The first of `size` labels, from one on, that is in no finer range than `place` and whose tops are all
-    above `cost`; -1 where none is."""
+    """The first of `size` labels, from `first` on, that is not on a finer grid than `place` and whose tops
+    are all above `cost`; -1 if none."""
     count = len(cost)
     for start in range(first, size, _BLOCK):
         stop = min(start + _BLOCK, size)
@@ -656,7 +664,7 @@ def _next_above(cost: Values, place: float, tops: Values, ranks: Values, first: 
 
 @numba_compiled
 def _swap(store: LabelStore, one: int, other: int) -> None:
-    """Put two labels of a cell in each other's place."""
+    """Swap two labels of a cell."""
     for c in range(len(store.costs)):
         store.costs[c, one], store.costs[c, other] = store.costs[c, other], store.costs[c, one]
         store.tops[c, one], store.tops[c, other] = store.tops[c, other], store.tops[c, one]

@@ -1,4 +1,8 @@
-"""When loops over pairs of labels are run as machine code, and the tables as these take them."""
+"""When joins and sums run in compiled loops (numba), and the tables as arrays for these loops.
+
+Without a tolerance the result is the same with and without numba. With one, another of several equivalent
+labels may stay.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardwise.search.pareto import tuning
+
 if TYPE_CHECKING:
     from shardwise.search.pareto.dominance import EpsilonDominance
     from shardwise.search.pareto.joins_numba import DominanceArrays, PreparedSide, PruningArrays, Side
@@ -20,38 +26,31 @@ if TYPE_CHECKING:
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
 
-NUMBA_FROM_PAIRS = 1024
-"""Pairs of labels, at most, of a join from which on machine code is worth its start."""
-
-
-NUMBA_FROM_COSTS = 2048
-"""Costs of a part from which on its weighted sums are."""
-
 
 @cache
 def is_installed() -> bool:
-    """Whether numba is there (`pip install 'shardwise[fast]'`)."""
+    """Whether numba is installed (`pip install 'shardwise[fast]'`)."""
     return find_spec("numba") is not None
 
 
 def uses_numba(pairs: int) -> bool:
-    """Whether a join of at most so many pairs is run as machine code. Labels that stand for each other up to
-    a loss may be others than without it; without a loss they are the same."""
-    return pairs >= NUMBA_FROM_PAIRS and is_installed()
+    """Whether a join of at most so many pairs of labels runs in compiled loops. With a tolerance, other
+    equivalent labels may stay than in numpy; without one they are the same."""
+    return pairs >= tuning.TUNING.numba_from_pairs and is_installed()
 
 
 def uses_numba_for_sums(costs: int) -> bool:
-    """Whether the weighted sums of a part of so many costs are worked out by machine code."""
-    return costs >= NUMBA_FROM_COSTS and is_installed()
+    """Whether the weighted sums of a factor graph with so many costs run in compiled loops."""
+    return costs >= tuning.TUNING.numba_from_costs and is_installed()
 
 
 JoinedLabels = tuple[Indices, Indices, Indices, Values]
-"""Of labels that stay, by ascending cells: their rows in both tables, their cells and what they cost."""
+"""Labels that stay, by ascending cell: their rows in both tables, their cells and their costs."""
 
 
 class TableArrays(NamedTuple):
-    """A table as it is: what its labels cost, by ascending cells; what its columns weigh; how many choices
-    each of its variables has, and which axis of the joint cells it is (-1 where it is taken out)."""
+    """A table as given: the costs of its labels by ascending cell, the weights of its columns, the number of
+    choices of each variable, and the axis of the joint cells that it is (-1 if it is eliminated)."""
 
     points: Values
     cells: Indices
@@ -62,7 +61,7 @@ class TableArrays(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NumbaJoin:
-    """Two tables that meet in the cells of `left` (variables, of `sizes`), `without` taken out."""
+    """A join of two tables on the cells of `left` (variables, of `sizes`), with `without` eliminated."""
 
     a: Labels
     b: Labels
@@ -72,7 +71,7 @@ class NumbaJoin:
     pruning: LabelPruning | None
 
     def count(self, enough: int) -> int:
-        """How many pairs there are to look at, or enough."""
+        """The number of pairs of labels to compare, at most `enough`."""
         from shardwise.search.pareto.joins_numba import number_of_pairs
 
         (a, _), (b, _) = self._sides()
@@ -81,7 +80,7 @@ class NumbaJoin:
     def labels(
         self, dominance: EpsilonDominance | None, most_pairs: int, most_labels: int
     ) -> JoinedLabels | None:
-        """The labels that stay; None if too many."""
+        """The labels that stay; None if a limit is exceeded."""
         from shardwise.search.pareto.labels_numba import joined_sides
 
         a, b = self._prepared_sides()
@@ -92,7 +91,7 @@ class NumbaJoin:
         return None if count < 0 else (rows[0, :count], rows[1, :count], rows[2, :count], points)
 
     def terminal(self, terminal: TerminalJoin, most_pairs: int) -> JoinedLabels | None:
-        """The same of labels that nothing follows, by seconds and bytes, whatever their cell."""
+        """The terminal join: labels compared by seconds and bytes, in any cell."""
         from shardwise.search.pareto.joins_numba import terminal_pairs
 
         slack = np.zeros(2) if terminal.slack is None else terminal.slack
@@ -109,7 +108,7 @@ class NumbaJoin:
 
     @property
     def _choices(self) -> int:
-        """How many choices what is taken out has."""
+        """Number of choices of the eliminated variable."""
         for table in (self.a, self.b):
             if self.without in table.variables:
                 return table.sizes[table.variables.index(self.without)]
@@ -136,11 +135,11 @@ class NumbaJoin:
         )  # fmt: skip
 
     def _sides(self) -> list[tuple[Side, Indices]]:
-        """Both tables as loops take them, and the rows of each in that order."""
+        """Both tables prepared for the loops, and the order of their rows."""
         return [(side, order) for side, _, order in self._prepared_sides()]
 
     def _prepared_sides(self) -> tuple[PreparedSide, PreparedSide]:
-        """The same with the columns in which the labels of each differ."""
+        """Both tables prepared for the loops, with the columns in which their labels differ."""
         from shardwise.search.pareto.joins_numba import side_of
 
         left = np.array(self.sizes, dtype=np.intp)
@@ -149,7 +148,7 @@ class NumbaJoin:
 
 
 def undominated(cells: Indices, points: Values, ranks: Values, dominance: EpsilonDominance) -> Indices:
-    """The labels that stay of one table, cell by cell: as `dominance.reduced`."""
+    """The labels of one table that stay, cell by cell: as `dominance.reduced`."""
     from shardwise.search.pareto.joins_numba import PruningArrays, Side
     from shardwise.search.pareto.labels_numba import labels_of_pairs
 
@@ -163,7 +162,7 @@ def undominated(cells: Indices, points: Values, ranks: Values, dominance: Epsilo
     nothing = Side(
         np.zeros((1, width)), np.zeros(1), np.array([0, 1], dtype=np.intp), np.zeros(count, dtype=np.intp), 0
     )
-    # In order of rank, so that of like labels the one of least rank stays.
+    # In order of rank, so that the label of least rank stays.
     arrays = PruningArrays(np.zeros((0, width)), np.zeros((count, 0)), np.inf, np.full(count, -np.inf))
     columns = np.flatnonzero((points != points[:1]).any(axis=0))
     left, rows = labels_of_pairs(

@@ -1,8 +1,8 @@
-"""Leaving out choices that cannot matter: chains with fewer choices and the same frontier.
+"""Presolve: smaller chains with the same frontier.
 
-Leaving out columns that decide nothing: the fewer objectives differ, the smaller the frontiers.
-
-The cases that a chain falls into, each of which has lines of its own.
+`presolved` drops choices whose least total is above every limit (reduced-cost fixing). `without_idle_columns`
+drops columns that never decide, since fewer columns give smaller frontiers. `memory_dualised` moves memory
+into the time columns. `cases_of` makes one case for each mode of a dominant segment.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import COLUMNS, Chain, Factor, FactorGraph, Segment, first_occurrences, shared_sizes
+from shardwise.search.pareto import tuning
 from shardwise.search.pareto.bound_sets import SLACK
 from shardwise.search.pareto.solution import SegmentChoice, Solution, occurrences
 from shardwise.search.pareto.weighted_sums import ChainSums, Sums, costs_of, shared_of
@@ -26,8 +27,8 @@ Indices = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class PresolvedChain:
-    """A chain with fewer choices, and which of the original each is: `modes[i]` the original numbers of link
-    i's modes, `choices[i][m][v]` those of the choices of variable v."""
+    """A chain with fewer choices, and their original numbers: `modes[i]` of the modes of segment i,
+    `choices[i][m][v]` of the choices of variable v."""
 
     chain: Chain
     modes: tuple[tuple[int, ...], ...]
@@ -35,7 +36,7 @@ class PresolvedChain:
 
     @cached_property
     def decided_share(self) -> float | None:
-        """The share of hidden_s in time where the other time is nothing whatever is chosen; else None."""
+        """The share of hidden_s in time if the other time is 0 for all choices; else None."""
         parts = [part for segment in self.chain for _, part in segment.modes if part.factors]
         for column, share in ((1, 1.0), (0, 0.0)):
             if not any(costs_of(part)[column].any() for part in parts):
@@ -55,11 +56,11 @@ class PresolvedChain:
         )
 
     def original(self, solution: Solution) -> Solution:
-        """A solution of the narrowed chain in the numbers of the original."""
+        """A solution of the presolved chain in the numbers of the original."""
         return self.originals([solution])[0]
 
     def originals(self, solutions: list[Solution]) -> list[Solution]:
-        """The same of many; what several of them chose is told once."""
+        """Several solutions in the numbers of the original; equal choices are converted once."""
         memo: dict[tuple[int, SegmentChoice], SegmentChoice] = {}
         places = list(occurrences(self.chain))
         found = []
@@ -78,8 +79,8 @@ class PresolvedChain:
 
 
 def presolved(before: PresolvedChain, found: ChainSums, limits: npt.NDArray[np.float64]) -> PresolvedChain:
-    """Without the choices that lead to no solution below `limits` (n, weights) of any row: `found` is
-    `before`'s chain under the weights."""
+    """Drop the choices that lead to no solution below any row of `limits` (n, weights). `found` is `before`'s
+    chain under the weights."""
     masks = [
         [_alive(found, place, mode, limits) for mode in range(len(segment.modes))]
         for place, segment in enumerate(before.chain)
@@ -113,18 +114,18 @@ def presolved(before: PresolvedChain, found: ChainSums, limits: npt.NDArray[np.f
 
 
 def choices_of(chain: Chain) -> int:
-    """How many choices all variables of a chain have."""
+    """Number of choices of all variables of a chain."""
     return sum(sum(part.sizes) for segment in chain for _, part in segment.modes)
 
 
 def separator_choices(chain: Chain) -> int:
-    """How many choices together what others see of a link has, at most."""
+    """Most choices of a segment's separator."""
     parts = [part for segment in chain for _, part in segment.modes]
     return max((prod(part.sizes[variable] for variable in part.separator) for part in parts), default=0)
 
 
 def _part(part: FactorGraph, rows_left: Sequence[Indices]) -> FactorGraph:
-    """The part with these choices of each variable only."""
+    """The factor graph with these choices of each variable only."""
     is_whole = [len(rows) == size for rows, size in zip(rows_left, part.sizes, strict=True)]
     factors = tuple(
         factor
@@ -141,7 +142,7 @@ def _part(part: FactorGraph, rows_left: Sequence[Indices]) -> FactorGraph:
 
 
 def may_matter(bounds: Sums, limits: npt.NDArray[np.float64]) -> Mask:
-    """Which rows of bounds (n, J) are below some row of limits (m, J) in all weights: (n)."""
+    """Which rows of bounds (n, J) are below some row of limits (m, J) under all weights: (n)."""
     padded_limits = limits * (1.0 + SLACK)
     is_alive = np.zeros(len(bounds), dtype=bool)
     rows = np.flatnonzero((bounds < padded_limits.max(axis=0, initial=-np.inf)).all(axis=1))
@@ -154,7 +155,7 @@ def may_matter(bounds: Sums, limits: npt.NDArray[np.float64]) -> Mask:
 
 
 def _alive(found: ChainSums, place: int, mode: int, limits: npt.NDArray[np.float64]) -> list[Mask]:
-    """Which choices of each variable of a mode may matter, in any occurrence of its link."""
+    """Which choices of each variable of a mode may be needed, in any occurrence of its segment."""
     start = sum(segment.repeat for segment in found.chain[:place])
     factor_sums = found.factor_sums[place][mode]
     spans = [range(at, at + 1) for at in range(start, start + found.chain[place].repeat)]
@@ -165,9 +166,9 @@ def _alive(found: ChainSums, place: int, mode: int, limits: npt.NDArray[np.float
 
 
 def _agree_on_borders(chain: Chain, masks: list[list[list[Mask]]]) -> None:
-    """Make all variables of one border keep the same choices: what any mode on either side may want.
+    """Make all variables of one border keep the same choices: those that any mode on either side may need.
 
-    All borders of a repeated link are one, since its entry and exit are the same tensor.
+    All borders of a repeated segment are one, since its entry and exit are the same tensor.
     """
     groups: list[list[Mask]] = []
     for place, segment in enumerate(chain):
@@ -181,15 +182,15 @@ def _agree_on_borders(chain: Chain, masks: list[list[list[Mask]]]) -> None:
             groups.append(exits)
     for group in groups:
         if group:
-            # A border keeps what both of its sides may want: a choice dead on one side is dead.
+            # A choice that one side has dropped stays if the other side may need it.
             alive = np.logical_or.reduce(group)
             for mask in group:
                 mask[:] = alive
 
 
 def _agree_on_shared(chain: Chain, masks: list[list[list[Mask]]]) -> None:
-    """Make all variables of one hub keep the same choices: what any mode of every link that has it may
-    want."""
+    """Make all variables of one shared variable keep the same choices: those that some mode of every segment
+    with it may need."""
     for name in shared_sizes(chain):
         own = [
             [masks[place][m][dict(part.shared)[name]] for m, (_, part) in enumerate(segment.modes)]
@@ -205,17 +206,17 @@ Values = npt.NDArray[np.float64]
 
 
 def without_idle_columns(chain: Chain) -> Chain:
-    """The same solutions with the same measures, where a column that cannot be the larger one is nothing.
+    """The same solutions with the same measures, with 0 in columns that never decide.
 
-    Where computation hides every gradient synchronisation, whatever is chosen, the time is hidden_s alone;
-    and a part whose temporaries stay below what some other part needs in any case does not decide the peak.
+    If computation hides every gradient synchronisation for all choices, the time is hidden_s alone. A factor
+    graph whose temporaries stay below what another one needs in any case does not decide the peak.
     """
     return _without_small_peaks(_without_idle_time(chain))
 
 
 def _every(part: FactorGraph) -> Values:
-    """The costs of all factors of a part, one after the other, (cells, 5); infinite in every column where
-    one is."""
+    """The costs of all factors of a factor graph, one after the other, (cells, 5); infinite in every column
+    where any is."""
     costs = [factor.costs.reshape(-1, len(COLUMNS)) for factor in part.factors]
     every = np.concatenate(costs) if costs else np.empty((0, len(COLUMNS)))
     every[~np.isfinite(every).all(axis=1)] = np.inf
@@ -223,7 +224,7 @@ def _every(part: FactorGraph) -> Values:
 
 
 def _with_costs(part: FactorGraph, every: Values) -> FactorGraph:
-    """A part with these costs, alike where the part's own are."""
+    """A factor graph with these costs; equal factors stay equal."""
     factors, start = [], 0
     for factor in part.factors:
         stop = start + factor.costs.size // len(COLUMNS)
@@ -233,7 +234,7 @@ def _with_costs(part: FactorGraph, every: Values) -> FactorGraph:
 
 
 def _by_factor(part: FactorGraph, values: Values, extreme: np.ufunc) -> Values:
-    """The least, or the largest, of values of all cells of each factor."""
+    """The least or the largest of the values of all cells of each factor."""
     sizes = [factor.costs.size // len(COLUMNS) for factor in part.factors]
     if not sizes:
         return np.empty(0)
@@ -241,7 +242,7 @@ def _by_factor(part: FactorGraph, values: Values, extreme: np.ufunc) -> Values:
 
 
 def _differences(part: FactorGraph) -> tuple[float, float]:
-    """The least and the largest that hidden_s - exposed_s can add up to in a part."""
+    """The least and the largest total of hidden_s - exposed_s in a factor graph."""
     every = _every(part)
     is_finite = np.isfinite(every[:, 0])
     difference = np.where(is_finite, every[:, 0], 0.0) - np.where(is_finite, every[:, 1], 0.0)
@@ -264,7 +265,7 @@ def _without_idle_time(chain: Chain) -> Chain:
 
 
 def without_columns(chain: Chain, *columns: int) -> Chain:
-    """The chain with nothing in some of its columns."""
+    """The chain with 0 in some of its columns."""
 
     def of(part: FactorGraph) -> FactorGraph:
         every = _every(part)
@@ -278,8 +279,8 @@ def without_columns(chain: Chain, *columns: int) -> Chain:
 
 
 def memory_dualised(chain: Chain, rate: float) -> Chain:
-    """The chain with held bytes paid in seconds, so many a byte, in both times: the larger time and `rate`
-    times the memory of a solution come to as much as before, with a column less."""
+    """The chain with memory dualised: resident bytes are charged as `rate` seconds per byte in both times.
+    The larger time plus `rate` times the memory of a solution is unchanged, with one column less."""
 
     def of(part: FactorGraph) -> FactorGraph:
         every = _every(part)
@@ -304,14 +305,14 @@ def _without_small_peaks(chain: Chain) -> Chain:
 
 
 def _least_peak(part: FactorGraph) -> float:
-    """The least temporary that any choice leaves in a part."""
+    """The least temporary that any choice needs in a factor graph."""
     least = _by_factor(part, _every(part)[:, 4], np.minimum)
     return float(least[np.isfinite(least)].max(initial=0.0))
 
 
 def _above(part: FactorGraph, threshold: float) -> FactorGraph:
-    """The part without temporaries that stay below `threshold`, recomputed bytes included; those that reach
-    it stay, so that the peak is what it was."""
+    """The factor graph without temporaries that stay below `threshold`, recomputed bytes included. Those that
+    reach it stay, so the peak is unchanged."""
     every = _every(part)
     is_finite = np.isfinite(every[:, 0])
     most = _by_factor(part, np.where(is_finite, every[:, 3], -np.inf), np.maximum)
@@ -323,15 +324,11 @@ def _above(part: FactorGraph, threshold: float) -> FactorGraph:
     return _with_costs(part, every)
 
 
-DOMINANT_SHARE = 0.5
-"""Of the variables of a chain, more than this in one link make its modes cases."""
-
-
 def cases_of(chain: Chain) -> list[PresolvedChain]:
-    """A chain with each mode of the link that is most of it; where no link is, the chain as it is.
+    """A case for each mode of the dominant segment; the chain itself if it has none.
 
-    A line lies below every mean of two solutions, and so far below all that there is between two modes of
-    most of a chain: lines of each mode alone are closer. Each solution is in one of the cases.
+    A bound is below every mean of two solutions, so far below all solutions between two modes of a dominant
+    segment. Bounds of each mode alone are closer. Each solution is in exactly one case.
     """
     whole, place = PresolvedChain.of(chain), dominant_segment(chain)
     if place is None:
@@ -340,18 +337,19 @@ def cases_of(chain: Chain) -> list[PresolvedChain]:
 
 
 def dominant_segment(chain: Chain) -> int | None:
-    """The link that is most of a chain, where one is."""
+    """The index of the segment with most of a chain's variables, if there is one; repeated segments do not
+    count."""
     counts = [
         segment.repeat * max((len(part.sizes) for _, part in segment.modes), default=0) for segment in chain
     ]
     for place, (segment, count) in enumerate(zip(chain, counts, strict=True)):
-        if segment.repeat == 1 and count > DOMINANT_SHARE * sum(counts):
+        if segment.repeat == 1 and count > tuning.TUNING.dominant_segment_share * sum(counts):
             return place
     return None
 
 
 def _in_mode(whole: PresolvedChain, place: int, mode: int) -> PresolvedChain:
-    """A chain with all of its choices, but one mode of a link."""
+    """A chain with all of its choices but only one mode of a segment."""
     own = replace(whole.chain[place], modes=(whole.chain[place].modes[mode],))
     return PresolvedChain(
         (*whole.chain[:place], own, *whole.chain[place + 1 :]),

@@ -1,15 +1,10 @@
-"""Solutions between two others: each link does what it does in one of them or in the other.
+"""Recombination: new incumbents from the choices of known solutions.
 
-Lines find solutions in which links that are alike do alike, since that has the least weighted sum. Between
-two of these lie those in which some of the links do as in one and the rest as in the other: on no line, and
-made at little cost.
-
-A chain of what links did in some solutions, put together in any way.
-
-Lines find solutions in which links that are alike do alike, and those that are on the way between time and
-memory by their weighted sums alone. Most of what lies between is made of the same pieces: what all inner
-variables of a link chose somewhere is one choice here, beside any border and any hubs that were seen there.
-So there are few choices, and the frontier of these is found soon: points of the whole chain, though not all.
+Weighted sums choose equally for equal segments, so solutions that mix two incumbents are not supported
+points. `recombined` builds them: each segment chooses as in one of two solutions. `solution_pool` is a chain
+with few choices: all inner variables of a segment together have one option for each joint choice seen in any
+solution, with any choices seen at its borders and of shared variables. Both give points of the whole chain
+and prove nothing.
 """
 
 from __future__ import annotations
@@ -21,27 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import ADDITIVE, Chain, Factor, FactorGraph, Segment, non_dominated
+from shardwise.search.pareto import tuning
 from shardwise.search.pareto.dominance import EpsilonDominance, reduced
 from shardwise.search.pareto.solution import SegmentChoice, Solution, folded, measures, occurrences
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
 
-RESOLUTION = 10_000.0
-"""Pieces of solutions that cost no more apart than so small a part of what the solutions take are one."""
-
-MOST_OPTIONS = 500
-"""Pieces at most that solutions are put together from at a time; where there are more they are one where they
-cost further apart."""
-
-COARSENING = 2.0
-"""How many times as far, each time."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SegmentOptions:
-    """What a link may do: `costs` (n, 4) folded, the choices (n) of its entry and exit, 0 where there is
-    none, and all of them."""
+    """Options of a segment: `costs` (n, 4) folded, the choices (n) of its entry and exit, 0 where it has
+    none, and the choices of all variables."""
 
     costs: Values
     entries: Indices
@@ -50,9 +36,8 @@ class _SegmentOptions:
 
 
 def recombined(chain: Chain, pair: tuple[Solution, Solution]) -> list[Solution]:
-    """Solutions of `chain` whose links do what they do in one of a pair, whatever lies before and behind
-    them in either: of each choice of the hubs that one of them has, those that none of the others is better
-    than."""
+    """Solutions of `chain` whose segments choose as in one of a pair, in any combination. For each set of
+    choices of the shared variables in one of the pair, the non-dominated ones."""
     among = [_among(chain, pair, place) for place in range(len(chain))]
     found: list[Solution] = []
     for shared in _shared_of_pair(chain, pair):
@@ -62,13 +47,13 @@ def recombined(chain: Chain, pair: tuple[Solution, Solution]) -> list[Solution]:
 
 
 def _among(chain: Chain, pair: tuple[Solution, Solution], place: int) -> list[SegmentChoice]:
-    """What a link does in the solutions."""
+    """The choices of a segment in the solutions."""
     at = [number for number, own in enumerate(occurrences(chain)) if own == place]
     return list(dict.fromkeys(solution[number] for solution in pair for number in at))
 
 
 def _shared_of_pair(chain: Chain, pair: tuple[Solution, Solution]) -> list[dict[str, int]]:
-    """What the hubs choose in one of the solutions and in the other, where that differs."""
+    """The choices of the shared variables in each solution; once if they are equal."""
     found: list[dict[str, int]] = []
     for solution in pair:
         shared = {
@@ -84,7 +69,8 @@ def _shared_of_pair(chain: Chain, pair: tuple[Solution, Solution]) -> list[dict[
 def _options(
     chain: Chain, place: int, among: Sequence[list[SegmentChoice]], shared: dict[str, int]
 ) -> _SegmentOptions:
-    """All that a link may do: as in one of the solutions, between any borders that they have there."""
+    """The options of a segment: as in one of the solutions, with any choices at its borders that occur
+    there."""
     entries, exits = _border(chain, among, place), _border(chain, among, place + 1)
     costs, begins, exit_choices, choices = [], [], [], []
     for mode, (_, part) in enumerate(chain[place].modes):
@@ -103,7 +89,7 @@ def _options(
 
 
 def _border(chain: Chain, among: Sequence[list[SegmentChoice]], border: int) -> list[int]:
-    """What lies before a link in the solutions, seen from both sides; of a repeated link both ends are
+    """The choices that occur at a border in the solutions, on both sides. Both ends of a repeated segment are
     one."""
     found: dict[int, None] = {}
     for place in (border - 1, border):
@@ -118,7 +104,8 @@ def _border(chain: Chain, among: Sequence[list[SegmentChoice]], border: int) -> 
 def _variants(
     part: FactorGraph, rows: Indices, entries: list[int], exits: list[int], shared: dict[str, int]
 ) -> Indices:
-    """Choices (n, variables) of a part with any entry and any exit, and these hubs."""
+    """Choices (n, variables) of a factor graph with any of these entries and exits, and these shared
+    variables."""
     for variable, among in ((part.entry, entries), (part.exit, exits)):
         if variable is not None:
             rows = np.repeat(rows, len(among), axis=0)
@@ -133,7 +120,7 @@ def _chosen(rows: Indices, variable: int | None) -> Indices:
 
 
 def _costs(part: FactorGraph, rows: Indices) -> Values:
-    """Folded columns (n, 4) of choices (n, variables) of all variables of a part."""
+    """Folded columns (n, 4) of choices (n, variables) of all variables of a factor graph."""
     total = np.zeros((len(rows), 5))
     for factor in part.factors:
         own = factor.costs[tuple(rows[:, variable] for variable in factor.variables)]
@@ -143,13 +130,13 @@ def _costs(part: FactorGraph, rows: Indices) -> Values:
 
 
 def _put_together(chain: Chain, options: Sequence[_SegmentOptions]) -> list[Solution]:
-    """The solutions that pieces make, from the first link to the last."""
+    """The non-dominated solutions from these options, by label setting from the first segment to the last."""
     order = list(occurrences(chain))
     if not all(len(each.costs) for each in options):
         return []
     scale = np.add.reduce([options[place].costs.mean(axis=0) for place in order])
     scale[scale <= 0.0] = 1.0
-    steps = scale / (RESOLUTION * len(order))
+    steps = scale / (tuning.TUNING.resolution * len(order))
     points, borders = np.zeros((1, 4)), np.zeros(1, dtype=np.intp)
     history: list[tuple[Indices, Indices]] = []
     for place in order:
@@ -158,8 +145,8 @@ def _put_together(chain: Chain, options: Sequence[_SegmentOptions]) -> list[Solu
         sums = points[a] + own.costs[b]
         sums[:, 3] = np.maximum(points[a, 3], own.costs[b, 3])
         undominated = reduced(own.exits[b], sums, sums @ (1.0 / scale), EpsilonDominance.even(steps))
-        while len(undominated) > MOST_OPTIONS:
-            steps = steps * COARSENING
+        while len(undominated) > tuning.TUNING.most_options:
+            steps = steps * tuning.TUNING.coarsening
             some = reduced(
                 own.exits[b][undominated],
                 sums[undominated],
@@ -179,8 +166,8 @@ def _put_together(chain: Chain, options: Sequence[_SegmentOptions]) -> list[Solu
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ModePool:
-    """What a mode of a link did: `separator` are the choices that were seen of each variable that others see,
-    by its number; `rows` (n, inner variables) what the others chose together."""
+    """The choices of one mode of a segment in the pool. `separator` are the choices seen of each separator
+    variable, by its number. `rows` (n, inner variables) are the joint choices of the inner variables."""
 
     mode: int
     sizes: int
@@ -190,7 +177,8 @@ class _ModePool:
 
     @property
     def number(self) -> dict[int, int]:
-        """The variables that others see as they are numbered in what is pooled; the piece is the last one."""
+        """The numbers of the separator variables in the pool's factor graph; the joint inner variable is the
+        last one."""
         return {variable: number for number, variable in enumerate(self.separator)}
 
     def original(self, choices: tuple[int, ...]) -> SegmentChoice:
@@ -203,13 +191,13 @@ class _ModePool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SolutionPool:
-    """The chain, and the pieces of each mode of its links."""
+    """The chain of the pool, and the original choices of each mode of its segments."""
 
     chain: Chain
     mode_pools: tuple[tuple[_ModePool, ...], ...]
 
     def original(self, solution: Solution) -> Solution:
-        """A solution of the pooled chain as one of the whole."""
+        """A solution of the pool's chain as one of the original chain."""
         return tuple(
             self.mode_pools[place][choice.mode].original(choice.choices)
             for place, choice in zip(occurrences(self.chain), solution, strict=True)
@@ -217,8 +205,8 @@ class SolutionPool:
 
 
 def solution_pool(chain: Chain, solutions: Iterable[Solution]) -> SolutionPool:
-    """What is made of the pieces of solutions of `chain`, of which there is one at least: each link does in
-    each of its places what it did in any of them, with what any of them had at its borders and of hubs."""
+    """The pool of some solutions of `chain`, at least one. Each segment may choose, in each of its
+    occurrences, as in any of them, with the choices seen at its borders and of shared variables."""
     among: list[dict[SegmentChoice, None]] = [{} for _ in chain]
     for solution in solutions:
         for place, choice in zip(occurrences(chain), solution, strict=True):
@@ -244,7 +232,7 @@ def solution_pool(chain: Chain, solutions: Iterable[Solution]) -> SolutionPool:
 
 
 def _borders(chain: Chain, among: list[dict[SegmentChoice, None]]) -> list[Indices]:
-    """What was seen at each border between links; of a repeated link both ends are one."""
+    """The choices seen at each border between segments; both ends of a repeated segment are one."""
     found: list[set[int]] = [set() for _ in range(len(chain) + 1)]
     for place, choices in enumerate(among):
         for choice in choices:
@@ -253,13 +241,13 @@ def _borders(chain: Chain, among: list[dict[SegmentChoice, None]]) -> list[Indic
                 if end is not None:
                     found[border].add(choice.choices[end])
     places = [place for place, segment in enumerate(chain) if segment.repeat > 1]
-    for place in (*places, *reversed(places)):  # there and back, where one follows another
+    for place in (*places, *reversed(places)):  # in both directions, for repeated neighbours
         found[place] = found[place + 1] = found[place] | found[place + 1]
     return [np.array(sorted(seen), dtype=np.intp) for seen in found]
 
 
 def _shared_seen(chain: Chain, among: list[dict[SegmentChoice, None]]) -> dict[str, Indices]:
-    """What was seen of each hub."""
+    """The choices seen of each shared variable."""
     found: dict[str, set[int]] = {}
     for place, choices in enumerate(among):
         for choice in choices:
@@ -269,7 +257,7 @@ def _shared_seen(chain: Chain, among: list[dict[SegmentChoice, None]]) -> dict[s
 
 
 def _part(part: FactorGraph, mode_pools: _ModePool) -> FactorGraph:
-    """A part of which all inner variables are one, by its pieces."""
+    """A factor graph whose inner variables are joined into one, with the joint choices seen."""
     number = mode_pools.number
     tables: dict[tuple[int, ...], Values] = {}
     for factor in part.factors:
@@ -287,7 +275,7 @@ def _part(part: FactorGraph, mode_pools: _ModePool) -> FactorGraph:
 
 
 def _pool_costs(factor: Factor, mode_pools: _ModePool) -> tuple[tuple[int, ...], Values]:
-    """The variables of a factor in what is pooled, ascending, and its costs there."""
+    """The variables of a factor in the pool's factor graph, ascending, and its costs there."""
     number, inner_variable = mode_pools.number, len(mode_pools.separator)
     rows = {
         variable: mode_pools.rows[:, at] for at, variable in enumerate(mode_pools.inner)
@@ -300,6 +288,6 @@ def _pool_costs(factor: Factor, mode_pools: _ModePool) -> tuple[tuple[int, ...],
 
 
 def _both(one: Values, other: Values) -> Values:
-    """Two costs of the same choices, (..., columns)."""
+    """Total of two costs of the same choices, (..., columns)."""
     summed = one[..., :ADDITIVE] + other[..., :ADDITIVE]
     return np.concatenate([summed, np.maximum(one[..., ADDITIVE:], other[..., ADDITIVE:])], axis=-1)

@@ -1,4 +1,4 @@
-"""Solutions of a chain, and what they cost by adding up the costs of what they chose."""
+"""Solutions of a chain, and their costs as sums over the factors."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ Measure = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class SegmentChoice:
-    """What one occurrence of a link chose: the mode, and a choice of each variable of its part."""
+    """Choice of one occurrence of a segment: its mode, and a choice of each variable of the mode's factor
+    graph."""
 
     mode: int
     choices: tuple[int, ...]
 
 
 Solution = tuple[SegmentChoice, ...]
-"""A choice for each link, repetitions one by one."""
+"""A choice for each occurrence of a segment."""
 
 
 def part_costs(part: FactorGraph, choices: tuple[int, ...]) -> Values:
-    """The columns of a part for choices of all its variables."""
+    """The columns of a factor graph for choices of all its variables."""
     if not part.factors:
         return np.zeros(len(COLUMNS))
     costs = [factor.costs[tuple(choices[each] for each in factor.variables)] for factor in part.factors]
@@ -38,22 +39,23 @@ def part_costs(part: FactorGraph, choices: tuple[int, ...]) -> Values:
 
 
 def occurrences(chain: Chain) -> Iterator[int]:
-    """The index of the link of each occurrence, in order."""
+    """The index of the segment of each occurrence, in order."""
     return (place for place, segment in enumerate(chain) for _ in range(segment.repeat))
 
 
 def folded(costs: Values) -> Values:
-    """Columns of links (..., 5) as hidden_s, exposed_s, held_bytes and the peak beyond that: (..., 4)."""
+    """Columns of segments (..., 5) as hidden_s, exposed_s, resident_bytes and the peak (recomputed bytes plus
+    temporary): (..., 4)."""
     return np.concatenate([costs[..., :3], costs[..., 3:4] + costs[..., 4:5]], axis=-1)
 
 
 def joined(a: Values, b: Values) -> Values:
-    """Folded columns (..., 4) of two pieces of a chain together: sums, and the larger peak."""
+    """Folded columns (..., 4) of two parts of a chain together: sums, and the larger peak."""
     return np.concatenate([a[..., :3] + b[..., :3], np.maximum(a[..., 3:], b[..., 3:])], axis=-1)
 
 
 def joined_all(parts_of_chain: Values) -> Values:
-    """Folded columns (4) of all pieces (n, 4) of a chain together."""
+    """Folded columns (4) of all parts (n, 4) of a chain together."""
     return np.append(parts_of_chain[:, :3].sum(axis=0), parts_of_chain[:, 3].max(initial=0.0))
 
 

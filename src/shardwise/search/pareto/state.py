@@ -1,4 +1,5 @@
-"""What is known of one chain while its frontier is tracked."""
+"""State of the Pareto search of one chain, or of one case of it: bounds, incumbents, presolved chain,
+effort."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import Chain, FactorGraph
+from shardwise.search.pareto import tuning
 from shardwise.search.pareto.bound_sets import IncumbentSet, LagrangianBounds, is_open, weighted
 from shardwise.search.pareto.elimination_order import EliminationOrder, order_of
-from shardwise.search.pareto.labels import MOST_LABELS_WITH_TOLERANCE
 from shardwise.search.pareto.presolve import (
     PresolvedChain,
     presolved,
@@ -33,28 +34,27 @@ Values = npt.NDArray[np.float64]
 
 
 ModePeakShares = tuple[tuple[PeakShares, ...], ...]
-"""Where each mode of each link weighs the peak."""
-
-MANY_SEPARATOR_CHOICES = MOST_LABELS_WITH_TOLERANCE
-"""Choices of all that others see of a link, together: with more even one label each is too many."""
-
-FIXING_BOUNDS = 5
-"""Lines that tell which choices may matter."""
+"""Factors at which each mode of each segment weighs the peak."""
 
 
 @dataclass(slots=True, eq=False)
 class State:
-    """A chain, number `case` of a question, or a case of it; lines that bound it, the solutions `found` for
-    all cases, and up to which factor 1 + `working_epsilon` one of these stands for another, where 1 +
-    `requested_epsilon` was asked for.
+    """A chain (number `case` of a question) or one case of it, with its bounds and the incumbents of all
+    cases.
 
-    `presolved` is the chain without columns that decide nothing and choices that lead nowhere. `peak_shares`
-    is where each mode of each link weighs the largest temporary, at one factor; `orders` how each is
-    eliminated. `is_tightened` where lines of a mean of both times were far below all solutions, and were
-    raised to these; `is_hard` where a look was too much. `supported` are all solutions that were on lines;
-    `pooled` is how many choices there were when pieces of solutions were put together last. What lines and
-    looks tell holds where at least `holds_from` may be lost: that much was when choices were left out, and
-    looks went through labels, last. `asked` and `labels` count the effort."""
+    - `working_epsilon`, `requested_epsilon`: incumbents match others within this factor 1 + epsilon, now and
+      as requested.
+    - `presolved`: the chain without columns that never decide and choices that cannot be needed.
+    - `peak_shares`: the factor at which each mode weighs the largest temporary. `orders`: elimination orders.
+    - `is_exhausted`: no solution is left to find.
+    - `is_tightened`: bounds that weigh a mean of both times were far below all solutions and were raised.
+    - `is_hard`: an enumeration has exceeded its limits.
+    - `supported`: solutions of weighted sums. `pool_choices`: number of choices when the pool was last
+      searched.
+    - `holds_from`: the proofs hold for this epsilon and larger ones; it is the working epsilon at which
+      choices or labels were last dropped.
+    - `sums_solved`, `labels`: effort.
+    """
 
     case: int
     given: Chain
@@ -79,7 +79,7 @@ class State:
     def of(
         case: int, chain: Chain, start: PresolvedChain, found: IncumbentSet, working_epsilon: float
     ) -> State:
-        """Nothing known yet of a chain, or of so much of it as `start` has."""
+        """The initial state of a chain, or of the case `start` of it."""
         presolved = replace(start, chain=without_idle_columns(start.chain))
         peak_shares = []
         for segment, modes, given in zip(presolved.chain, presolved.modes, chain, strict=True):
@@ -98,28 +98,28 @@ class State:
 
     @property
     def is_relaxed(self) -> bool:
-        """Whether solutions match others less closely than was asked for."""
+        """Whether incumbents match others less closely than requested."""
         return self.working_epsilon > self.requested_epsilon
 
     @property
     def is_wide(self) -> bool:
-        """Whether looks are taken to be too much before any is: all that others see of some link has more
-        choices together than labels are allowed to be there."""
-        return separator_choices(self.given) > MANY_SEPARATOR_CHOICES
+        """Whether any enumeration is expected to exceed its limits: some separator has more choices than
+        labels are allowed."""
+        return separator_choices(self.given) > tuning.TUNING.wide_separator_choices
 
     def open_nadir_points(self) -> Values:
-        """Corners below which there may be solutions that no found one matches."""
+        """Nadir points below which there may be solutions that no incumbent matches."""
         nadir_points = self.incumbents.nadir_points(self.working_epsilon)
         return nadir_points[is_open(self.lower_bounds, nadir_points)]
 
     def presolve(self) -> None:
-        """Leave out the choices that lead below no open corner.
+        """Drop the choices whose least total is above every open nadir point (reduced-cost fixing).
 
-        No solution that has one of them is missed: what is found matches it. Lines drawn from now on are
-        below all others.
+        Incumbents match every solution that is dropped. Bounds solved from now on hold for the remaining
+        solutions.
         """
         nadir_points = self.open_nadir_points()
-        lower_bounds = self.lower_bounds.closest(nadir_points, FIXING_BOUNDS)
+        lower_bounds = self.lower_bounds.closest(nadir_points, tuning.TUNING.fixing_bounds)
         if not len(lower_bounds):
             return
         weights = self.lower_bounds.weights[lower_bounds]
@@ -134,19 +134,19 @@ class State:
         self.is_exhausted = not all(segment.modes for segment in self.presolved.chain)
 
     def take_supported(self, answer: ChainSums) -> list[Solution]:
-        """Take in the solutions on lines, of the narrowed chain under their weights; the one of each weight,
-        in numbers of the given chain."""
+        """Take the solutions of weighted sums of the presolved chain; returns one for each weight, in numbers
+        of the given chain."""
         found = self.presolved.originals(solutions(answer))
         self.supported |= dict.fromkeys(found)
         self.take(list(dict.fromkeys(found)))
         return found
 
     def take(self, fresh: list[Solution]) -> None:
-        """Add solutions of the given chain to what is found."""
+        """Add solutions of the given chain to the incumbents."""
         self.incumbents.add([(self._measured(solution), (self.case, solution)) for solution in fresh])
 
     def _measured(self, solution: Solution) -> Measure:
-        """Seconds and bytes of a solution; links that chose alike are priced once."""
+        """Seconds and bytes of a solution; equal choices are evaluated once."""
         time_s, memory_bytes = measures(self.costs(solution))
         return float(time_s), float(memory_bytes)
 
@@ -155,7 +155,7 @@ class State:
         return joined_all(self._costs_of_segments(solution))
 
     def _costs_of_segments(self, solution: Solution) -> Values:
-        """Folded columns of each occurrence of a link, (occurrences, 4)."""
+        """Folded columns of each occurrence of a segment, (occurrences, 4)."""
         found = []
         for key in zip(occurrences(self.given), solution, strict=True):
             own = self._costs.get(key)
@@ -169,8 +169,9 @@ class State:
     def chain_sums(
         self, presolved: PresolvedChain, weights: Values, shares: Values, peaks: Values
     ) -> ChainSums:
-        """A chain of fewer choices under weights (J, 2) of time and memory; hidden_s has `shares` (J) of
-        time's, the occurrences of links `peaks` (J, links) of the peak's."""
+        """Weighted sums of a presolved chain under weights (J, 2) of time and memory. hidden_s has the shares
+        `shares` (J) of the weight of time; `peaks` (J, segments) are the multipliers of the peaks of each
+        occurrence."""
         decided = presolved.decided_share
         shares = np.full(len(weights), decided) if decided is not None else shares
         columns = np.zeros((len(weights), 5))
@@ -186,8 +187,8 @@ class State:
         peaks: Values,
         peak_shares: ModePeakShares | None = None,
     ) -> ChainSums:
-        """A chain of fewer choices under weights (J, 5) of the columns; the peak's where the case weighs it,
-        or where it is `peak_shares`."""
+        """Weighted sums of a presolved chain under weights (J, 5) of the columns. The peak is weighed at
+        `peak_shares`, by default those of the state."""
         own = tuple(
             tuple(own[mode] for mode in modes)
             for own, modes in zip(
@@ -197,13 +198,13 @@ class State:
         return chain_sums(presolved.chain, self.orders_in(presolved), ChainWeights(columns, peaks.T, own))
 
     def orders_in(self, presolved: PresolvedChain) -> list[list[EliminationOrder]]:
-        """The order of elimination of each mode that is left of each link."""
+        """The elimination order of each remaining mode of each segment."""
         return [
             [own[mode] for mode in modes] for own, modes in zip(self.orders, presolved.modes, strict=True)
         ]
 
     def largest_temporary(self, place: int, choice: SegmentChoice) -> int | None:
-        """The factor at which a link that chose so has its largest temporary."""
+        """The factor at which a segment with this choice has its largest temporary."""
         part = self.given[place].modes[choice.mode][1]
         peaks = [
             factor.costs[(*(choice.choices[variable] for variable in factor.variables), -1)]
@@ -212,7 +213,7 @@ class State:
         return int(np.argmax(peaks)) if peaks else None
 
     def peaks_of(self, solution: Solution) -> Values:
-        """The mean of the peaks that a solution has in the occurrences of each link."""
+        """The mean peak of the occurrences of each segment in a solution, (segments)."""
         repeats = np.array([segment.repeat for segment in self.given])
         places = np.repeat(np.arange(len(repeats)), repeats)
         peaks = self._costs_of_segments(solution)[:, 3]
@@ -220,12 +221,12 @@ class State:
 
 
 def orders_of(chain: Chain) -> list[list[EliminationOrder]]:
-    """The order of elimination of each mode of each link."""
+    """The elimination order of each mode of each segment."""
     return [[order_of(part) for _, part in segment.modes] for segment in chain]
 
 
 def _peak_shares(part: FactorGraph) -> PeakShares:
-    """At the factor whose least peak is largest."""
+    """Weigh the peak at the factor whose least peak is largest."""
     if not part.factors:
         return ()
     return ((int(np.argmax([_least_peak(factor.costs) for factor in part.factors])), 1.0),)

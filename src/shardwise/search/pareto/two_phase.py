@@ -1,5 +1,9 @@
-"""The whole frontier of chains of choices: lines from outside, solutions from inside, and looks at what is
-left between them."""
+"""The Pareto search of one or several chains: a two-phase method, exact or up to an epsilon.
+
+Weighted sums give supported points and Lagrangian bounds; gap enumeration finds or excludes solutions below
+the open nadir points. `pareto_search` is the entry point. It spends the epsilon, orders the phases, and
+proves an epsilon at the end. docs/concepts/pareto-search.md.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.pareto import Chain
+from shardwise.search.pareto import tuning
 from shardwise.search.pareto.bound_sets import IncumbentSet, is_open, weighted
 from shardwise.search.pareto.bound_tightening import tighten_between, tighten_by_peak
 from shardwise.search.pareto.chain_labels import ChainFrontier, eliminate_small_chain
-from shardwise.search.pareto.gap_enumeration import (
-    RELAXED_EPSILON_IF_WIDE,
-    Tolerances,
-    enumerate_gap,
-    relaxed_tolerances,
-)
+from shardwise.search.pareto.gap_enumeration import Tolerances, enumerate_gap, relaxed_tolerances
 from shardwise.search.pareto.labels import TooManyLabels
 from shardwise.search.pareto.presolve import cases_of, choices_of
 from shardwise.search.pareto.recombination import solution_pool
@@ -34,52 +34,14 @@ from shardwise.search.pareto.supported_points import (
 
 Values = npt.NDArray[np.float64]
 
-ANSWER_SHARE = 0.1
-"""Of an epsilon, the part for leaving out points of the answer."""
-
-LABELS_SHARE = 0.85
-"""Of what is left, the part for labels that stand for like ones; the rest is for points of a look that do."""
-
-FIRST_STEP, TIGHTENED_FIRST_STEP = 0.5, 2.0
-"""How far beyond its line a first look goes, in epsilons; and where lines were raised to what there is."""
-
-FIRST_EXTREME_STEP = 0.005
-"""How far beyond the line of one objective alone the first look for the least of it goes."""
-
-EXACT_FIRST_STEP = 1.0 / 16.0
-"""The same where there is no epsilon, of the way to what is open."""
-
-FEW_LABELS_STORED, TIGHTENED_FEW_LABELS_STORED = 1500, 500
-"""A look that kept fewer labels than that was a small one."""
-
-NADIR_MARGIN = 1.15
-"""How far looks go at most, of the way to the furthest corner that is open: what they find opens others."""
-
-FAILED_LABELS = 40_000
-"""Labels that a look counts for which would keep too many."""
-
-POOL_EPSILON, POOL_LABELS = 0.001, 40_000
-"""How closely what can be made of pieces of solutions is tracked, at most, and how many labels that keeps."""
-
-POOL_CHOICES_SHARE = 0.5
-"""Pieces are put together where there are so many of a chain's choices among them, at most."""
-
 BISECTIONS = 40
-"""Steps to the least epsilon that is proven."""
-
-
-STEP_GROWTH, SMALL_STEP_GROWTH = 2.0, 3.0
-"""How many times as far the next look at a line goes as this one; and where this was a small one."""
-
-BOX_RATIO = 10.0
-"""A look keeps to a box around the corners that are at most so many times as far beyond its line as it goes:
-what it finds there may close them."""
+"""Bisections to find the least epsilon that is proven."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What it took: weighted sums asked for, choices of all variables, and labels kept of links and walks; a
-    look that was too much counts as `FAILED_LABELS`. What is put together of pieces is not counted."""
+    """Effort: weighted sums solved, choices of all variables, and labels kept. A failed enumeration counts as
+    `Tuning.failed_labels`; the search of the solution pool is not counted."""
 
     weights: int
     choices: int
@@ -88,11 +50,11 @@ class Effort:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParetoSearchResult:
-    """The frontier of chains: `points` (n, 2), seconds ascending and bytes descending; for each the number of
-    its chain and a solution of it.
+    """Pareto frontier of chains: `points` (n, 2), seconds ascending and bytes descending, with a solution of
+    each and the number of its chain.
 
-    Every solution of the chains is matched within a factor 1 + epsilon by some point; with epsilon 0 the
-    points are the frontier itself. Where the search was stopped, epsilon is what is proven by then.
+    Every solution of the chains is matched by some point within a factor 1 + epsilon. With epsilon 0 the
+    points are the frontier itself. If the search stopped early, epsilon is what is proven.
     """
 
     points: Values
@@ -104,33 +66,34 @@ class ParetoSearchResult:
 def pareto_search(
     chains: Sequence[Chain], *, epsilon: float = 0.0, most_labels: float = inf, most_bytes: float = inf
 ) -> ParetoSearchResult:
-    """Track the frontier of all `chains` together, exact up to a relative `epsilon`.
+    """Find the Pareto frontier of all `chains` together, exact up to a relative `epsilon`.
 
-    Several chains are the cases of one question, such as meshes to choose from; a chain of which one link is
-    most falls into cases itself. What one case found is held against the others. Small chains are eliminated
-    at once, without lines and looks, and exact whatever the epsilon. Where a look would go through too many
-    labels, it and those after it lose more (`relaxed_tolerances`); once all that are left would even so, or
-    looks have kept `most_labels` for a case, what is proven so far is the answer: the same on any machine.
-    Only what takes at most `most_bytes` is tracked: where nothing fits, the smallest is the answer.
+    Several chains are the cases of one question, such as meshes to choose from. A chain with a dominant
+    segment is divided into cases itself. Incumbents are shared between all cases. Small chains are eliminated
+    directly, exactly for any epsilon.
 
-    How the epsilon is shared: `ANSWER_SHARE` of it for leaving out points of the answer that others match,
-    the rest for tracking. There each solution is matched in one of two ways, which do not add up: a solution
-    in hand is held against all that lines do not forbid, up to that rest; or a look finds it, up to
-    `LABELS_SHARE` of the rest by what labels stand for others over the whole chain, and what remains by
-    points that stand for others.
+    If an enumeration exceeds its limits, the tolerance is relaxed (`relaxed_tolerances`). A case ends when
+    every remaining bound fails, or when it has kept `most_labels` labels; its result is then proven to a
+    larger epsilon. Limits count labels, so the answer is the same on any machine. Solutions above
+    `most_bytes` are not searched; if none fits, the answer is the one of least memory.
+
+    `Tuning.answer_share` of epsilon is for dropping points of the answer that others match. In the search,
+    each solution is matched in one of two ways, which do not add up. An incumbent matches it within the rest.
+    Or an enumeration finds it: `Tuning.labels_share` of the rest is for merging labels over the whole chain,
+    the remainder for merging points.
     """
-    search_epsilon = (1.0 + epsilon) / (1.0 + epsilon * ANSWER_SHARE) - 1.0
-    labels = search_epsilon * LABELS_SHARE
+    search_epsilon = (1.0 + epsilon) / (1.0 + epsilon * tuning.TUNING.answer_share) - 1.0
+    labels = search_epsilon * tuning.TUNING.labels_share
     points = (1.0 + search_epsilon) / (1.0 + labels) - 1.0
     found = IncumbentSet(most_bytes)
     small = _small_frontiers(chains, found)
     large = [number for number in range(len(chains)) if number not in small]
     cases = [(number, each) for number in large for each in cases_of(chains[number])]
     states = [State.of(number, chains[number], start, found, search_epsilon) for number, start in cases]
-    # What a case finds is held against the others: all lines of all cases come before any look at one.
+    # Incumbents are shared: all weighted sums of all cases come before any enumeration.
     tolerances = [Tolerances.of(labels, points, *scalarise_extremes(state)) for state in states]
     tolerances = [
-        relaxed_tolerances(state, own, RELAXED_EPSILON_IF_WIDE) if state.is_wide else own
+        relaxed_tolerances(state, own, tuning.TUNING.relaxed_epsilon_if_wide) if state.is_wide else own
         for state, own in zip(states, tolerances, strict=True)
     ]
     tried = [scalarise_first(state) for state in states]
@@ -144,7 +107,7 @@ def pareto_search(
         _enumerate_gaps(states[number], _as_relaxed(states[number], tolerances[number], states), most_labels)
     for state in states:
         _recombine(state)
-    answer = found.thinned(epsilon * ANSWER_SHARE if large else epsilon)
+    answer = found.thinned(epsilon * tuning.TUNING.answer_share if large else epsilon)
     efforts = tuple(
         _effort(chain, small.get(number), [state for state in states if state.case == number])
         for number, chain in enumerate(chains)
@@ -155,8 +118,7 @@ def pareto_search(
 
 
 def _small_frontiers(chains: Sequence[Chain], found: IncumbentSet) -> dict[int, ChainFrontier]:
-    """Those of the chains, by number, that are small enough to be eliminated at once; all of their frontiers
-    is found then."""
+    """Eliminate the small chains directly and add their frontiers to the incumbents; by number."""
     small = {}
     for number, chain in enumerate(chains):
         chain_frontier = eliminate_small_chain(chain)
@@ -167,9 +129,9 @@ def _small_frontiers(chains: Sequence[Chain], found: IncumbentSet) -> dict[int, 
 
 
 def _recombine(state: State) -> None:
-    """Take what lies between solutions in hand, where corners are open and a look was too much: elsewhere
-    looks find it. First what is made of two neighbours; where that leaves corners open what is made of the
-    pieces of all, which is a question of its own, of few choices."""
+    """Recombine incumbents if nadir points are open and an enumeration has exceeded its limits; elsewhere
+    enumeration finds these solutions. Neighbours come first. If nadir points stay open, the solution pool is
+    searched as a chain of its own."""
     if state.is_exhausted or not state.is_hard:
         return
     recombine_neighbours(state)
@@ -178,20 +140,22 @@ def _recombine(state: State) -> None:
     own = (solution for case, solution in state.incumbents.solutions if case == state.case)
     pool = solution_pool(state.given, [*state.supported, *own])
     choices = choices_of(pool.chain)
-    if choices == state.pool_choices or choices > POOL_CHOICES_SHARE * choices_of(state.given):
+    if choices == state.pool_choices or choices > tuning.TUNING.pool_choices_share * choices_of(state.given):
         return
     state.pool_choices = choices
-    epsilon, most_bytes = max(state.working_epsilon, POOL_EPSILON), state.incumbents.most_bytes
-    found = pareto_search([pool.chain], epsilon=epsilon, most_labels=POOL_LABELS, most_bytes=most_bytes)
+    epsilon, most_bytes = max(state.working_epsilon, tuning.TUNING.pool_epsilon), state.incumbents.most_bytes
+    found = pareto_search(
+        [pool.chain], epsilon=epsilon, most_labels=tuning.TUNING.pool_labels, most_bytes=most_bytes
+    )
     state.take([pool.original(solution) for _, solution in found.solutions])
 
 
 def _settle_extremes(state: State, tolerances: Tolerances) -> Tolerances:
-    """The least time and the least memory of all solutions, where lines alone do not tell; and the losses
-    from then on."""
+    """Settle the least time and the least memory by enumerations, if bounds alone do not. Returns the
+    tolerances from then on."""
     _tighten_memory_bound(state)
     for column in (0, 1):
-        is_done, step_beyond = False, FIRST_EXTREME_STEP
+        is_done, step_beyond = False, tuning.TUNING.first_extreme_step
         while not is_done:
             alone = np.flatnonzero(state.lower_bounds.weights[:, 1 - column] == 0.0)
             nadir_point = state.incumbents.extremes(state.working_epsilon)[column]
@@ -199,8 +163,8 @@ def _settle_extremes(state: State, tolerances: Tolerances) -> Tolerances:
                 break
             lower_bound = int(alone[state.lower_bounds.explored_sums[alone].argmax()])
             weight, whole = float(state.lower_bounds.weights[lower_bound, column]), float(nadir_point[column])
-            # At most as far as what is found, so that the least is known as it is; and at once where the line
-            # is nothing, of which no multiple is any further.
+            # At most up to the incumbent, so that the least value is known exactly; and at once if the bound
+            # is 0, of which no multiple is larger.
             limit, own = (
                 whole * (1.0 + state.working_epsilon),
                 float(state.lower_bounds.explored_sums[lower_bound]) / weight,
@@ -210,17 +174,17 @@ def _settle_extremes(state: State, tolerances: Tolerances) -> Tolerances:
             try:
                 enumerate_gap(state, lower_bound, limit * weight, tolerances)
                 state.holds_from = max(state.holds_from, state.working_epsilon)
-                step_beyond *= STEP_GROWTH
-                is_done = limit >= whole  # what is lost may leave the corner open: others tell what is proven
+                step_beyond *= tuning.TUNING.step_growth
+                is_done = limit >= whole  # merged labels may leave the nadir point open
             except TooManyLabels:
-                state.labels += FAILED_LABELS
+                state.labels += tuning.TUNING.failed_labels
                 tolerances = relaxed_tolerances(state, tolerances)
-                break  # even if more were lost it would hardly be less
+                break  # a larger tolerance would hardly help
     return tolerances
 
 
 def _tighten_memory_bound(state: State) -> None:
-    """Raise the line of memory alone, where less than what is found may be there."""
+    """Tighten the bound of memory alone if its nadir point is open."""
     if (
         state.is_exhausted
         or not is_open(state.lower_bounds, state.incumbents.extremes(state.working_epsilon)[1:])[0]
@@ -231,8 +195,8 @@ def _tighten_memory_bound(state: State) -> None:
 
 
 def _tighten_all(state: State, tolerances: Tolerances) -> Tolerances:
-    """Raise lines to what there is, where that is worth it; of a wide chain, where no look will do, once more
-    with all that may be lost."""
+    """Tighten bounds if that is worthwhile. In a wide chain, where every enumeration fails, tighten again
+    with the tolerance relaxed further."""
     tolerances = tighten_between(state, tolerances, _recombine)
     while state.is_wide and not state.is_exhausted and len(state.open_nadir_points()):
         before, tolerances = state.working_epsilon, relaxed_tolerances(state, tolerances)
@@ -243,27 +207,29 @@ def _tighten_all(state: State, tolerances: Tolerances) -> Tolerances:
 
 
 def _as_relaxed(state: State, tolerances: Tolerances, others: list[State]) -> Tolerances:
-    """The losses of a case that matches no more closely than any of some others: the answer would be no
+    """The tolerances of a case raised to the largest working epsilon of any case: the answer cannot be
     closer."""
     before, state.working_epsilon = state.working_epsilon, max(other.working_epsilon for other in others)
     return tolerances if state.working_epsilon == before else tolerances.times(state.working_epsilon / before)
 
 
 def _enumerate_gaps(state: State, tolerances: Tolerances, most_labels: float) -> None:
-    """Look further and further beyond the lines that have least to see below what is open,
-    until nothing is, or no line is left at which a look is not too much, however loose."""
+    """Enumerate farther and farther beyond the cheapest bounds until no nadir point is open, every bound has
+    failed even with relaxed tolerances, or `most_labels` are kept."""
     is_near = state.is_tightened and not state.is_relaxed
     start, few_labels = (
-        (TIGHTENED_FIRST_STEP, TIGHTENED_FEW_LABELS_STORED) if is_near else (FIRST_STEP, FEW_LABELS_STORED)
+        (tuning.TUNING.tightened_first_step, tuning.TUNING.tightened_few_labels_stored)
+        if is_near
+        else (tuning.TUNING.first_step, tuning.TUNING.few_labels_stored)
     )
     step_beyond: dict[int, float] = {}
-    usual_step = 0.0  # how far looks had to go, relative, before the next line was closer
+    usual_step = 0.0  # relative distance that enumerations needed before another bound was closer
     failed: set[int] = set()
     while not state.is_exhausted and state.labels < most_labels:
         nadir_points = state.open_nadir_points()
         nadir_points = nadir_points[
             np.isfinite(nadir_points).all(axis=1)
-        ]  # the ends are settled, or never will be
+        ]  # the extremes are settled, or never will be
         lower_bound, is_target = _next_gap(state, nadir_points, failed)
         if lower_bound is None:
             return
@@ -272,17 +238,19 @@ def _enumerate_gaps(state: State, tolerances: Tolerances, most_labels: float) ->
             float(state.lower_bounds.proven_sums[lower_bound]),
         )
         beyond_bound = nadir_points @ weights - least
-        distances = beyond_bound[is_target]  # not a product of their own, which may round otherwise
+        distances = beyond_bound[is_target]  # not a product of its own, which may round differently
         if lower_bound not in step_beyond:
             first = max(state.working_epsilon * start, usual_step)
-            step_beyond[lower_bound] = first * least or EXACT_FIRST_STEP * float(distances.max())
-        labels, beyond = state.labels, min(step_beyond[lower_bound], NADIR_MARGIN * float(distances.max()))
-        near = nadir_points[beyond_bound <= max(BOX_RATIO * beyond, float(distances.min()))]
+            exact_first = tuning.TUNING.exact_first_step * float(distances.max())
+            step_beyond[lower_bound] = first * least or exact_first
+        farthest = tuning.TUNING.nadir_margin * float(distances.max())
+        labels, beyond = state.labels, min(step_beyond[lower_bound], farthest)
+        near = nadir_points[beyond_bound <= max(tuning.TUNING.box_ratio * beyond, float(distances.min()))]
         try:
             enumerate_gap(state, lower_bound, least + beyond, tolerances, near.max(axis=0))
         except TooManyLabels:
-            state.labels += FAILED_LABELS
-            recombine_neighbours(state)  # while what lies between is not matched yet
+            state.labels += tuning.TUNING.failed_labels
+            recombine_neighbours(state)  # before the relaxed tolerance matches the solutions between
             before, tolerances = state.working_epsilon, relaxed_tolerances(state, tolerances)
             if state.working_epsilon == before:
                 failed.add(lower_bound)
@@ -292,19 +260,20 @@ def _enumerate_gaps(state: State, tolerances: Tolerances, most_labels: float) ->
             continue
         state.holds_from = max(state.holds_from, state.working_epsilon)
         usual_step = max(usual_step, beyond / least) if least > 0.0 else usual_step
-        step_beyond[lower_bound] *= SMALL_STEP_GROWTH if state.labels - labels < few_labels else STEP_GROWTH
+        is_small = state.labels - labels < few_labels
+        step_beyond[lower_bound] *= tuning.TUNING.small_step_growth if is_small else tuning.TUNING.step_growth
 
 
 def _next_gap(
     state: State, nadir_points: Values, without: set[int]
 ) -> tuple[int | None, npt.NDArray[np.bool_]]:
-    """The line to look at next, and which of the corners are closest to it: of all but some the one that has
-    least to see. None where there is none, or no corner.
+    """The bound to enumerate at next, and which of the nadir points are closest to it; None if there is no
+    bound or no nadir point.
 
-    What a look sees grows with how much more time, and how much more memory, a solution may take than the
-    least, relative to what it takes: their product is the square of what is compared here.
+    The effort of an enumeration grows with the extra time and the extra memory that it allows, each relative
+    to the total. Their product is the square of the value compared here.
     """
-    # From where a line was drawn, wherever looks at it have come: all on the way is seen again.
+    # From the bound itself, not from explored sums: an enumeration covers the explored part again.
     beyond = weighted(state.lower_bounds.weights, nadir_points) - state.lower_bounds.proven_sums
     parts = np.sqrt((state.lower_bounds.weights[None] * nadir_points[:, None]).prod(axis=2))
     relative = np.full(beyond.shape, np.inf)
@@ -319,8 +288,8 @@ def _next_gap(
 
 
 def _proven(states: list[State], epsilon: float, search_epsilon: float) -> float:
-    """The epsilon up to which nothing is open: the one that was asked for, or, where looks were stopped or
-    had to be looser, the least above it."""
+    """The least epsilon for which no nadir point is open: the requested one, unless enumerations stopped
+    early or tolerances were relaxed."""
 
     def is_proven(search_epsilon: float) -> bool:
         return not any(
@@ -337,11 +306,13 @@ def _proven(states: list[State], epsilon: float, search_epsilon: float) -> float
     for _ in range(BISECTIONS if high > low else 0):
         middle = (low + high) / 2.0
         low, high = (low, middle) if is_proven(middle) else (middle, high)
-    return epsilon if high == search_epsilon else (1.0 + high) * (1.0 + epsilon * ANSWER_SHARE) - 1.0
+    if high == search_epsilon:
+        return epsilon
+    return (1.0 + high) * (1.0 + epsilon * tuning.TUNING.answer_share) - 1.0
 
 
 def _effort(chain: Chain, chain_frontier: ChainFrontier | None, states: list[State]) -> Effort:
-    """What a chain took, at once or in all of its cases."""
+    """The effort of a chain, over direct elimination and all of its cases."""
     labels = (
         0
         if chain_frontier is None

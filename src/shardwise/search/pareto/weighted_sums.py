@@ -1,12 +1,9 @@
-"""Least weighted sums of a part, for many weights at once, and what everything outside a table costs at
-least.
+"""Weighted sums by variable elimination: least sums, solutions that reach them, and completion bounds.
 
-The weighted sums of a part in one array, and what machine code works out of them.
-
-What others see of the parts of a chain, as axes: each hub of the chain, then the entry and the exit.
-
-Least weighted sums along a whole chain: values, solutions that reach them, and what lies outside each
-link.
+`FactorSums` has the tables of one factor graph as weighted sums for many weights at once, and the least sum
+outside each table. `FlatSums` holds the same in one array for compiled loops. `SeparatorAxes` gives
+separators along the chain common axes: each shared variable, then entry and exit. `ChainSums` has the sums of
+a whole chain: prefix, suffix and the least outside each segment.
 """
 
 from __future__ import annotations
@@ -32,7 +29,8 @@ if TYPE_CHECKING:
 
 
 PeakShares = tuple[tuple[int, float], ...]
-"""Factors at which the peak is weighed, and the share of its weight at each: 1 together, or none."""
+"""Factors at which the peak is weighed, and the share of its weight at each; they add to 1, or there are
+none."""
 
 Indices = npt.NDArray[np.intp]
 Values = npt.NDArray[np.float64]
@@ -40,7 +38,7 @@ Values = npt.NDArray[np.float64]
 
 @lru_cache(maxsize=256)
 def program_of(order: EliminationOrder) -> EliminationProgram:
-    """The steps of an order as the loops take them."""
+    """The steps of an elimination order as arrays for compiled loops."""
     from shardwise.search.pareto.weighted_sums_numba import EliminationProgram
 
     tables = [*order.factors, *(step.variables for step in order.steps)]
@@ -55,12 +53,12 @@ def program_of(order: EliminationOrder) -> EliminationProgram:
 
 
 _COSTS: WeakKeyDictionary[FactorGraph, Values] = WeakKeyDictionary()
-"""What `costs_of` told, as long as its part is in use."""
+"""Cache of `costs_of`, as long as the factor graph is in use."""
 
 
 def costs_of(part: FactorGraph) -> Values:
-    """The costs of all factors one after the other, (6, cells): nothing in the columns where they are
-    infinite, which the last row is."""
+    """The costs of all factors one after the other, (6, cells). Infeasible cells are 0 in all columns and
+    infinite in the last row."""
     if part not in _COSTS:
         _COSTS[part] = _costs(part)
     return _COSTS[part]
@@ -83,8 +81,8 @@ def _joined(groups: list[tuple[int, ...]]) -> Indices:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableViews:
-    """Tables that lie one after the other in `columns` (weights, cells), from offsets[t] on: each with an
-    axis for each of its variables and one for the weights."""
+    """Tables stored one after the other in `columns` (weights, cells), from offsets[t] on: each with an axis
+    for each of its variables and one for the weights."""
 
     order: EliminationOrder
     sizes: tuple[int, ...]
@@ -100,9 +98,9 @@ class TableViews:
 
 @dataclass(slots=True, eq=False)
 class FlatSums:
-    """The tables of a part one after the other: cell c of table t is column offsets[t] + c of `sums`
-    (weights, cells); what is alike has the columns of the `first` of it. `places` and `outside` are that of
-    what is not in a table."""
+    """The tables of a factor graph in one array: cell c of table t is column offsets[t] + c of `sums`
+    (weights, cells). Equal tables share the columns of the `first` of them. `places` and `outside` are
+    offsets and sums of the least outside each table."""
 
     part: FactorGraph
     order: EliminationOrder
@@ -121,8 +119,8 @@ class FlatSums:
         weights: Values,
         peak_shares: PeakShares,
     ) -> FlatSums:
-        """Of weights (J, 5), the last of which counts where it is `peak_shares`; `first` of each table's
-        like."""
+        """Under weights (J, 5); the last one, of the peak, counts at `peak_shares`. `first` is the first
+        table equal to each."""
         from shardwise.search.pareto.weighted_sums_numba import least_sums, table_sizes, weighted_costs
 
         sizes, program = np.array(part.sizes, dtype=np.intp), program_of(order)
@@ -145,11 +143,11 @@ class FlatSums:
 
     @property
     def tables(self) -> TableViews:
-        """Each table."""
+        """Views of all tables."""
         return TableViews(self.order, self.part.sizes, self.offsets, self.sums)
 
     def distribute(self, outside: Values) -> TableViews:
-        """What is least outside of each table, given that of the last."""
+        """The least sum outside each table, given that of the last table."""
         from shardwise.search.pareto.weighted_sums_numba import sums_outside
 
         self.outside = np.empty((len(self.sums), int(self.places[-1])))
@@ -159,8 +157,8 @@ class FlatSums:
         return found
 
     def potentials(self, outside: Values) -> TableViews:
-        """What a label of each table adds to the excess of the whole beside its own sum, under the first
-        weights, given that of the last table."""
+        """The potential of each table under the first weights, given that of the last table: what a label
+        adds to the excess of the whole besides its own sum."""
         from shardwise.search.pareto.weighted_sums_numba import potential_sums
 
         found = TableViews(self.order, self.part.sizes, self.places, np.empty((1, int(self.places[-1]))))
@@ -171,7 +169,8 @@ class FlatSums:
         return found
 
     def min_marginals(self) -> list[Values]:
-        """Of each variable the totals that no solution with a choice of it is below, (choices, weights)."""
+        """The min-marginals of each variable, (choices, weights): no solution with a choice has a smaller
+        total."""
         from shardwise.search.pareto.weighted_sums_numba import min_marginal_sums
 
         start, found = min_marginal_sums(
@@ -180,7 +179,8 @@ class FlatSums:
         return [found[:, start[variable] : start[variable + 1]].T for variable in range(len(self.sizes))]
 
     def choices(self, fixed: Mapping[int, Indices]) -> dict[int, Indices]:
-        """Choices of all variables that reach the least sums, one per weight, given those of the ends."""
+        """Choices of all variables that reach the least sums, one per weight, given those of the
+        separator."""
         from shardwise.search.pareto.weighted_sums_numba import least_choices
 
         chosen = np.zeros((len(self.sizes), len(self.sums)), dtype=np.intp)
@@ -191,16 +191,18 @@ class FlatSums:
 
 
 Sums = npt.NDArray[np.float64]
-"""(choices of each variable of a table..., weights)."""
+"""(choices of each variable of a table..., weights). Along a chain: (choices of each shared variable, or 1
+where it makes no difference..., choices at borders..., weights)."""
 
 MOST_SUMS_AT_ONCE = 1 << 16
-"""Sums of a step from which on they are not all held at once."""
+"""Sums of a step from which on its choices are added one at a time: larger arrays leave the processor's
+cache."""
 
 
 @dataclass(slots=True)
 class FactorSums:
-    """The tables of a part as weighted sums: `tables[i]` of table i, variables in the order of `axes[i]`;
-    `made[i]` is the first table that is like it. `flat` is where they lie if machine code works on them."""
+    """The tables of a factor graph as weighted sums: `tables[i]` has the variables `axes[i]` in this order,
+    and `made[i]` is the first table equal to it. `flat` is their storage if compiled loops are used."""
 
     part: FactorGraph
     order: EliminationOrder
@@ -219,11 +221,10 @@ class FactorSums:
         weights: npt.NDArray[np.float64],
         peak_shares: PeakShares = (),
     ) -> FactorSums:
-        """Of weights (J, 5): the last column, of the peak, counts where it is `peak_shares`, since the
-        largest of several values is at least any mean of them.
+        """Under weights (J, 5). The last column, of the peak, counts at `peak_shares`, since the largest of
+        several values is at least any mean of them.
 
-        A block may hold what is alike many times, such as layers that all read one tensor: a table that is
-        made like another one is the same numbers, which are worked out once.
+        A block may contain equal tables, such as layers that all read one tensor. Each is computed once.
         """
         factor_sums = FactorSums(
             part, order, weights, peak_shares, {}, *_equal_tables(order, peak_shares, part.first_equal)
@@ -248,7 +249,7 @@ class FactorSums:
         return factor_sums
 
     def some(self, rows: npt.NDArray[np.intp]) -> FactorSums:
-        """Under some of the weights."""
+        """The same under some of the weights."""
         found = FactorSums(
             self.part, self.order, self.weights[rows], self.peak_shares, {}, self.axes, self.made
         )
@@ -261,7 +262,7 @@ class FactorSums:
 
     @property
     def last(self) -> Sums:
-        """The table on the kept variables."""
+        """The table on the separator."""
         return self.tables[self.order.last]
 
     def _joint_axes(self, step: EliminationStep) -> tuple[int, ...]:
@@ -277,7 +278,7 @@ class FactorSums:
         return values.transpose((*order, len(own))).reshape((*shape, values.shape[-1]))
 
     def _joint(self, step: EliminationStep) -> Sums:
-        """The sum of a step's inputs over all of its variables, the one that is taken out last."""
+        """The sum of a step's inputs over all of its variables, the eliminated one last."""
         onto = self._joint_axes(step)
         aligned = [self._aligned(table, onto) for table in step.inputs]
         if not aligned:
@@ -295,7 +296,7 @@ class FactorSums:
         shape = np.broadcast_shapes(*(own.shape for own in aligned))
         if prod(shape) < MOST_SUMS_AT_ONCE:
             return np.asarray(fold(np.add, aligned).min(axis=-2))
-        # Choice by choice, so that what is added up stays close to the processor.
+        # One choice at a time, so that the data stays in the processor's cache.
         *some, last = (np.moveaxis(own, -2, 0) for own in aligned)
         least = np.full((*shape[:-2], shape[-1]), np.inf)
         total = np.empty_like(least)
@@ -305,12 +306,12 @@ class FactorSums:
         return least
 
     def distribute(self, outside: Sums) -> None:
-        """Fill `outside`: for each table, the least sum of all that is not in it, given `outside` of the last
+        """Set `outside`: for each table, the least sum of everything outside it, given that of the last
         table."""
         self.outside = self.outside_sums(outside) if self.flat is None else self.flat.distribute(outside)
 
     def outside_sums(self, outside: Sums) -> dict[int, Sums]:
-        """For each table, the least sum of all that is not in it, given that of the last table."""
+        """For each table, the least sum of everything outside it, given that of the last table."""
         found = {self.order.last: outside}
         for step in reversed(self.order.steps):
             onto, outside_sums = self._joint_axes(step), self._before(step, found[step.output])
@@ -320,13 +321,13 @@ class FactorSums:
         return found
 
     def potentials(self, outside: Sums) -> dict[int, Sums] | TableViews:
-        """For each table what a label of it adds to the excess of the whole beside its own sum, given that of
-        the last table, (..., 1), under the first weights.
+        """The potential of each table, given that of the last table, (..., 1), under the first weights: what
+        a label adds to the excess of the whole besides its own sum.
 
-        Excesses (sum and potential) are none below 0, and those of a step's inputs come to no more than that
-        of what it makes of them: the input that is made of most has what the others come to at least, and
-        what that leaves is shared by those in the same way. So excesses of labels none of which is made of
-        another come to no more than that of the whole.
+        Excesses (sum plus potential) are at least 0, and those of a step's inputs add up to at most that of
+        its output. The input with most factors gets the least of the others as its potential; the remainder
+        is divided among the others in the same way. So the excesses of disjoint labels add up to at most that
+        of the whole.
         """
         if self.flat is not None:
             return self.flat.potentials(outside)
@@ -346,11 +347,11 @@ class FactorSums:
         return found
 
     def _before(self, step: EliminationStep, output: Sums) -> Sums:
-        """What a step makes, with an axis for the variable that it takes out."""
+        """A step's output, with an axis for the eliminated variable."""
         return output if step.variable is None else output[..., None, :]
 
     def _least_for(self, table: int, onto: tuple[int, ...], sums: Sums) -> Sums:
-        """The least of sums on `onto` for each choice that a table has, in the order of its axes."""
+        """The least of sums on `onto` for each choice of a table's variables, in the order of its axes."""
         own = self.axes[table]
         away = tuple(place for place, variable in enumerate(onto) if variable not in own)
         shape = (*(self.part.sizes[variable] for variable in onto), sums.shape[-1])
@@ -360,8 +361,9 @@ class FactorSums:
         return np.asarray(least.transpose((*(left.index(v) for v in own), len(own))))
 
     def min_marginals(self) -> list[Sums]:
-        """Of each variable a total that no solution with a choice of it is below, (choices, weights); after
-        `distribute`. The largest that the factors on it tell, and nothing where there are none."""
+        """The min-marginals of each variable, (choices, weights), after `distribute`: no solution with a
+        choice has a smaller total. It is the largest bound of any factor on the variable; -inf if there is
+        none."""
         if self.flat is not None:
             return self.flat.min_marginals()
         weights = self.last.shape[-1]
@@ -375,7 +377,8 @@ class FactorSums:
         return best
 
     def choices(self, fixed: dict[int, npt.NDArray[np.intp]]) -> dict[int, npt.NDArray[np.intp]]:
-        """Choices of all variables that reach the least sums, one per weight, given those of the ends."""
+        """Choices of all variables that reach the least sums, one per weight, given those of the
+        separator."""
         if self.flat is not None:
             return self.flat.choices(fixed)
         found = dict(fixed)
@@ -401,8 +404,8 @@ def _joint_axes(step: EliminationStep) -> tuple[int, ...]:
 def _equal_tables(
     order: EliminationOrder, peak_shares: PeakShares, first_equal: tuple[int, ...]
 ) -> tuple[dict[int, tuple[int, ...]], dict[int, int]]:
-    """The variables of each table, in the order of its axes, and the first table that is made like it, for
-    factors of which some are alike."""
+    """The variables of each table, in the order of its axes, and the first table equal to it, given which
+    factors are equal."""
     made: dict[int, int] = {}
     like: dict[Hashable, int] = {}
     shares = dict(peak_shares)
@@ -411,7 +414,7 @@ def _equal_tables(
     for step, onto, axes in _step_axes(order):
         inputs = tuple((made[table], own) for table, own in axes)
         joined_axes = {axis for _, own in axes for axis in own}
-        # Others have as many choices as they have: like inputs do not tell.
+        # Variables on no input have their own number of choices, which equal inputs do not determine.
         others = tuple(variable for axis, variable in enumerate(onto) if axis not in joined_axes)
         key = (step.variable is None, len(onto), others, inputs)
         made[step.output] = like.setdefault(key, step.output)
@@ -419,7 +422,7 @@ def _equal_tables(
 
 
 _StepAxes = tuple[EliminationStep, tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...]]
-"""A step, all of its variables, and for each of its inputs which of these its axes are."""
+"""A step, all of its variables, and for each input the positions of its axes among these."""
 
 
 @lru_cache(maxsize=256)
@@ -442,57 +445,55 @@ def _axes(order: EliminationOrder) -> dict[int, tuple[int, ...]]:
 def _picked(
     values: Sums, index: tuple[slice | npt.NDArray[np.intp], ...], place: int, each: npt.NDArray[np.intp]
 ) -> npt.NDArray[np.float64]:
-    """Rows (weights, choices of the variable at `place`) of a table, all other variables chosen."""
+    """Rows (weights, choices of the variable at `place`) of a table, with all other variables fixed."""
     permuted = values.transpose([axis for axis in range(values.ndim) if axis != place] + [place])
     chosen = tuple(part for part in index if not isinstance(part, slice))
     return np.asarray(permuted[(*chosen, each)])
 
 
 def _weighted(costs: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """costs (..., 5) times weights (J, 5): (..., J); infinite where any cost is, whatever its weight."""
+    """costs (..., 5) times weights (J, 5): (..., J); infinite where any cost is, for any weight."""
     is_out = ~np.isfinite(costs).all(axis=-1)
     sums = np.where(np.isfinite(costs), costs, 0.0) @ weights.T
     sums[is_out] = np.inf
     return np.asarray(sums)
 
 
-"""(choices of each hub, or 1 where it makes no difference..., choices at borders..., weights)."""
-
-
 @dataclass(frozen=True, slots=True)
 class SeparatorAxes:
-    """The hubs of a chain, in one order, and how many choices each has."""
+    """The shared variables of a chain, in a fixed order, and their numbers of choices."""
 
     shared: tuple[str, ...]
     sizes: tuple[int, ...]
 
     @staticmethod
     def of(chain: Chain) -> SeparatorAxes:
-        """Those of a chain."""
+        """The shared variables of a chain."""
         found = shared_sizes(chain)
         return SeparatorAxes(tuple(found), tuple(found.values()))
 
     def start(self, weights: int) -> Sums:
-        """Nothing yet: (1..., 1, weights)."""
+        """Sums of an empty prefix: (1..., 1, weights)."""
         return np.zeros((*(1 for _ in self.shared), 1, weights))
 
     def variables(self, part: FactorGraph) -> dict[int, int]:
-        """What others see of a part, by the number that it has in tables along the chain: of hubs below 0, so
-        that they come first; entry 0 and exit 1."""
+        """The separator variables of a factor graph, by their numbers in tables along the chain: shared
+        variables below 0, so that they come first; entry 0 and exit 1."""
         numbers = (*range(-len(self.shared), 0), 0, 1)
         own = zip(numbers, self._axes(part), strict=True)
         return {number: variable for number, variable in own if variable is not None}
 
     def to_axes(self, part: FactorGraph, table: Sums) -> Sums:
-        """A table on what others see of a part, variables by their numbers, as (hubs..., entry, exit,
-        weights), of 1 where it has none."""
+        """A table on the separator of a factor graph, variables by their numbers, as (shared variables...,
+        entry, exit, weights), of size 1 where it has none."""
         own = self._axes(part)
         there = [part.separator.index(variable) for variable in own if variable is not None]
         sizes = (1 if variable is None else part.sizes[variable] for variable in own)
         return table.transpose((*there, len(there))).reshape((*sizes, table.shape[-1]))
 
     def from_axes(self, part: FactorGraph, values: Sums) -> Sums:
-        """The least of values (hubs..., entry, exit, weights) for what others see of a part, as a table."""
+        """The least of values (shared variables..., entry, exit, weights) for the separator of a factor
+        graph, as a table."""
         own = self._axes(part)
         values = self.min_marginal(values, [name for name, _ in part.shared])
         there = [variable for variable in own if variable is not None]
@@ -500,35 +501,38 @@ class SeparatorAxes:
         return values.transpose((*(there.index(variable) for variable in part.separator), len(there)))
 
     def min_marginal(self, values: Sums, shared: Collection[str]) -> Sums:
-        """The least of values (hubs..., any...) for each choice of these hubs, the others left out: (these
-        hubs..., any...)."""
+        """The least of values (shared variables..., any...) for each choice of the given shared variables:
+        (these..., any...)."""
         away = tuple(axis for axis, name in enumerate(self.shared) if name not in shared)
         rest = values.shape[len(self.shared) :]
         shape = (size for name, size in zip(self.shared, self.sizes, strict=True) if name in shared)
         return np.broadcast_to(values.min(axis=away) if away else values, (*shape, *rest))
 
     def _axes(self, part: FactorGraph) -> list[int | None]:
-        """The variable of each axis."""
+        """The variable of each axis; None where the factor graph has none."""
         at = dict(part.shared)
         return [*(at.get(name) for name in self.shared), part.entry, part.exit]
 
 
 def shared_of(segments: Collection[Segment]) -> set[str]:
-    """The hubs that any of some links has."""
+    """The shared variables of some segments."""
     return {name for segment in segments for _, part in segment.modes for name, _ in part.shared}
 
 
 _StepKey = tuple[int, int, int, int]
-"""Which weight, from which border, by which mode, to which border."""
+"""Weight, choice at the border before, mode, choice at the border after."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainWeights:
-    """Weights (J, 5) of the columns, and where the peak is weighed: `peaks` (links, J) are the parts of its
-    weight in each occurrence of a link, `peak_shares` where each mode of a link weighs it. Every weighted sum
-    is a lower bound of the same sum of a solution's measure, as long as the weights of hidden_s and exposed_s
-    add to that of time, those of held_bytes and the peak are that of memory, and the parts of all occurrences
-    to no more than 1: the largest of several values is no less than any mean of them."""
+    """Weights (J, 5) of the columns and multipliers of the peak: `peaks` (segments, J) for each occurrence of
+    a segment, and `peak_shares` for the factors within each mode.
+
+    Every weighted sum is a lower bound of the same sum of a solution's measure if three conditions hold. The
+    weights of hidden_s and exposed_s add to that of time. Those of resident_bytes and the peak are that of
+    memory. The multipliers of all occurrences add to at most 1, since the largest of several values is at
+    least any mean of them.
+    """
 
     weights: npt.NDArray[np.float64]
     peaks: npt.NDArray[np.float64]
@@ -546,8 +550,9 @@ class ChainWeights:
 
 @dataclass(slots=True)
 class ChainSums:
-    """A chain under weights. `factor_sums[i][m]` are the tables of mode m of link i; `prefix` and `suffix`
-    the least sums before and after each border between occurrences, (hubs..., border, weights)."""
+    """A chain under weights. `factor_sums[i][m]` are the tables of mode m of segment i. `prefix` and `suffix`
+    are the least sums before and after each border between occurrences, (shared variables..., border,
+    weights)."""
 
     chain: Chain
     borders: SeparatorAxes
@@ -558,11 +563,11 @@ class ChainSums:
 
     @property
     def least(self) -> npt.NDArray[np.float64]:
-        """The least total of each weight, (J)."""
+        """The least total under each weight, (J)."""
         return np.asarray(_flat(self.prefix[-1]).min(axis=0))
 
     def some(self, rows: npt.NDArray[np.intp]) -> ChainSums:
-        """Under some of the weights."""
+        """The same under some of the weights."""
         chain_weights = ChainWeights(
             self.chain_weights.weights[rows],
             self.chain_weights.peaks[:, rows],
@@ -573,21 +578,22 @@ class ChainSums:
         return ChainSums(self.chain, self.borders, chain_weights, factor_sums, prefix, suffix)
 
     def outside(self, spans: Sequence[range], shared: Collection[str]) -> Sums:
-        """The least of all outside any of some spans of occurrences, for each choice of these hubs: (hubs...,
-        entry, exit, weights), of 1 for each of the others."""
+        """The least sum outside any of some spans of occurrences, for each choice of the given shared
+        variables: (shared variables..., entry, exit, weights), of size 1 for the others."""
         away = [axis for axis, name in enumerate(self.borders.shared) if name not in shared]
         both = ((self.prefix[span.start], self.suffix[span.stop]) for span in spans)
         return reduce(np.minimum, (_outside(prefix, suffix, away) for prefix, suffix in both))
 
 
 def _without(sums: Sums, axes: Sequence[int]) -> Sums:
-    """The least along some axes, of 1 then."""
+    """The least along some axes, which get size 1."""
     return np.asarray(sums.min(axis=tuple(axes), keepdims=True)) if axes else sums
 
 
 def _outside(prefix: Sums, suffix: Sums, away: Sequence[int]) -> Sums:
-    """The least of both together, (hubs..., entry, exit, weights), of 1 for hubs `away`."""
-    # Of a hub that is on one side alone the best choice there is the best of all.
+    """The least total of prefix and suffix, (shared variables..., entry, exit, weights), of size 1 for the
+    axes `away`."""
+    # A shared variable on one side only can be minimised there alone.
     alone = [axis for axis in away if prefix.shape[axis] == 1 or suffix.shape[axis] == 1]
     prefix, suffix = _without(prefix, alone), _without(suffix, alone)
     shape = np.broadcast_shapes(prefix.shape[:-2], suffix.shape[:-2])
@@ -606,33 +612,34 @@ def _outside(prefix: Sums, suffix: Sums, away: Sequence[int]) -> Sums:
 
 
 def _by_weight(sums: Sums, borders: int) -> Sums:
-    """Sums (hubs..., borders..., weights) as (weights, all hubs, borders...), one weight after the other."""
+    """Sums (shared variables..., borders..., weights) as a contiguous (weights, all shared choices,
+    borders...)."""
     first = np.moveaxis(sums, -1, 0)
     return np.ascontiguousarray(first.reshape((len(first), -1, *sums.shape[-1 - borders : -1])))
 
 
 def _rows(own: tuple[int, ...], shape: tuple[int, ...]) -> npt.NDArray[np.intp]:
-    """The row of each choice of hubs (of `shape`) among those that some sums tell apart (of `own`, or 1)."""
+    """The row of each choice of the shared variables (of `shape`) among those of a table (of `own`, or 1)."""
     return np.broadcast_to(np.arange(prod(own), dtype=np.intp).reshape(own), shape).reshape(-1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Extension:
-    """The sums of a link, (hubs..., from, after, weights), and the same one weight after the other where
-    machine code goes through them."""
+    """The sums of a segment, (shared variables..., from, after, weights), and the same by weight for compiled
+    loops."""
 
     table: Sums
     by_weight: Sums | None
 
     @staticmethod
     def of(table: Sums) -> _Extension:
-        """Of a link's sums."""
+        """Of a segment's sums."""
         return _Extension(
             table, _by_weight(table, 2) if numba_dispatch.uses_numba_for_sums(table.size) else None
         )
 
     def least(self, before: Sums) -> Sums:
-        """The least of what is before and the link together, (hubs..., after, weights)."""
+        """The least total of a prefix and the segment, (shared variables..., after, weights)."""
         if self.by_weight is None:
             return np.asarray((before[..., :, None, :] + self.table).min(axis=-3))
         from shardwise.search.pareto.weighted_sums_numba import extended_sums
@@ -645,17 +652,17 @@ class _Extension:
 
 
 def _flat(sums: Sums) -> Sums:
-    """Sums at an end of a chain, (hubs, weights)."""
+    """Sums at an end of a chain, (shared choices, weights)."""
     return sums.reshape((-1, sums.shape[-1]))
 
 
 def segment_table(borders: SeparatorAxes, parts: list[FactorSums]) -> Sums:
-    """The least of a link's modes, (hubs..., entry, exit, weights)."""
+    """The least of a segment's modes, (shared variables..., entry, exit, weights)."""
     return reduce(np.minimum, (borders.to_axes(factor_sums.part, factor_sums.last) for factor_sums in parts))
 
 
 def chain_sums(chain: Chain, orders: list[list[EliminationOrder]], chain_weights: ChainWeights) -> ChainSums:
-    """`chain` under the weights; `orders[i][m]` of mode m of link i."""
+    """`chain` under the weights; `orders[i][m]` is the elimination order of mode m of segment i."""
     factor_sums: list[list[FactorSums]] = []
     for place, segment in enumerate(chain):
         own = chain_weights.weights.copy()
@@ -681,32 +688,32 @@ def chain_sums(chain: Chain, orders: list[list[EliminationOrder]], chain_weights
 
 
 def solutions(found: ChainSums) -> list[Solution]:
-    """A solution of the least total for each weight; of equal choices the first."""
+    """A solution of the least total under each weight; of equal choices the first."""
     count = found.prefix[0].shape[-1]
     each = np.arange(count)
     at = np.zeros(count, dtype=np.intp)
     borders = found.borders
     end = found.prefix[-1]
-    shared = np.unravel_index(_flat(end).argmin(axis=0), end.shape[:-1])[:-1]  # and the one border there
+    shared = np.unravel_index(_flat(end).argmin(axis=0), end.shape[:-1])[:-1]  # without the end border
     chosen: list[list[SegmentChoice]] = [[] for _ in range(count)]
     border = 0
     for place, segment in enumerate(found.chain):
         memo: dict[_StepKey, SegmentChoice] = {}
         parts = found.factor_sums[place]
         stacked = np.stack([borders.to_axes(factor_sums.part, factor_sums.last) for factor_sums in parts])
-        tables = np.moveaxis(stacked, -2, 1)  # (modes, exits, hubs..., entries, weights)
+        tables = np.moveaxis(stacked, -2, 1)  # (modes, exits, shared variables..., entries, weights)
         own = tuple(
             np.minimum(shared_variable, size - 1)
             for shared_variable, size in zip(shared, tables.shape[2:], strict=False)
         )
         for _ in range(segment.repeat):
             border += 1
-            suffix = np.moveaxis(found.suffix[border], -2, 0)  # (exits, hubs..., weights)
+            suffix = np.moveaxis(found.suffix[border], -2, 0)  # (exits, shared variables..., weights)
             whose = tuple(
                 np.minimum(shared_variable, size - 1)
                 for shared_variable, size in zip(shared, suffix.shape[1:], strict=False)
             )
-            # (modes, exits, weights) from where each weight stands
+            # (modes, exits, weights) from the current border choice of each weight
             onward = tables[(slice(None), slice(None), *own, at, each)] + suffix[(slice(None), *whose, each)]
             best = onward.reshape(-1, count).argmin(axis=0)
             modes, after = best // onward.shape[1], best % onward.shape[1]
@@ -724,7 +731,8 @@ def _choose(
     memo: dict[_StepKey, SegmentChoice],
     chosen: list[list[SegmentChoice]],
 ) -> None:
-    """Append to `chosen` what each weight chooses between its borders; like questions are answered once."""
+    """Append to `chosen` the choice of a segment under each weight between its borders; equal steps are
+    solved once."""
     step_keys = [
         (weight, *where)
         for weight, where in enumerate(zip(at.tolist(), modes.tolist(), after.tolist(), strict=True))

@@ -1,14 +1,12 @@
-"""Least weighted sums of a part as machine code: what `scalars` does in numpy where numba is not installed.
+"""Weighted sums in compiled loops: the same as `weighted_sums` in numpy without numba.
 
-A step adds up tables along the choices of all that it meets, and keeps the least. Its axes are those of the
-table that is wanted, with those that this has not before its last: along that one all numbers lie side by
-side, so that the processor adds up several at a time, and each row of what is wanted is lowered by all that
-it is the least of before the next one is.
+A step of elimination adds tables over the choices of all of its variables and keeps the least for each cell
+of the result. The axes are those of the result, with the variables it does not have before its last axis.
+Along the last axis all values are contiguous, so the loops vectorise, and each row of the result is finished
+before the next one.
 
-Least sums along a chain as machine code: what `chained` does in numpy where numba is not installed.
-
-All that is added up lies side by side for one weight after the other, so that the processor adds up several
-at a time, and sums of every choice of the hubs with every pair of borders are never held at once.
+Sums along a chain are stored weight by weight, so the loops over borders are contiguous. Sums of every choice
+of the shared variables with every pair of borders are never in memory at once.
 """
 
 from __future__ import annotations
@@ -25,9 +23,9 @@ Values = npt.NDArray[np.float64]
 
 
 class EliminationProgram(NamedTuple):
-    """Tables and steps of an order of elimination. The variables of table t are variables[of_table[t] :
-    of_table[t + 1]]; the first `factors` tables are given, step s makes table factors + s of those of
-    inputs[of_step[s] : of_step[s + 1]] and takes out variable taken[s], or none (-1)."""
+    """Tables and steps of an elimination order as arrays. The variables of table t are variables[of_table[t]
+    : of_table[t + 1]]. The first `factors` tables are given. Step s makes table factors + s from
+    inputs[of_step[s] : of_step[s + 1]] and eliminates variable taken[s], or none (-1)."""
 
     of_table: Indices
     variables: Indices
@@ -40,7 +38,7 @@ class EliminationProgram(NamedTuple):
 @numba_compiled
 def weighted_costs(costs: Values, weights: Values, sums: Values) -> None:
     """Fill the first columns of `sums` (weights, cells) with weighted costs (6, cells): the four columns that
-    add, and the last one as it is."""
+    add, and the last row unweighted."""
     cells = costs.shape[1]
     for j in range(len(weights)):
         a, b, c, d = weights[j, 0], weights[j, 1], weights[j, 2], weights[j, 3]
@@ -51,7 +49,7 @@ def weighted_costs(costs: Values, weights: Values, sums: Values) -> None:
 
 @numba_compiled
 def table_sizes(program: EliminationProgram, sizes: Indices) -> Indices:
-    """How many cells each table has; `sizes` are the choices of each variable."""
+    """Number of cells of each table; `sizes` are the choices of each variable."""
     count = len(program.of_table) - 1
     found = np.ones(count, np.intp)
     for table in range(count):
@@ -70,8 +68,9 @@ def _is_among(variable: int, variables: Indices) -> bool:
 
 @numba_compiled
 def _axes(program: EliminationProgram, sizes: Indices, step: int, table: int) -> Indices:
-    """The variables of a step as axes for what `table` has: its own first, that of most choices last; before
-    that one those that it has not, of which that of most choices is the last. -1 where there is none."""
+    """The variables of a step as axes for the result `table`. Its own variables come first, the one with most
+    choices last. The variables it does not have come before that one; the one with most choices is the last
+    of them. -1 where there is none."""
     made = program.factors + step
     own = program.variables[program.of_table[table] : program.of_table[table + 1]]
     lead, through = -1, -1
@@ -101,7 +100,7 @@ def _axes(program: EliminationProgram, sizes: Indices, step: int, table: int) ->
 
 @numba_compiled
 def _strides(program: EliminationProgram, sizes: Indices, table: int, axes: Indices) -> Indices:
-    """How far apart the cells of a table are along axes; 0 along those that it has not."""
+    """Strides of a table's cells along axes; 0 along axes that it does not have."""
     found = np.zeros(len(axes), np.intp)
     stride = 1
     for at in range(program.of_table[table + 1] - 1, program.of_table[table] - 1, -1):
@@ -115,7 +114,7 @@ def _strides(program: EliminationProgram, sizes: Indices, table: int, axes: Indi
 
 @numba_compiled
 def _packed_strides(shape: Indices, strides: Indices) -> Indices:
-    """The same once the cells lie in the order of the axes."""
+    """Strides once the cells are stored in the order of the axes."""
     found = np.zeros(len(shape), np.intp)
     stride = 1
     for axis in range(len(shape) - 1, -1, -1):
@@ -127,7 +126,7 @@ def _packed_strides(shape: Indices, strides: Indices) -> Indices:
 
 @numba_compiled
 def _places(shape: Indices, strides: Indices) -> Indices:
-    """Where the cells of a table are, in the order of the axes."""
+    """Positions of the cells of a table, in the order of the axes."""
     index = np.zeros(len(shape), np.intp)
     cells = 1
     for axis in range(len(shape)):
@@ -151,7 +150,7 @@ def _places(shape: Indices, strides: Indices) -> Indices:
 
 @numba_compiled
 def _shape(sizes: Indices, axes: Indices) -> Indices:
-    """How many choices there are along axes; one where nothing is chosen."""
+    """Number of choices along axes; 1 for an axis without a variable."""
     found = np.ones(len(axes), np.intp)
     for axis in range(len(axes)):
         if axes[axis] >= 0:
@@ -160,9 +159,9 @@ def _shape(sizes: Indices, axes: Indices) -> Indices:
 
 
 class _Packing(NamedTuple):
-    """Tables of a step, the last of which is wanted, one after the other, along axes of this `shape`: table i
-    starts at starts[i], and its cells are strides[i] apart, side by side along the last axis if it has that.
-    They come from where[starts[i] + ...] of the table, or lie as they do there where is_same[i]."""
+    """Tables of a step, the result last, packed one after the other, along axes of this `shape`. Table i
+    starts at starts[i], its cells have strides[i], and are contiguous along the last axis if it has that.
+    They come from where[starts[i] + ...] of the table, or in the same order if is_same[i]."""
 
     shape: Indices
     starts: Indices
@@ -173,7 +172,7 @@ class _Packing(NamedTuple):
 
 @numba_compiled
 def _packing(program: EliminationProgram, sizes: Indices, step: int, tables: Indices) -> _Packing:
-    """Of tables of a step."""
+    """The packing of the tables of a step."""
     axes = _axes(program, sizes, step, tables[-1])
     shape = _shape(sizes, axes)
     strides = np.empty((len(tables), len(axes)), np.intp)
@@ -199,7 +198,7 @@ def _packing(program: EliminationProgram, sizes: Indices, step: int, tables: Ind
 
 @numba_compiled
 def _pack(packing: _Packing, row: int, table: Values, packed: Values) -> None:
-    """Bring one table to its place among those that are packed."""
+    """Copy one table to its place in the packed array."""
     first = packing.starts[row]
     own = packed[first : packing.starts[row + 1]]
     if packing.is_same[row]:
@@ -212,7 +211,7 @@ def _pack(packing: _Packing, row: int, table: Values, packed: Values) -> None:
 
 @numba_compiled
 def _unpack(packing: _Packing, packed: Values, table: Values) -> None:
-    """Bring the table that is wanted from its place to where it belongs."""
+    """Copy the result from the packed array to its table."""
     row = len(packing.is_same) - 1
     first = packing.starts[row]
     own = packed[first : packing.starts[row + 1]]
@@ -226,7 +225,7 @@ def _unpack(packing: _Packing, packed: Values, table: Values) -> None:
 
 @numba_compiled
 def _fill(packing: _Packing, packed: Values) -> None:
-    """Fill in the table that is wanted: the least, over what it has not, of the sums of the others."""
+    """Fill the result: the least, over the variables it does not have, of the sums of the other tables."""
     shape, strides = packing.shape, packing.strides
     result = len(packing.is_same) - 1
     width, height = shape[-1], shape[-2]
@@ -306,8 +305,8 @@ def _add(row: Values, packed: Values, start: int) -> None:
 
 @numba_compiled
 def _lower(target: Values, constants: Values, packed: Values, start: int, stride: int) -> None:
-    """Lower a row to the least of others, each with its constant: four at a time, since what is least so far
-    is read and written once for all of them."""
+    """Lower a row to the least of others, each plus its constant. Four at a time, so that the row is read and
+    written once for all of them."""
     width, height = len(target), len(constants)
     for h in range(0, height - 3, 4):
         a, b, c, d = constants[h], constants[h + 1], constants[h + 2], constants[h + 3]
@@ -332,8 +331,8 @@ def _lower(target: Values, constants: Values, packed: Values, start: int, stride
 def least_sums(
     program: EliminationProgram, sizes: Indices, first: Indices, offsets: Indices, sums: Values
 ) -> None:
-    """Fill in the tables that the steps make. Cell c of table t is column offsets[t] + c of `sums` (weights,
-    cells); what is like an earlier table `first[t]` has its columns."""
+    """Fill the tables that the steps make. Cell c of table t is column offsets[t] + c of `sums` (weights,
+    cells). A table equal to an earlier one, `first[t]`, has its columns."""
     for step in range(len(program.taken)):
         made = program.factors + step
         if first[made] != made:
@@ -361,13 +360,13 @@ def sums_outside(
     places: Indices,
     outside: Values,
 ) -> None:
-    """Fill in the least of all that is not in a table: cell c of table t is column places[t] + c of
-    `outside`, of which that of the last table is given."""
+    """Fill the least sums outside each table: cell c of table t is column places[t] + c of `outside`. That of
+    the last table is given."""
     for step in range(len(program.taken) - 1, -1, -1):
         made = program.factors + step
         inputs = program.inputs[program.of_step[step] : program.of_step[step + 1]]
         count = len(inputs)
-        tables = np.empty(count + 1, np.intp)  # what is made, the other inputs, and the one that is wanted
+        tables = np.empty(count + 1, np.intp)  # the output, the other inputs, and the result
         tables[0] = made
         for result in range(count):
             tables[count] = inputs[result]
@@ -395,8 +394,8 @@ def potential_sums(
     places: Indices,
     found: Values,
 ) -> None:
-    """Fill in what a label of each table adds to the excess of the whole beside its own sum, under the first
-    weights, as `FactorSums.potentials` says: columns of `found` (1, cells) like those of `sums_outside`."""
+    """Fill the potentials of all tables under the first weights, as defined in `FactorSums.potentials`:
+    columns of `found` (1, cells), placed as in `sums_outside`."""
     cells = table_sizes(program, sizes)
     counts = np.ones(len(cells), np.intp)
     for step in range(len(program.taken)):
@@ -412,7 +411,7 @@ def potential_sums(
         for axis in range(len(axes)):
             total *= shape[axis]
         inputs = program.inputs[program.of_step[step] : program.of_step[step + 1]].copy()
-        for place in range(1, len(inputs)):  # that made of most first, of equal ones the first
+        for place in range(1, len(inputs)):  # most factors first, of equal ones the first
             for at in range(place, 0, -1):
                 one, other = inputs[at - 1], inputs[at]
                 if counts[other] > counts[one] or (counts[other] == counts[one] and other < one):
@@ -456,8 +455,8 @@ def min_marginal_sums(
     places: Indices,
     outside: Values,
 ) -> tuple[Indices, Values]:
-    """Totals that no solution with a choice of a variable is below, the largest that the factors on it tell:
-    column start[v] + choice of variable v."""
+    """The min-marginals of all variables: column start[v] + choice of variable v. Each is the largest bound
+    of any factor on the variable."""
     start = np.zeros(len(sizes) + 1, np.intp)
     for variable in range(len(sizes)):
         start[variable + 1] = start[variable] + sizes[variable]
@@ -488,8 +487,8 @@ def min_marginal_sums(
 def least_choices(
     program: EliminationProgram, sizes: Indices, offsets: Indices, sums: Values, chosen: Indices
 ) -> None:
-    """Fill in the choices (variables, weights) that reach the least sums, given those of what others see; of
-    equal ones the first."""
+    """Fill the choices (variables, weights) that reach the least sums, given those of the separator; of equal
+    ones the first."""
     for step in range(len(program.taken) - 1, -1, -1):
         taken = program.taken[step]
         if taken < 0:
@@ -515,8 +514,9 @@ def least_choices(
 def extended_sums(
     before: Values, table: Values, before_at: Indices, table_at: Indices, found: Values
 ) -> None:
-    """Lower `found` (weights, hubs, after) to the least of `before` (weights, hubs, from) and `table`
-    (weights, hubs, from, after) together; choice h of the hubs is before_at[h] and table_at[h] there."""
+    """Lower `found` (weights, shared choices, after) to the least total of `before` (weights, shared choices,
+    from) and `table` (weights, shared choices, from, after). Choice h of the shared variables has row
+    before_at[h] and row table_at[h] there."""
     for j in range(len(found)):
         for h in range(found.shape[1]):
             target, own, rows = found[j, h], before[j, before_at[h]], table[j, table_at[h]]
@@ -530,8 +530,9 @@ def extended_sums(
 def least_outside(
     prefix: Values, suffix: Values, prefix_at: Indices, suffix_at: Indices, into: Indices, found: Values
 ) -> None:
-    """Lower `found` (weights, kept hubs, entry, exit) to the least of `prefix` (weights, hubs, entry) and
-    `suffix` (weights, hubs, exit) together; choice h of the hubs is ahead_at[h], behind_at[h] and into[h]."""
+    """Lower `found` (weights, remaining shared choices, entry, exit) to the least total of `prefix` (weights,
+    shared choices, entry) and `suffix` (weights, shared choices, exit). Choice h of the shared variables has
+    row prefix_at[h], row suffix_at[h] and row into[h]."""
     for j in range(len(found)):
         for h in range(len(into)):
             one, other, target = prefix[j, prefix_at[h]], suffix[j, suffix_at[h]], found[j, into[h]]

@@ -1,4 +1,5 @@
-"""Stages on top of layouts: a graph cut into stages on meshes of their own, both chosen together."""
+"""Search of pipelines of operator graphs: the partition into stages and the layout of each stage,
+together."""
 
 from shardwise.search.staged.problem import SCHEDULE, StagedProblem
 from shardwise.search.staged.search import StagedPipeline, staged_frontier

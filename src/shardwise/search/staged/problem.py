@@ -1,6 +1,8 @@
-"""A graph on a pipeline of meshes: what is laid out, and what a pipeline of laid-out stages takes.
+"""The problem of a graph on a pipeline of meshes, and paths through its schedule.
 
-Ways through a schedule: what takes longest in a pipeline, and so what no like pipeline is below.
+`StagedProblem` gives the layouts of a stage, the messages across cuts and the step time of a pipeline. A
+`Path` is a chain of actions of which each waits for the one before, so its length is a lower bound of the
+step. `critical_path` finds the longest path of a pipeline.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ Cuts = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class StagedProblem:
-    """`stages` in a row, each on a mesh like `mesh`, through which the batch goes in so many `microbatches`;
-    `graph` has the sizes of one of them."""
+    """`stages` in a row, each on a mesh equal to `mesh`; the batch goes through them in `microbatches`.
+    `graph` has the sizes of one micro-batch."""
 
     graph: OpGraph
     cluster: Cluster
@@ -53,20 +55,20 @@ class StagedProblem:
 
     @cached_property
     def blocks(self) -> tuple[int, ...]:
-        """The place in the graph of each block, repetitions counted."""
+        """The index in the graph of each block, repetitions counted."""
         return tuple(place for place, block in enumerate(self.graph.blocks) for _ in range(block.repeat))
 
     @cached_property
     def places_to_cut(self) -> tuple[int, ...]:
-        """The blocks, repetitions counted, that read what the one before them made, and nothing else that
-        was made before, as those behind."""
+        """The blocks, repetitions counted, before which a cut is possible: they read the output of the block
+        before them, and no block from there on reads a skip tensor from before the cut."""
         shapes, joined = entry_shapes(self.graph), blocks_joined_by_skips(self.graph)
         return tuple(
             place for place in range(1, len(shapes)) if shapes[place] is not None and place not in joined
         )
 
     def spans(self, cuts: Cuts) -> list[tuple[int, int]]:
-        """The first block of each stage, and the one after its last."""
+        """The first block of each stage, and the block after its last."""
         ends = (0, *cuts, len(self.blocks))
         return list(pairwise(ends))
 
@@ -74,26 +76,28 @@ class StagedProblem:
         return self.transfer.counts(stage, first, end, self.microbatches, schedule=SCHEDULE)
 
     def candidates(self, first: int, end: int, counts: StepCounts) -> LayoutSpace:
-        """All layouts of some blocks in a row."""
+        """All layouts of some consecutive blocks as a stage."""
         return stage_layouts(self.graph, self.cluster, self.training, self.mesh, counts, first=first, end=end)
 
     def open_candidates(self, first: int, end: int, counts: StepCounts) -> LayoutSpace:
-        """All layouts of some blocks amid others."""
+        """Relaxed layouts of some consecutive blocks: their border tensors are free. A lower bound for every
+        stage that contains them."""
         return relaxed_layouts(
             self.graph, self.cluster, self.training, self.mesh, counts, first=first, end=end
         )
 
     def hops_s(self, cuts: Cuts) -> Values:
-        """Seconds of a message across each cut beside other work."""
+        """Seconds of a message across each cut that other work does not hide."""
         return np.array([self.transfer.hop_s(stage, cut) for stage, cut in enumerate(cuts)])
 
     def step_s(self, cuts: Cuts, forward_s: Values, backward_s: Values, end_s: Values) -> Values:
-        """Seconds (n) of the step by the schedule's evaluator: of pipelines whose stages take so long (n,
-        stages) for each pass of a micro-batch, and at the end of the step."""
+        """Step time (n) by evaluation of the schedule: of pipelines whose stages take these seconds (n,
+        stages) for each forward and backward pass of a micro-batch, and once at the end of the step."""
         return self.makespan_s(forward_s, backward_s, end_s, self.hops_s(cuts))
 
     def makespan_s(self, forward_s: Values, backward_s: Values, end_s: Values, hops_s: Values) -> Values:
-        """The same with so many seconds of a message across each cut, one for all or (n, stages - 1)."""
+        """Step time (n) with these seconds of a message across each cut, one for all pipelines or (n, stages
+        - 1)."""
         durations = Durations.of(
             stages=self.stages, batch=len(forward_s), forward_s=forward_s, backward_s=backward_s,
             reduce_s=end_s, hop_forward_s=hops_s, hop_backward_s=hops_s,
@@ -103,33 +107,36 @@ class StagedProblem:
 
 
 Weights = tuple[int, int, int]
-"""So many forward passes of micro-batches, backward passes, and ends of the step."""
+"""Numbers of forward passes and backward passes of micro-batches, and of ends of the step."""
 
 PERTURBATION, DIFFERENCE_STEP = 1e-6, 1e-9
-"""How far durations are moved apart, so that one way alone takes longest, and how far each is moved to see
-whether it is on that way; of the seconds of the step."""
+"""Relative perturbation of durations, so that only one path is the longest, and the relative step by which
+each duration is changed to see whether it is on that path; of the step time."""
 
 GOLDEN = 0.6180339887498949
-"""Multiples of it, without their whole parts, are all apart."""
+"""Golden ratio: the fractional parts of its multiples are all distinct."""
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Actions of a schedule of which each waits for the one before: whatever the stages are, the step takes
-    at least what these take. `passes` are those through each stage, `hops` the messages across each cut. Of
-    several paths together, the step takes at least the mean: `paths` is how many they are."""
+    """Path through a schedule: actions of which each waits for the one before. The step takes at least their
+    total duration, whatever the stages are.
+
+    `passes` are the passes in each stage, `hops` the messages across each cut. A mean of several paths is a
+    lower bound too: `paths` is their number.
+    """
 
     passes: tuple[Weights, ...]
     hops: tuple[int, ...]
     paths: int = 1
 
     def seconds(self, problem: StagedProblem, cuts: Cuts, stages_s: Sequence[Values]) -> Values:
-        """The step (n) at least, where the passes take so long (n) in each of the stages."""
+        """Lower bound of the step time (n), if the passes take these seconds (n) in each of the stages."""
         hops_s = float(np.array(self.hops) @ problem.hops_s(cuts))
         return np.asarray((np.sum(stages_s, axis=0) + hops_s) / self.paths)
 
     def averaged_with(self, other: Path) -> Path:
-        """Both together."""
+        """The mean of two paths, as their sum."""
         passes = tuple(
             (a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in zip(self.passes, other.passes, strict=True)
         )
@@ -138,9 +145,12 @@ class Path:
 
 
 def plain_paths(stages: int, microbatches: int) -> list[Path]:
-    """What `pipeline_lower_bound` counts: a stage begins after a message through each cut before it and is
-    busy for its whole; or the first micro-batch comes to it through all stages before, and the last one's
-    gradients go back through them, where the first stage ends its step."""
+    """The two kinds of paths that `pipeline_lower_bound` counts, for each stage.
+
+    A stage begins after a message through each cut before it, and is then busy with all micro-batches. Or the
+    first micro-batch reaches it through all stages before, the gradients of the last one go back through
+    them, and the first stage ends its step.
+    """
     many = microbatches
     found = []
     for stage in range(stages):
@@ -155,11 +165,12 @@ def plain_paths(stages: int, microbatches: int) -> list[Path]:
 
 
 def critical_path(problem: StagedProblem, cuts: Cuts, prices: Values) -> Path | None:
-    """The path that takes longest in a pipeline whose stages take so many seconds (stages, 3) forward,
-    backward and at the end of the step; None where several are as long.
+    """The longest path in a pipeline whose stages take `prices` (stages, 3) seconds forward, backward and at
+    the end of the step; None if several paths are equally long.
 
-    The step is the largest of the sums of all paths, and rises with each duration as often as that is on the
-    longest. That all of them together make up the step again shows that they are of one path.
+    The step time is the largest sum of any path, so its derivative by each duration is the number of times
+    that the longest path contains it. If these numbers times the durations add up to the step time, they
+    belong to one path.
     """
     stages = problem.stages
     given = np.concatenate([prices.T.reshape(-1), problem.hops_s(cuts)])

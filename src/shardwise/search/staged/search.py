@@ -1,7 +1,8 @@
-"""Layouts and stages together: partitions in the order of what they take at least, until none is left that
-could add to what is found.
+"""Search over partitions of a graph into stages and layouts of the stages.
 
-One way to cut a graph: pipelines of it that were evaluated, and what none of its pipelines is below.
+Partitions are taken in the order of their quick bounds, until the points found match all that are left. A
+`Partition` has the pipelines that were evaluated and a lower-bound curve of all of its pipelines.
+`staged_frontier` is the entry point.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ Values = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
 
 ROUNDING = 1e-12
-"""Sums added in different orders are no farther apart, relative."""
+"""Relative rounding error of sums that are added in different orders."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedPipeline:
-    """A pipeline that was evaluated: seconds, bytes on the rank with most, and where its layouts are."""
+    """A pipeline that was evaluated: step time in seconds, memory in bytes of the rank with most, and the
+    rows of its layouts in the stage frontiers."""
 
     problem: StagedProblem
     cuts: Cuts
@@ -49,8 +51,8 @@ class StagedPipeline:
 
 @dataclass(eq=False)
 class Partition:
-    """A graph cut before the blocks `cuts`, with the stages that this makes; `paths` are those through the
-    schedule that its floor counts, and `evaluated` its pipelines."""
+    """A graph cut before the blocks `cuts`, and its stages. `paths` are the paths through the schedule that
+    its lower bound counts, `evaluated` its pipelines."""
 
     stage_frontiers: StageFrontiers
     cuts: Cuts
@@ -72,17 +74,17 @@ class Partition:
         )
 
     def lower_bound(self) -> tuple[Values, Values]:
-        """The staircase (seconds, bytes ascending) below which no layout of the partition is: within each
-        limit of bytes the longest of all paths, each stage as soon done as any of its layouts."""
+        """The lower-bound curve (seconds, bytes ascending) of all layouts of the partition. Within each
+        memory limit it is the longest of all paths, with each stage at the lower bound of its frontier."""
         for path in self.paths:
-            self._stages_s(path, np.empty(0))  # what is tracked adds steps
+            self._stages_s(path, np.empty(0))  # solving a sum adds steps to the curve
         limits = np.unique(np.concatenate([stage_frontier.nbytes for stage_frontier in self.own]))
         seconds = self._path_bounds(limits).max(axis=0)
         some = np.isfinite(seconds)
         return seconds[some], limits[some]
 
     def _path_bounds(self, limits: Values) -> Values:
-        """What each path (paths, n) takes at least within limits (n) of bytes."""
+        """Lower bounds of each path (paths, n) within memory limits (n)."""
         problem = self.stage_frontiers.problem
         return np.stack(
             [path.seconds(problem, self.cuts, self._stages_s(path, limits)) for path in self.paths]
@@ -95,8 +97,8 @@ class Partition:
         ]
 
     def evaluate(self) -> list[StagedPipeline]:
-        """Pipelines by the schedule's evaluator: within any limit of bytes the layouts that are soonest
-        done with what a path has of them, for each path."""
+        """Evaluate pipelines by the schedule: for each path and memory limit, the layouts of its stages that
+        finish their part of the path first."""
         problem = self.stage_frontiers.problem
         limits = np.unique(np.concatenate([stage_frontier.prices[:, 3] for stage_frontier in self.own]))
         rows = [self._picks(path, limits) for path in self.paths]
@@ -118,11 +120,11 @@ class Partition:
         )
 
     def next_path(self, limit: float) -> bool:
-        """Count one path more, for what is open within a limit of bytes (of the floor: what stages take may
-        be more by their epsilon); whether there was any.
+        """Count one more path for the open part of the frontier at a memory limit of the lower-bound curve;
+        returns whether there was one. Stages may exceed the limit by their epsilon.
 
-        The one that takes longest in the fastest pipeline there. Where it is counted: the one in the pipeline
-        of the layouts that are soonest done with the longest path by floors; or the mean of these two.
+        The first candidate is the critical path of the fastest pipeline there. If it is counted already: that
+        of the pipeline whose layouts finish the longest path of the bounds first. Then the mean of these two.
         """
         if not self.evaluated:
             return False
@@ -144,8 +146,8 @@ class Partition:
         return True
 
     def _picks(self, path: Path, limits: Values) -> Rows:
-        """For each limit (n) of bytes the layouts (n, stages) that are soonest done with a path; in stages
-        that are not on it, with all micro-batches."""
+        """For each memory limit (n) the layouts (n, stages) that finish their part of a path first; for
+        stages not on the path, all micro-batches count."""
         many = self.stage_frontiers.problem.microbatches
         requested = (weights if any(weights) else (many, many, 1) for weights in path.passes)
         return np.column_stack(
@@ -157,19 +159,20 @@ class Partition:
 
 
 MOST_PARTITIONS = 50_000
-"""Ways to cut a graph that are held in order."""
+"""Most ways to cut a graph: all are sorted by their bounds."""
 
 MOST_PATHS = 16
-"""Paths through a schedule that are counted for one partition."""
+"""Most paths through a schedule that are counted for one partition."""
 
 STAGE_EPSILON_SHARE = 0.5
-"""Of an epsilon, the part for stages; the rest is for what bounds of whole pipelines leave."""
+"""Share of epsilon for the stage frontiers; the rest is for the gap of whole pipelines."""
 
 
 @dataclass(slots=True, eq=False)
 class StagedFrontier:
-    """Pipelines of which none is beaten by another, seconds ascending, and up to which factor 1 + `epsilon`
-    each layout of each partition is matched by one. Of all `partitions`, `evaluated` were."""
+    """Non-dominated pipelines by ascending step time, and the proven epsilon: each layout of each partition
+    is matched by one within a factor 1 + `epsilon`. `evaluated` of all `partitions` were evaluated, the
+    others pruned."""
 
     points: list[StagedPipeline] = field(default_factory=list)
     epsilon: float = 0.0
@@ -182,7 +185,7 @@ class StagedFrontier:
         return np.array([[p.time_s, p.memory_bytes] for p in self.points]).reshape(-1, 2)
 
     def add(self, fresh: Sequence[StagedPipeline]) -> None:
-        """Take over what is beaten by none."""
+        """Add pipelines and keep the non-dominated ones."""
         points = [*self.points, *fresh]
         selected = non_dominated(np.array([[p.time_s, p.memory_bytes] for p in points]))
         self.points = sorted((points[place] for place in selected.tolist()), key=lambda point: point.time_s)
@@ -191,7 +194,11 @@ class StagedFrontier:
 def staged_frontier(
     problems: Sequence[StagedProblem], *, epsilon: float, most_labels: float
 ) -> tuple[StagedFrontier, list[StageFrontiers]]:
-    """The frontier over all partitions of the graph and layouts of the stages, in any of the settings."""
+    """The Pareto frontier over all partitions of the graph and all layouts of their stages, for all problems
+    together, and the stage frontiers.
+
+    Raises ConfigError if the graph cannot be cut into this number of stages.
+    """
     found = StagedFrontier(epsilon=epsilon)
     every = [StageFrontiers(problem, epsilon * STAGE_EPSILON_SHARE, most_labels) for problem in problems]
     lower_bounds: list[tuple[Values, Values]] = []
@@ -209,13 +216,14 @@ def staged_frontier(
                 found.epsilon = max(
                     epsilon, *(_epsilon_left(found, *lower_bound) for lower_bound in lower_bounds)
                 )
-        # What was cut while less was known is held against what is known now.
+        # Partitions pruned with a smaller epsilon than the one known now are compared again.
         unproven = [(quick, cuts) for used, quick, cuts in pruned if used > found.epsilon]
     return found, every
 
 
 def _solved(found: StagedFrontier, partition: Partition, epsilon: float) -> tuple[Values, Values]:
-    """The floor of a partition whose pipelines are found: path by path, until these match it."""
+    """The lower-bound curve of a partition whose pipelines are added to the frontier: paths are added until
+    the points match it."""
     for _ in range(MOST_PATHS):
         lower_bound = partition.lower_bound()
         found.add(partition.evaluate())
@@ -227,12 +235,12 @@ def _solved(found: StagedFrontier, partition: Partition, epsilon: float) -> tupl
 
 
 def _in_order(quick: QuickPartitionBounds) -> list[Cuts]:
-    """All ways to cut a graph by what they take at least, of equals the first."""
+    """All ways to cut a graph by ascending quick bound, of equal ones the first."""
     problem = quick.problem
     places, count = problem.places_to_cut, problem.stages - 1
     if not 1 <= comb(len(places), count) <= MOST_PARTITIONS:
         raise ConfigError(
-            "is no number of stages that this graph can be cut into", key="--stages",
+            "this graph cannot be cut into this number of stages", key="--stages",
             found=f"{problem.stages} of {len(problem.blocks)} blocks, {comb(len(places), count):,} ways",
             allowed=f"1 to {MOST_PARTITIONS:,} ways to cut",
         )  # fmt: skip
@@ -240,12 +248,12 @@ def _in_order(quick: QuickPartitionBounds) -> list[Cuts]:
 
 
 def _is_matched(found: StagedFrontier, quick: QuickPartitionBounds, cuts: Cuts) -> bool:
-    """Whether points match all layouts of a partition, by its crude floor; stages that say too little are
-    tracked amid others, one after the other."""
+    """Whether the points match all layouts of a partition by its quick bound. Stages whose bound is too low
+    are solved with relaxed borders, heaviest first."""
     if not found.points:
         return False
     figures, factor = found.figures, 1.0 + max(found.epsilon, ROUNDING)
-    # Between two points' bytes the slower one is the fastest that there is.
+    # Between the memory of two points, the slower one is the fastest that fits.
     rising = figures[np.argsort(figures[:, 1])]
     limits = np.append(rising[:, 1] / factor, np.inf)
     required_s = np.append(np.inf, rising[:, 0] / factor)
@@ -265,12 +273,12 @@ def _is_matched(found: StagedFrontier, quick: QuickPartitionBounds, cuts: Cuts) 
 
 
 def _epsilon_left(found: StagedFrontier, seconds: Values, nbytes: Values) -> float:
-    """The least epsilon with which points match all above a staircase."""
+    """The least epsilon with which the points match everything above a lower-bound curve."""
     return float(_gaps(found, seconds, nbytes).max(initial=0.0))
 
 
 def _gaps(found: StagedFrontier, seconds: Values, nbytes: Values) -> Values:
-    """The same for each step (n) of the staircase."""
+    """The epsilon needed for each step (n) of a lower-bound curve."""
     figures = found.figures
     ratios = np.maximum(figures[None, :, 0] / seconds[:, None], figures[None, :, 1] / nbytes[:, None])
     left = ratios.min(axis=1) - 1.0

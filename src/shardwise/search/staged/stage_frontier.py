@@ -1,6 +1,8 @@
-"""Stages as they may be, tracked: some blocks in a row on a mesh, with bounds on all of their layouts.
+"""Stage frontiers and lower bounds of partitions.
 
-What pipelines take at least: of all layouts of their stages, and of a partition as a whole.
+`StageFrontier` has the layouts found for one stage and a lower-bound curve for each weighted sum of its
+durations. `StageFrontiers` solves each distinct stage once. `QuickPartitionBounds` bounds partitions by the
+least time of each block and by bounds with relaxed borders.
 """
 
 from __future__ import annotations
@@ -26,24 +28,25 @@ Key = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowerBoundCurve:
-    """A staircase that no layout is below: one of at most `nbytes[i]` takes at least `seconds[i]`, and none
-    takes less than the first bytes. Bytes ascend and seconds descend."""
+    """Lower-bound curve: a layout of at most `nbytes[i]` takes at least `seconds[i]`, and none has less than
+    the first bytes. Bytes ascend and seconds descend."""
 
     seconds: Values
     nbytes: Values
 
     @staticmethod
     def of(found: ParetoSearchResult) -> LowerBoundCurve:
-        """What a tracked frontier says: each of its points stands for what is better by its epsilon."""
+        """From a Pareto frontier: no layout is below its points divided by 1 + its epsilon."""
         points = found.points[::-1] / (1.0 + found.epsilon)
         return LowerBoundCurve(points[:, 0], points[:, 1])
 
     def at(self, limits: Values) -> Values:
-        """Least seconds (n) of layouts of at most `limits` (n) bytes; infinite where there is none."""
+        """Lower bound of seconds (n) of layouts of at most `limits` (n) bytes; infinite where there is
+        none."""
         return self._of(np.searchsorted(self.nbytes, limits, side="right"))
 
     def below(self, limits: Values) -> Values:
-        """The same of layouts of less than that."""
+        """Lower bound of seconds (n) of layouts of less than `limits` (n) bytes."""
         return self._of(np.searchsorted(self.nbytes, limits, side="left"))
 
     def _of(self, places: npt.NDArray[np.intp]) -> Values:
@@ -52,10 +55,10 @@ class LowerBoundCurve:
 
 @dataclass(eq=False)
 class StageFrontier:
-    """A stage, its `layouts` that were found, and their `prices` (n, 4): seconds of a micro-batch forward and
-    backward, seconds at the end of the step, and bytes.
+    """A stage, the `layouts` found, and their `prices` (n, 4): seconds of a micro-batch forward and backward,
+    seconds at the end of the step, and bytes.
 
-    Each sum of these seconds that was asked for was tracked, and has a floor that no layout is below.
+    Each weighted sum of these seconds that was requested has been solved, and has a lower-bound curve.
     """
 
     stage_frontiers: StageFrontiers
@@ -69,7 +72,7 @@ class StageFrontier:
 
     @property
     def nbytes(self) -> Values:
-        """Where floors step, and what layouts take."""
+        """Memory values at which the lower-bound curves or the layouts change, ascending."""
         return np.unique(
             np.concatenate(
                 [*(lower_bound.nbytes for lower_bound in self._lower_bounds.values()), self.prices[:, 3]]
@@ -77,11 +80,11 @@ class StageFrontier:
         )
 
     def knows(self, weights: Weights) -> bool:
-        """Whether the floor of a sum has been tracked."""
+        """Whether a weighted sum has been solved."""
         return _normalised(weights) in self._lower_bounds
 
     def lower_bound_s(self, weights: Weights, limits: Values) -> Values:
-        """Seconds (n) that such a sum takes at least in layouts of at most `limits` (n) bytes."""
+        """Lower bound of a weighted sum in seconds (n), of layouts of at most `limits` (n) bytes."""
         if not any(weights):
             return np.zeros(len(limits))
         own = _normalised(weights)
@@ -90,17 +93,17 @@ class StageFrontier:
         return self._lower_bounds[own].at(limits) * (max(weights) // max(own))
 
     def picks(self, limits: Values, weights: Weights) -> npt.NDArray[np.intp]:
-        """For each limit (n) of bytes the layout within it with the least sum; -1 where there is none."""
+        """For each memory limit (n) the layout within it with the least sum; -1 where there is none."""
         seconds = self.prices[:, :3] @ np.array(weights, dtype=np.float64)
         fits = self.prices[None, :, 3] <= limits[:, None]
         best = np.where(fits, seconds[None], np.inf)
         return np.where(fits.any(axis=1), best.argmin(axis=1), -1)
 
     def _solve(self, weights: Weights) -> LowerBoundCurve:
-        """The floor of a sum; the layouts that are found on the way are taken over."""
+        """The lower-bound curve of a weighted sum; the layouts found are added."""
         candidates = self._candidates(weights)
         found = self.stage_frontiers.solve(candidates.chain)
-        # All sums have the same choices.
+        # The choices are the same for all sums.
         fresh = [
             (solution, candidates.layout(solution))
             for _, solution in found.solutions
@@ -113,7 +116,7 @@ class StageFrontier:
         return LowerBoundCurve.of(found)
 
     def _candidates(self, weights: Weights) -> LayoutSpace:
-        """All layouts of the stage, priced by a sum."""
+        """All layouts of the stage, with their time as a weighted sum."""
         forwards, backwards, ends = weights
         problem = self.stage_frontiers.problem
         counts = replace(
@@ -124,17 +127,17 @@ class StageFrontier:
 
     @cached_property
     def _parts(self) -> tuple[Chain, ...]:
-        """The stage priced by each part of its sums alone."""
+        """The chain of the stage under each duration alone."""
         return tuple(self._candidates(weights).chain for weights in ((1, 0, 0), (0, 1, 0), (0, 0, 1)))
 
     def _costs(self, solution: Solution) -> list[float]:
-        """Seconds of the parts of its sums, and bytes."""
+        """Seconds of each duration, and bytes."""
         measures = [measure(chain, solution) for chain in self._parts]
         return [*(time_s for time_s, _ in measures), measures[0][1]]
 
 
 def _normalised(weights: Weights) -> Weights:
-    """The least sum that these are a multiple of."""
+    """The weights divided by their greatest common divisor."""
     forwards, backwards, ends = weights
     shared = gcd(*weights) or 1
     return forwards // shared, backwards // shared, ends // shared
@@ -142,8 +145,8 @@ def _normalised(weights: Weights) -> Weights:
 
 @dataclass(eq=False)
 class StageFrontiers:
-    """The stages of a setting, each tracked once to `epsilon` or as far as `most_labels` go; those that are
-    alike are one. `labels`, `weights` and `choices` count the effort."""
+    """The stage frontiers of a problem, each solved once to `epsilon` or within `most_labels`; equal stages
+    share one. `labels`, `weights` and `choices` count the effort."""
 
     problem: StagedProblem
     epsilon: float
@@ -155,7 +158,7 @@ class StageFrontiers:
     _open_bounds: dict[tuple[int, tuple[int, ...]], LowerBoundCurve] = field(default_factory=dict)
 
     def stage_frontier(self, stage: int, first: int, end: int) -> StageFrontier:
-        """A stage; those that are alike are one."""
+        """The frontier of a stage; equal stages share one."""
         blocks = self.problem.blocks
         key = (stage, blocks[first:end], first > 0, blocks[end] if end < len(blocks) else None)
         if key not in self._frontiers:
@@ -163,8 +166,8 @@ class StageFrontiers:
         return self._frontiers[key]
 
     def open_bound(self, stage: int, first: int, end: int) -> LowerBoundCurve:
-        """What no stage of that number is below that has these blocks among its own, busy seconds in the
-        step."""
+        """Lower-bound curve of the busy seconds per step of every stage of this number that contains these
+        blocks (relaxed borders)."""
         key = (stage, self.problem.blocks[first:end])
         if key not in self._open_bounds:
             candidates = self.problem.open_candidates(first, end, self.problem.counts(stage, first, end))
@@ -172,12 +175,13 @@ class StageFrontiers:
         return self._open_bounds[key]
 
     def least_passes_s(self, place: int) -> float:
-        """Seconds that a micro-batch's passes through a block take at least, whatever its neighbours do."""
+        """Lower bound of the seconds of a micro-batch's passes through a block, for any layout of its
+        neighbours."""
         candidates = self.problem.open_candidates(place, place + 1, StepCounts(microbatches=1, steps=0))
         return float(LowerBoundCurve.of(self.solve(candidates.chain)).seconds.min())
 
     def open_bounds(self, stage: int, first: int, end: int) -> list[LowerBoundCurve]:
-        """The open floors known so far that hold for a stage."""
+        """The relaxed lower bounds known so far that hold for a stage."""
         own = self.problem.blocks[first:end]
         return [
             lower_bound
@@ -186,7 +190,7 @@ class StageFrontiers:
         ]
 
     def solve(self, chain: Chain) -> ParetoSearchResult:
-        """The frontier of a chain, as closely as stages are tracked."""
+        """The Pareto frontier of a chain to the epsilon of stages."""
         found = pareto_search([chain], epsilon=self.epsilon, most_labels=self.most_labels)
         self.labels += sum(effort.labels for effort in found.efforts)
         self.weights += sum(effort.weights for effort in found.efforts)
@@ -195,20 +199,22 @@ class StageFrontiers:
 
 
 def _has(blocks: tuple[int, ...], part: tuple[int, ...]) -> bool:
-    """Whether `part` is among the blocks, in a row."""
+    """Whether the blocks contain `part` as consecutive blocks."""
     return any(blocks[at : at + len(part)] == part for at in range(len(blocks) - len(part) + 1))
 
 
 def pipeline_lower_bound(
     problem: StagedProblem, cuts: Cuts, passes_s: Values, whole_s: Values, once_s: Values
 ) -> Values:
-    """Seconds (n) that a pipeline takes at least whose stages take at least `passes_s` (n, stages) for each
-    micro-batch and `whole_s` with all of them and the end of the step; the first of them `once_s` (n) for one
-    micro-batch and the end of the step.
+    """Lower bound of the step time (n) of pipelines.
 
-    Stage s begins after a message through each cut before it, and is busy for its whole. The first
-    micro-batch comes to it through all stages before, the last one's gradients go back through them, and
-    then the first stage ends its step; between these, s is busy with its passes.
+    Their stages take at least `passes_s` (n, stages) seconds for each micro-batch, and `whole_s` (n, stages)
+    with all of them and the end of the step. The first stage takes at least `once_s` (n) for one micro-batch
+    and the end of the step.
+
+    Stage s begins after a message through each cut before it, and is then busy for `whole_s`. The first
+    micro-batch reaches it through all stages before, the gradients of the last one go back through them, and
+    then the first stage ends its step. Between these, stage s is busy with its passes.
     """
     hops_s = np.concatenate([[0.0], np.cumsum(problem.hops_s(cuts))])
     alone_s = (whole_s + hops_s).max(axis=1)
@@ -219,7 +225,8 @@ def pipeline_lower_bound(
 
 
 class QuickPartitionBounds:
-    """What partitions take at least by what each block takes alone, and by the open floors known so far."""
+    """Quick bounds of partitions: by the least time of each block alone, and by the relaxed lower bounds
+    known so far."""
 
     def __init__(self, stage_frontiers: StageFrontiers) -> None:
         self.stage_frontiers, self.problem = stage_frontiers, stage_frontiers.problem
@@ -230,17 +237,17 @@ class QuickPartitionBounds:
         self.least_s = np.array([least[block] for block in blocks])
 
     def passes_s(self, cuts: Cuts) -> Values:
-        """Of each stage, a micro-batch's passes."""
+        """Lower bound of the seconds of a micro-batch's passes, for each stage."""
         return np.array([self.least_s[first:end].sum() for first, end in self.problem.spans(cuts)])
 
     def of(self, cuts: Cuts) -> float:
-        """The step of any layout."""
+        """Lower bound of the step time of any layout of a partition."""
         passes_s = self.passes_s(cuts)[None]
         whole_s = self.problem.microbatches * passes_s
         return float(pipeline_lower_bound(self.problem, cuts, passes_s, whole_s, passes_s[:, 0])[0])
 
     def below(self, cuts: Cuts, limits: Values) -> Values:
-        """The step of layouts of less than `limits` (n) bytes."""
+        """Lower bound of the step time of layouts of less than `limits` (n) bytes."""
         passes_s = np.broadcast_to(self.passes_s(cuts), (len(limits), self.problem.stages))
         whole_s = self.problem.microbatches * passes_s
         for stage, (first, end) in enumerate(self.problem.spans(cuts)):
