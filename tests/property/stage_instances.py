@@ -1,4 +1,4 @@
-"""Small graphs to cut, settings to cut them in, and every pipeline that there is, evaluated."""
+"""Small graphs to cut into stages, settings for them, and every possible pipeline, evaluated."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ Values = npt.NDArray[np.float64]
 
 
 def cut_graph(seed: int, middles: int, batch: int | None = None) -> OpGraph:
-    """A linear layer, `middles` runs of one or two more, and a last one with a loss, on random sizes (but a
-    `batch` that is given)."""
+    """A linear layer, `middles` runs of one or two more, and a last one with a loss, with random sizes (but
+    for a given `batch`).
+    """
     random = np.random.default_rng(seed)
     sizes = {
         "b": int(random.choice([8, 16, 64])), "e": int(random.choice([64, 512, 2048])),
@@ -53,7 +54,7 @@ def cut_graph(seed: int, middles: int, batch: int | None = None) -> OpGraph:
 
 
 def problem_of(seed: int) -> StagedProblem:
-    """Two ranks to a stage with few ways to cut, or one rank to a stage with many."""
+    """Two ranks per stage with few ways to cut, or one rank per stage with many."""
     is_wide = seed % 3 == 0
     return StagedProblem(
         graph=cut_graph(seed, 0 if is_wide else 1 + seed % 2),
@@ -88,7 +89,7 @@ def solutions(chain: Chain) -> Iterator[Solution]:
 
 
 def price_of(problem: StagedProblem, stage: int, first: int, end: int, layout: GraphLayout) -> LayoutEstimate:
-    """The price of a stage's layout, from its names."""
+    """The estimate of a stage's layout, from its names."""
     return estimate_stage(
         problem.graph, problem.cluster, problem.training, problem.mesh, layout,
         first=first, end=end, counts=problem.counts(stage, first, end),
@@ -96,7 +97,7 @@ def price_of(problem: StagedProblem, stage: int, first: int, end: int, layout: G
 
 
 def price_of_point(point: StagedPipeline) -> PipelineEstimate:
-    """The price of a pipeline that was found, from its names."""
+    """The estimate of a pipeline of the frontier, from its names."""
     problem, layouts = point.problem, point.layouts
     layout = StagedLayout(
         ranks=problem.mesh.ranks, blocks=tuple(block for each in layouts for block in each.blocks),

@@ -1,4 +1,4 @@
-"""One price for scalars and columns: a row alone costs what it costs in a table, wherever it stands there."""
+"""Scalars and columns have the same costs: a row alone costs the same as in a table, at any index."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Prices = dict[str, NDArray[np.float64]]
 
 
 def costs_by_name(problem: Problem, table: StrategyTable) -> Prices:
-    """Everything that a table costs, by name; the last axis are its rows."""
+    """All costs of a table, by name; the last axis is its rows."""
     costs = costs_of_all_stages(problem, table)
     times, end = stage_times(problem, table, costs), step_end(problem, table, costs)
     memory, peaks = rank_bytes(problem, table, costs), peaks_of(problem, table)
@@ -49,7 +49,7 @@ def costs_by_name(problem: Problem, table: StrategyTable) -> Prices:
 def mismatches(
     problem: Problem, table: StrategyTable, rows: Any, rtol: float = 1e-12
 ) -> list[tuple[str, int]]:
-    """Names and rows of what differs between `rows` priced one by one and priced within the whole table."""
+    """Names and rows of differences between `rows` evaluated one by one and within the whole table."""
     together = costs_by_name(problem, table)
     differing = []
     for row in rows:
@@ -105,7 +105,7 @@ def test_rows_that_are_repeated_cost_the_same(drawn: Any) -> None:
 
 
 def test_peaks_are_places_of_the_whole(drawn: Any) -> None:
-    """The places that decide the peak are some of all places, with the same prices."""
+    """The ranks that decide the peak are a subset of all ranks, with the same costs."""
     problem, table = drawn
     some, every = costs_of_peak_stages(problem, table), costs_of_all_stages(problem, table)
     few, all_ = rank_bytes(problem, table, some).device, rank_bytes(problem, table, every).device

@@ -1,4 +1,6 @@
-"""How prices move with the cluster: twice as fast takes half the time, faster links never take longer."""
+"""Estimates scale with the cluster: twice the speed takes half the time, and faster links never
+take longer.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_twice_as_fast_takes_half_the_time(drawn: Any) -> None:
 
 
 def hides_one_thing(table: StrategyTable) -> Any:
-    """Rows without sharded gradients or moved activations, which may hide beside what a ring hides beside."""
+    """Rows without sharded gradients or offloaded activations, which could overlap with the same computation
+    as the ring.
+    """
     return (table.grad_shard == 1) & (table.offload < OFFLOADS.index("activations"))
 
 

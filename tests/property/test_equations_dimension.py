@@ -34,7 +34,7 @@ def test_every_module_has_checked_equations() -> None:
     assert len(EQUATIONS) >= 30
 
 
-# Broken twins: what a slip in an equation looks like, each caught above.
+# Mutants: typical slips in an equation, each caught above.
 
 
 def forgets_to_divide_s(nbytes: Any, alpha_s: Any, bw_bytes_per_s: Any) -> Any:

@@ -1,4 +1,6 @@
-"""A layout priced from its names alone costs what the chain of all layouts says: two programs, one page."""
+"""A layout evaluated from its names alone has the costs of the chain of all layouts: two independent programs
+for one page of definitions.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ CLUSTERS = (
 
 
 def random_solution(random: np.random.Generator, chain: Chain) -> Solution:
-    """Any choice of each variable; borders and hubs agree."""
+    """A random choice of each variable; borders and shared variables agree."""
     chosen: list[SegmentChoice] = []
     shared = {name: int(random.integers(size)) for name, size in shared_sizes(chain).items()}
     links = [link for link in chain for _ in range(link.repeat)]
@@ -77,17 +79,17 @@ def random_solution(random: np.random.Generator, chain: Chain) -> Solution:
 
 
 def _entry_of(link: Segment) -> str:
-    """The name of a link's entry."""
+    """The name of a segment's entry."""
     _, part = link.modes[0]
     return "" if part.entry is None else part.names[part.entry]
 
 
 Both = tuple[tuple[float, float], LayoutEstimate]
-"""Seconds and bytes by the chain, and a price by the walk."""
+"""Seconds and bytes by the chain, and an estimate by the layout alone."""
 
 
 def both(graph: OpGraph, cluster: str, ranks: tuple[int, ...], training: Training, seed: int) -> Both:
-    """A random layout by the chain and by its names."""
+    """A random layout, evaluated by the chain and from its names."""
     (found,) = all_both(graph, cluster, ranks, training, [seed])
     return found
 
@@ -95,14 +97,16 @@ def both(graph: OpGraph, cluster: str, ranks: tuple[int, ...], training: Trainin
 def all_both(
     graph: OpGraph, cluster: str, ranks: tuple[int, ...], training: Training, seeds: Iterable[int]
 ) -> list[Both]:
-    """The same of several layouts of one chain, which takes longer to make than a layout to price."""
+    """The same for several layouts of one chain, as building the chain takes longer than evaluating
+    a layout.
+    """
     machines = load_cluster(cluster)
     mesh: Mesh = mesh_of(machines, ranks)
     laid = layout_chain(graph, machines, training, mesh)
     found = []
     for seed in seeds:
         solution = random_solution(np.random.default_rng(seed), laid.chain)
-        # As a plan would hold it: names alone.
+        # As in a plan file: names alone.
         record = json.loads(json.dumps(layout_record(laid.layout(solution))))
         layout = layout_from_record(record, graph, ranks)
         price = estimate_layout(graph, machines, training, mesh, layout)
@@ -134,7 +138,7 @@ def test_chain_and_walk_agree_on_skip_tensors(seed: int) -> None:
 
 
 def test_skip_tensors_are_entries_results_and_inner_tensors() -> None:
-    """What the test above draws, of each at least so many."""
+    """Kinds of skip tensors in the graphs of the test above, with a least number of each."""
     entries = results = inner = into_repeated = 0
     for graph in map(skip_graph, range(20)):
         skips = skip_tensors_of(graph)
@@ -197,7 +201,7 @@ AT_ONCE = StepLedger.at_once_bytes
 
 
 def by_definition(ledger: StepLedger) -> float:
-    """At each moment all that waits for its end, looked for anew."""
+    """For each instant, the bytes of all tensors that are live, computed from scratch."""
     saved = [each for each in ledger.saved_tensors if not each.is_recomputed]
     always = sum(ledger.resident.values()) - sum(each.nbytes for each in saved)
     moments = [
@@ -215,7 +219,7 @@ def by_definition(ledger: StepLedger) -> float:
 
 @pytest.mark.slow
 def test_peak_memory_is_the_maximum_over_all_instants(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of random graphs; most of them have less at any moment than is counted in all."""
+    """Random graphs; in most of them the peak is less than the sum of all tensors."""
     fewer = []
 
     def noted(ledger: StepLedger) -> float:
@@ -365,7 +369,7 @@ def test_a_broken_twin_is_noticed(twin: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_recomputed_first_block_saves_the_data_that_it_reads() -> None:
-    """All that it makes is made again; x and target wait."""
+    """All its results are recomputed; x and target stay saved."""
     graph, machines = mlp(512, 64, 256, 40), load_cluster("8x8xH100-SXM")
     mesh = mesh_of(machines, (1,))
     laid = layout_chain(graph, machines, SOFTWARE[0], mesh)

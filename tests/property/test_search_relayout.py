@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.uneven_twin import Layouts, drawn_space, drawn_to_spread, filling_of, walked_s
+from tests.property.uneven_twin import Layouts, random_space, random_to_spread, filling_of, walked_s
 
 from shardwise.plans import Layout, Pipeline, UnevenResult
 from shardwise.search import UnevenSpace, predict_record, relayout
@@ -28,11 +28,11 @@ SEEDS, FULL_SEEDS = 20, 1000
 
 
 @cache
-def drawn_plan(seed: int) -> tuple[UnevenSpace, UnevenResult] | None:
+def random_plan(seed: int) -> tuple[UnevenSpace, UnevenResult] | None:
     """A random plan that fits, of up to three pipelines of any stages with any layers, alike ones in a third
     of them; None where nothing was found."""
     rng = random.Random(seed)
-    space = drawn_to_spread(seed) if seed % 4 == 3 else drawn_space(seed, 8)
+    space = random_to_spread(seed) if seed % 4 == 3 else random_space(seed, 8)
     size = rng.choice(space.micro_batch_sizes[:2])
     total = space.job.global_batch_size // size
     pools = tuple(range(len(space.pools)))
@@ -44,7 +44,7 @@ def drawn_plan(seed: int) -> tuple[UnevenSpace, UnevenResult] | None:
     left = np.array(options.devices)
     found: list[UnevenPipeline] = []
     for _ in range(200 if is_spread else 40):
-        one = _drawn_pipeline(rng, options)
+        one = _random_pipeline(rng, options)
         filling = int(one.filling[0])
         if is_spread and not found and filling < 2:
             continue
@@ -92,7 +92,7 @@ def without_a_pool(result: UnevenResult, seed: int) -> UnevenResult:
     )
 
 
-def _drawn_pipeline(rng: random.Random, options: StageOptions) -> Layouts:
+def _random_pipeline(rng: random.Random, options: StageOptions) -> Layouts:
     stages = rng.randint(1, min(4, options.most_stages))
     kinds = [rng.randrange(len(pool.kinds)) for pool in options.stages]
     of = [rng.randrange(len(kinds)) for _ in range(stages)]
@@ -110,7 +110,7 @@ def _drawn_pipeline(rng: random.Random, options: StageOptions) -> Layouts:
 @cache
 def least_in_place_s(seed: int) -> float:
     """The least time of the drawn plan's pipelines with any layers and any shares."""
-    drawn = drawn_plan(seed)
+    drawn = random_plan(seed)
     assert drawn is not None
     space, result = drawn
     names = [pool.name for pool in space.pools]
@@ -183,7 +183,7 @@ def faults(seeds: range) -> list[str]:
     """Where `relayout` is not what it says."""
     found = []
     for seed in seeds:
-        drawn = drawn_plan(seed)
+        drawn = random_plan(seed)
         if drawn is None:
             continue
         space, result = drawn
@@ -228,7 +228,7 @@ def _devices(result: UnevenResult) -> list[list[tuple[str, int, int]]]:
 @pytest.mark.slow
 def test_layers_and_shares_are_optimal_at_the_placement_of_a_plan(full: bool) -> None:
     seeds = range(FULL_SEEDS if full else SEEDS)
-    plans = [drawn for seed in seeds if (drawn := drawn_plan(seed)) is not None]
+    plans = [drawn for seed in seeds if (drawn := random_plan(seed)) is not None]
     assert len(plans) > len(seeds) / 2 and {result.is_alike for _, result in plans} == {True, False}
     assert any(
         sum(sum(stage.layers) for stage in pipeline.stages) < space.model.layers
@@ -243,7 +243,7 @@ def test_layers_and_shares_are_optimal_at_the_placement_of_a_plan(full: bool) ->
 @pytest.mark.parametrize("seed", [195, 207, 759])
 def test_stages_spread_over_nodes_that_are_no_longer_full_get_no_relayout(seed: int) -> None:
     """Stages of the other pipeline are gone, with which one filled its nodes: that is priced nowhere."""
-    drawn = drawn_plan(seed)
+    drawn = random_plan(seed)
     assert drawn is not None
     space, result = drawn
     again = predict_record(space.model, space.cluster, space.job, result)
@@ -252,7 +252,7 @@ def test_stages_spread_over_nodes_that_are_no_longer_full_get_no_relayout(seed: 
 
 
 def test_stages_that_the_search_does_not_know_stay_unchanged() -> None:
-    drawn = next(one for seed in range(SEEDS) if (one := drawn_plan(seed)) is not None)
+    drawn = next(one for seed in range(SEEDS) if (one := random_plan(seed)) is not None)
     space, result = drawn
     first, *others = result.layout.pipelines
     stage = first.stages[0]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.property.uneven_bounds import hold_bounds
-from tests.property.uneven_twin import drawn_to_spread, every_layout, least_s
+from tests.property.uneven_twin import random_to_spread, every_layout, least_s
 from tests.sampling import sample_of
 
 from shardwise.search import UnevenSpace, predict_record
@@ -34,12 +34,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @cache
 def expected_s(seed: int) -> float:
-    return least_s(drawn_to_spread(seed))
+    return least_s(random_to_spread(seed))
 
 
 def is_the_twins(seed: int) -> bool:
     """Whether the search finds the twin's time, and its record says the same."""
-    space = drawn_to_spread(seed)
+    space = random_to_spread(seed)
     least = pytest.approx(expected_s(seed), rel=1e-9)
     outcome = search_uneven(space)
     if outcome.plan is None:
@@ -68,7 +68,7 @@ def test_the_best_plan_is_that_of_the_twin(first_seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", sample_of(BEST, BEST[:2]))
 def test_the_best_plan_has_such_stages_and_is_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    space = drawn_to_spread(seed)
+    space = random_to_spread(seed)
     assert is_the_twins(seed)
     best = search_uneven(space).plan
     assert best is not None and is_spread(space, best)
@@ -78,7 +78,7 @@ def test_the_best_plan_has_such_stages_and_is_found(seed: int, monkeypatch: pyte
         "kinds",
         lambda of, pool, size: tuple(one for one in every(of, pool, size) if of.spread(pool, one) is None),
     )
-    laid = search_uneven(drawn_to_spread(seed)).plan
+    laid = search_uneven(random_to_spread(seed)).plan
     assert laid is None or laid.time_s > best.time_s * (1 + 1e-3)
 
 
@@ -97,7 +97,7 @@ def test_sets_that_fill_more_nodes_than_they_need_are_noticed(monkeypatch: pytes
 def test_no_layout_takes_less_than_its_bounds(full: bool) -> None:
     held = 0
     for seed in range(30 if full else 15):
-        space, rng = drawn_to_spread(seed), random.Random(seed)
+        space, rng = random_to_spread(seed), random.Random(seed)
         subproblem = rng.choice(space.subproblems())
         of = StageCostModel(space).options(replace(subproblem, least=subproblem.most))
         numbers = range(1, of.microbatches + 1)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.property.uneven_bounds import hold_bounds
-from tests.property.uneven_twin import drawn_space, every_layout, least_s
+from tests.property.uneven_twin import random_space, every_layout, least_s
 
 from shardwise.cluster import load_cluster
 from shardwise.model import load_model
@@ -48,7 +48,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.mark.slow
 def test_the_best_uneven_plan_is_that_of_the_twin(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + CHUNK):
-        space = drawn_space(seed, 4 if seed % 4 else 8)
+        space = random_space(seed, 4 if seed % 4 else 8)
         expected_s = least_s(space)
         outcome = search_uneven(space)
         if expected_s == float("inf"):
@@ -64,7 +64,7 @@ def test_the_best_uneven_plan_is_that_of_the_twin(first_seed: int) -> None:
 @pytest.mark.slow
 def test_no_layout_takes_less_than_its_bounds(full: bool) -> None:
     for seed in range(60 if full else 20):
-        space = drawn_space(seed, 4)
+        space = random_space(seed, 4)
         rng = random.Random(seed)
         subproblem = rng.choice(space.subproblems())
         options = StageCostModel(space).options(replace(subproblem, least=subproblem.most))
@@ -87,7 +87,7 @@ def test_a_bound_that_is_too_high_loses_plans(module: ModuleType, monkeypatch: p
     monkeypatch.setattr(pipeline_search, "local_search", lambda *_: ())
 
     def is_missed(seed: int) -> bool:
-        space = drawn_space(seed, 4)
+        space = random_space(seed, 4)
         expected_s, outcome = least_s(space), search_uneven(space)
         late = outcome.plan is None or outcome.plan.time_s > expected_s * (1 + 1e-9)
         return expected_s < float("inf") and (late or outcome.lower_bound_s > expected_s * (1 + 1e-9))
@@ -108,7 +108,7 @@ def test_rules_that_are_too_strict_lose_plans(
     owner: type, name: str, seed: int, broken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of the seed 6 the best plan is on two pools: no first look has it.
-    space, sound = drawn_space(seed, 8 if seed == 6 else 4), getattr(owner, name)
+    space, sound = random_space(seed, 8 if seed == 6 else 4), getattr(owner, name)
     best = search_uneven(space).plan
     assert best is not None
     monkeypatch.setattr(owner, name, lambda *given: broken(sound(*given)))
@@ -119,7 +119,7 @@ def test_rules_that_are_too_strict_lose_plans(
 
 @pytest.mark.slow
 def test_the_requested_gap_holds_and_a_budget_reports_its_own() -> None:
-    space = drawn_space(3, 4)
+    space = random_space(3, 4)
     best = search_uneven(space)
     assert best.plan is not None
     loose = search_uneven(space, gap=0.1)
@@ -152,17 +152,17 @@ def expanded_late(times: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Une
 
     with monkeypatch.context() as watching:
         watching.setattr(pipeline_search.PipelineTree, "branch", watched)
-        found = search_uneven(drawn_space(5, 4), clock=clock)
+        found = search_uneven(random_space(5, 4), clock=clock)
     return clock.late, found
 
 
 @pytest.mark.slow
 def test_a_search_ends_where_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever that is, in the middle of a block too; what it has found by then and proven stays true."""
-    best = search_uneven(drawn_space(5, 4)).plan
+    best = search_uneven(random_space(5, 4)).plan
     assert best is not None
     whole = CountingClock(10**6)
-    search_uneven(drawn_space(5, 4), clock=whole)
+    search_uneven(random_space(5, 4), clock=whole)
     calls = 10**6 - whole.left
     assert calls > 100
     for times in range(0, calls, 11):
@@ -175,7 +175,7 @@ def test_a_search_ends_where_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -
 
 def outcomes(seed: int, workers: int, gap: float) -> tuple[object, ...]:
     """All but what the clock says."""
-    found = search_uneven(drawn_space(seed, 8), gap=gap, workers=workers)
+    found = search_uneven(random_space(seed, 8), gap=gap, workers=workers)
     return (
         found.plan, found.lower_bound_s, found.pruned, found.searched, found.unexplored, found.evaluated,
     )  # fmt: skip
@@ -257,7 +257,7 @@ def test_a_wide_range_is_not_bounded_closely_where_that_is_hopeless(monkeypatch:
 
 @pytest.mark.slow
 def test_nothing_is_found_where_the_time_to_beat_is_the_best() -> None:
-    space = drawn_space(3, 4)
+    space = random_space(3, 4)
     best = search_uneven(space).plan
     assert best is not None
     assert search_uneven(space, cutoff_s=best.time_s).plan is None

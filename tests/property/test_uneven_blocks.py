@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.uneven_twin import drawn_space, every_layout, least_of_block
+from tests.property.uneven_twin import random_space, every_layout, least_of_block
 
 from shardwise.search.hetero import lower_bounds, pipeline_search
 from shardwise.search.hetero.space import UnevenSubproblem
@@ -31,7 +31,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def drawn(seed: int) -> tuple[StageOptions, UnevenSubproblem, float]:
     """Two or more pipelines on all pools, alike ones in a third of the blocks, and their least time."""
     rng = random.Random(seed)
-    space = drawn_space(seed, 4 if seed % 4 else 8)
+    space = random_space(seed, 4 if seed % 4 else 8)
     size = rng.choice(space.micro_batch_sizes[:-1])
     pools, total = tuple(range(len(space.pools))), space.job.global_batch_size // size
     devices = sum(pool.devices for pool in space.pools)

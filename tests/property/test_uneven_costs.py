@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 from tests.property import uneven_twin
-from tests.property.uneven_twin import Layouts, drawn_space, every_layout, walked_s
+from tests.property.uneven_twin import Layouts, random_space, every_layout, walked_s
 
 from shardwise.cost import NodeSlot
 from shardwise.search import UnevenSpace, predict_record
@@ -33,7 +33,7 @@ def drawn(seed: int) -> tuple[UnevenSpace, UnevenPlan, StageOptions, Layouts] | 
     """As many pipelines as there are devices for, with the same stages, in a third of the plans as alike
     ones; None where nothing fits."""
     rng = random.Random(seed)
-    space = drawn_space(seed, 8)
+    space = random_space(seed, 8)
     size = rng.choice(space.micro_batch_sizes[:2])
     pools, total = tuple(range(len(space.pools))), space.job.global_batch_size // size
     subproblem = UnevenSubproblem(pools=pools, micro_batch_size=size, least=1, most=1)

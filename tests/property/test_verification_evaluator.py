@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.property.cost_samples import CASES, Case, problem_of
 from tests.property.search_space_twin import SpaceTwin
-from tests.property.software import SOFTWARE, drawn_software
+from tests.property.software import SOFTWARE, random_software
 from tests.sampling import sample_of
 
 from shardwise.cluster import Cluster
@@ -166,7 +166,7 @@ def test_both_evaluators_agree_on_random_software(seed: int, full: bool) -> None
     rng = random.Random(seed)
     case = UNDER_SOFTWARE[seed % 2]
     problem = problem_of(case)
-    job = replace(problem.job, profile=drawn_software(rng), dtype=rng.choice(("bf16", "fp8", "fp32")))
+    job = replace(problem.job, profile=random_software(rng), dtype=rng.choice(("bf16", "fp8", "fp32")))
     problem = bind(problem.model, problem.cluster, job)
     assert_same_columns(problem, legal_strategies(problem, ROWS if full else FEW_ROWS, seed=seed))
 

@@ -52,7 +52,7 @@ class Layouts:
         return Layouts(*(values[chosen] for values in columns))
 
 
-def drawn_space(seed: int, most_devices: int) -> UnevenSpace:
+def random_space(seed: int, most_devices: int) -> UnevenSpace:
     """A random small problem: up to `most_devices` devices of two or three classes, 2 to 8 layers, three
     speeds of links; memory is tight in half of them."""
     rng = random.Random(seed)
@@ -78,7 +78,7 @@ def drawn_space(seed: int, most_devices: int) -> UnevenSpace:
     return UnevenSpace(model, load_cluster(text, inter_node=rng.choice(LINKS)), job, limits)
 
 
-def drawn_to_spread(seed: int) -> UnevenSpace:
+def random_to_spread(seed: int) -> UnevenSpace:
     """The same with two nodes of two devices or more of one class, wide layers on slow links, and pipelines
     too short for all devices, so that stages are more often best in nodes full of their replicas."""
     rng = random.Random(seed)
@@ -94,7 +94,7 @@ def drawn_to_spread(seed: int) -> UnevenSpace:
     return UnevenSpace(model, cluster, job, limits)
 
 
-def drawn_with_mixed_stages(seed: int) -> UnevenSpace:
+def random_with_mixed_stages(seed: int) -> UnevenSpace:
     """The same of up to 5 devices, where stages may split up to 4 or 6 rows over two pools, and more often
     should: fast links, short sequences, few of them."""
     rng = random.Random(seed)
