@@ -58,7 +58,7 @@ FULL_SMALL = tuple(seed for seed in range(600) if seed % RARELY != 7)
 
 
 @dataclass(frozen=True)
-class Sampled:
+class Sample:
     """Strategies with their subproblems, their evaluated times and their exact memory."""
 
     levels: Levels
@@ -66,41 +66,41 @@ class Sampled:
     peaks: PeakBytes
 
 
-def sampled_from(problem: Problem, seed: int, rounds: int = ROUNDS) -> Sampled:
+def sample_from(problem: Problem, seed: int, rounds: int = ROUNDS) -> Sample:
     space = space_of(problem, "core" if seed % 7 == 6 else "default")
     table = sampled(problem, ROWS, seed, space)
     fast = descended(problem, space, table, lambda rows: step_times_s(problem, rows), rounds)
     some = table.take(slice(0, ROWS // 3))
     small = descended(problem, space, some, lambda rows: peaks_of(problem, rows).device_bytes, rounds)
     both = type(table).joined([fast, small])
-    return Sampled(Levels(problem, space, both), step_times_s(problem, both), peaks_of(problem, both))
+    return Sample(Levels(problem, space, both), step_times_s(problem, both), peaks_of(problem, both))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     is_full = metafunc.config.getoption("--full")
     if "seed" in metafunc.fixturenames:
         metafunc.parametrize("seed", sorted({*SMALL, *FULL_SMALL}) if is_full else SMALL)
-    if "sampled" in metafunc.fixturenames:
+    if "sample" in metafunc.fixturenames:
         odd = FULL_ODD if is_full else ODD
         cases = range(len(CASES)) if is_full else OFTEN
         odds = [*range(odd), *(seed for seed in ONCE_WRONG if seed >= odd)]
         seeds = [*(place - len(CASES) for place in cases), *odds]
-        sampled = [
+        sample = [
             pytest.param(
                 seed,
                 id=str(CASES[seed]) if seed < 0 else f"odd {seed}",
-                marks=pytest.mark.xdist_group(f"sampled {seed}"),  # by one worker, which samples once
+                marks=pytest.mark.xdist_group(f"sample {seed}"),  # by one worker, which samples once
             )
             for seed in seeds
         ]
-        metafunc.parametrize("sampled", sampled, indirect=True, scope="module")
+        metafunc.parametrize("sample", sample, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
-def sampled(request: pytest.FixtureRequest) -> Sampled:
+def sample(request: pytest.FixtureRequest) -> Sample:
     seed: int = request.param
     rounds = FULL_ROUNDS if request.config.getoption("--full") else ROUNDS
-    return sampled_from(problem_of(CASES[seed]) if seed < 0 else odd_problem(seed), abs(seed), rounds)
+    return sample_from(problem_of(CASES[seed]) if seed < 0 else odd_problem(seed), abs(seed), rounds)
 
 
 def exceeding(bounds: Bounds, values: Any, factor: float = 1.0) -> dict[str, list[int]]:
@@ -111,14 +111,14 @@ def exceeding(bounds: Bounds, values: Any, factor: float = 1.0) -> dict[str, lis
     return {name: rows.tolist() for name, rows in found.items() if len(rows)}
 
 
-def lacking_capacity(sampled: Sampled) -> set[tuple[str, str]]:
+def lacking_capacity(sample: Sample) -> set[tuple[str, str]]:
     """Kinds of layer capacity, by level, that are too small for a row in its own memory and time."""
-    limit_s, usable_bytes = (1.0 + TOLERANCE) * sampled.times_s, (1.0 + TOLERANCE) * sampled.peaks.device_bytes
+    limit_s, usable_bytes = (1.0 + TOLERANCE) * sample.times_s, (1.0 + TOLERANCE) * sample.peaks.device_bytes
     found = set()
-    for name, has in capacities(sampled.levels, limit_s, usable_bytes).items():
+    for name, has in capacities(sample.levels, limit_s, usable_bytes).items():
         found |= {(name, "memory")} if not has.fits.all() else set()
         found |= {(name, "both")} if not has.is_enough.all() else set()
-    for name, has in capacities(sampled.levels, limit_s, np.full(len(limit_s), 1e30)).items():
+    for name, has in capacities(sample.levels, limit_s, np.full(len(limit_s), 1e30)).items():
         found |= {(name, "time")} if not has.is_enough.all() else set()
     return found
 
@@ -134,10 +134,10 @@ def with_least_end_s(levels: Levels) -> Any:
 
 
 @pytest.mark.slow
-def test_no_subproblem_takes_less_than_its_bound(sampled: Sampled) -> None:
-    bounds = least_times_s(sampled.levels)
-    assert exceeding(bounds, sampled.times_s) == {}
-    assert exceeding(bounds, with_least_end_s(sampled.levels)) == {}
+def test_no_subproblem_takes_less_than_its_bound(sample: Sample) -> None:
+    bounds = least_times_s(sample.levels)
+    assert exceeding(bounds, sample.times_s) == {}
+    assert exceeding(bounds, with_least_end_s(sample.levels)) == {}
 
 
 def test_no_subproblem_of_a_small_instance_takes_less_than_its_bound(seed: int) -> None:
@@ -148,27 +148,27 @@ def test_no_subproblem_of_a_small_instance_takes_less_than_its_bound(seed: int) 
     assert exceeding(least_times_s(levels), with_least_end_s(levels)) == {}
 
 
-def test_no_subproblem_needs_less_memory_than_its_bound(sampled: Sampled) -> None:
-    assert exceeding(least_device_bytes(sampled.levels), sampled.peaks.device_bytes) == {}
-    assert exceeding(least_hosts_bytes(sampled.levels), sampled.peaks.host_bytes) == {}
+def test_no_subproblem_needs_less_memory_than_its_bound(sample: Sample) -> None:
+    assert exceeding(least_device_bytes(sample.levels), sample.peaks.device_bytes) == {}
+    assert exceeding(least_hosts_bytes(sample.levels), sample.peaks.host_bytes) == {}
 
 
 @pytest.mark.slow
-def test_candidates_within_the_time_have_capacity(sampled: Sampled) -> None:
-    assert lacking_capacity(sampled) == set()
+def test_candidates_within_the_time_have_capacity(sample: Sample) -> None:
+    assert lacking_capacity(sample) == set()
 
 
-def test_a_pipeline_and_its_surroundings_take_no_longer_than_the_step(sampled: Sampled) -> None:
-    problem, table = sampled.levels.problem, sampled.levels.table
-    states = table.replaced(optim_shard=sampled.levels.states(sampled.levels.all_rows))
+def test_a_pipeline_and_its_surroundings_take_no_longer_than_the_step(sample: Sample) -> None:
+    problem, table = sample.levels.problem, sample.levels.table
+    states = table.replaced(optim_shard=sample.levels.states(sample.levels.all_rows))
     least = pipeline_makespan_s(problem, states) + outside_schedule_s(problem, table)
-    assert exceeding({"leaf": least}, sampled.times_s) == {}
-    assert len(exceeding({"leaf": least}, sampled.times_s, 1.01)["leaf"]) > len(table) / 3
+    assert exceeding({"leaf": least}, sample.times_s) == {}
+    assert len(exceeding({"leaf": least}, sample.times_s, 1.01)["leaf"]) > len(table) / 3
 
 
-def test_memory_falls_with_every_recomputed_layer(sampled: Sampled) -> None:
+def test_memory_falls_with_every_recomputed_layer(sample: Sample) -> None:
     """The search for the fewest recomputed layers that fit is a bisection, so it needs monotone memory."""
-    levels, rows = sampled.levels, np.flatnonzero(sampled.levels.table.recompute == FULL)
+    levels, rows = sample.levels, np.flatnonzero(sample.levels.table.recompute == FULL)
     for level in (levels.scheduled, levels.divided):
         block, totals, _ = level(rows)
         layer_counts, last = layer_counts_of(block), np.full(len(rows), np.inf)
@@ -179,9 +179,9 @@ def test_memory_falls_with_every_recomputed_layer(sampled: Sampled) -> None:
             last = now
 
 
-def test_nodes_with_options_have_the_bounds_of_each_option(sampled: Sampled) -> None:
+def test_nodes_with_options_have_the_bounds_of_each_option(sample: Sample) -> None:
     """The search bounds nodes (rows) with splits (columns) in one call."""
-    levels = sampled.levels
+    levels = sample.levels
     for rows in list(levels.groups("pp", "vpp", "schedule"))[:12]:
         block, totals, traffic = levels.divided(rows)
         alone = lower_bound_s(levels.problem, block, layer_counts_of(block), totals, traffic)
@@ -209,10 +209,10 @@ SAMPLED_ONCE = pytest.mark.xdist_group("several")
 
 
 @pytest.fixture(scope="module")
-def several() -> list[Sampled]:
+def several() -> list[Sample]:
     """Some of the samples above."""
-    real = [sampled_from(problem_of(CASES[place]), seed) for place, seed in ((0, 9), (1, 8), (6, 3))]
-    return real + [sampled_from(odd_problem(seed), seed) for seed in (0, 2, 3)]
+    real = [sample_from(problem_of(CASES[place]), seed) for place, seed in ((0, 9), (1, 8), (6, 3))]
+    return real + [sample_from(odd_problem(seed), seed) for seed in (0, 2, 3)]
 
 
 BOUND_FACTORS = {"any micro batch": 1.05, "computation alone": 1.5, "sharded": 1.1, "family": 1.1}
@@ -223,39 +223,39 @@ others.
 
 @pytest.mark.slow
 @SAMPLED_ONCE
-def test_bounds_of_time_that_are_a_little_too_high_are_caught(several: list[Sampled]) -> None:
+def test_bounds_of_time_that_are_a_little_too_high_are_caught(several: list[Sample]) -> None:
     missed = set(least_times_s(several[0].levels))
-    for sampled in several:
-        for name, bound in least_times_s(sampled.levels).items():
+    for sample in several:
+        for name, bound in least_times_s(sample.levels).items():
             factor = BOUND_FACTORS[name] if name in ("any micro batch", "computation alone") else 1.01
-            missed -= set(exceeding({name: bound}, sampled.times_s, factor))
+            missed -= set(exceeding({name: bound}, sample.times_s, factor))
     assert missed == set()
 
 
 @pytest.mark.slow
 @SAMPLED_ONCE
-def test_bounds_of_memory_that_are_a_little_too_high_are_caught(several: list[Sampled]) -> None:
+def test_bounds_of_memory_that_are_a_little_too_high_are_caught(several: list[Sample]) -> None:
     missed = {("device", name) for name in least_device_bytes(several[0].levels)}
     missed |= {("host", name) for name in least_hosts_bytes(several[0].levels)}
-    for sampled in several:
-        for name, bound in least_device_bytes(sampled.levels).items():
-            for caught in exceeding({name: bound}, sampled.peaks.device_bytes, BOUND_FACTORS.get(name, 1.01)):
+    for sample in several:
+        for name, bound in least_device_bytes(sample.levels).items():
+            for caught in exceeding({name: bound}, sample.peaks.device_bytes, BOUND_FACTORS.get(name, 1.01)):
                 missed -= {("device", caught)}
-        for caught in exceeding(least_hosts_bytes(sampled.levels), sampled.peaks.host_bytes, 1.01):
+        for caught in exceeding(least_hosts_bytes(sample.levels), sample.peaks.host_bytes, 1.01):
             missed -= {("host", caught)}
     assert missed == set()
 
 
 @SAMPLED_ONCE
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_bounds_of_each_schedule_that_are_too_high_are_caught(several: list[Sampled], schedule: str) -> None:
+def test_bounds_of_each_schedule_that_are_too_high_are_caught(several: list[Sample], schedule: str) -> None:
     """The mutant adds a tenth to every pipeline of one schedule."""
     caught = 0
-    for sampled in several:
-        table = sampled.levels.table
+    for sample in several:
+        table = sample.levels.table
         mine = np.flatnonzero((table.schedule == SCHEDULES.index(schedule)) & (table.pp > 1))
         if len(mine):
-            caught += int((1.1 * block_s(sampled.levels, mine) > sampled.times_s[mine]).sum())
+            caught += int((1.1 * block_s(sample.levels, mine) > sample.times_s[mine]).sum())
     assert caught > 0
 
 
@@ -267,11 +267,11 @@ def block_s(levels: Levels, rows: Index) -> Any:
 
 @pytest.mark.slow
 @SAMPLED_ONCE
-def test_a_layer_less_of_capacity_is_caught(several: list[Sampled], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_less_of_capacity_is_caught(several: list[Sample], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "ROUNDING", -1.0)
     found: set[tuple[str, str]] = set()
-    for sampled in several:
-        found |= lacking_capacity(sampled)
+    for sample in several:
+        found |= lacking_capacity(sample)
     levels = ("recompute_chosen", "open family", "sharded", "family", "schedule", "schedule alone")
     expected = {(name, kind) for name in levels for kind in ("memory", "time", "both")}
     assert found >= expected | {("tight schedule", "memory")}

@@ -15,9 +15,9 @@ import pytest
 from tests.property.uneven_bounds import hold_bounds
 from tests.property.uneven_twin import (
     BY_NODE_SLOT,
-    random_with_mixed_stages,
     every_layout,
     least_s,
+    random_with_mixed_stages,
     with_mixed_stages,
 )
 from tests.sampling import sample_of

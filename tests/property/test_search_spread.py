@@ -1,4 +1,6 @@
-"""Stages that are spread over nodes full of their replicas: plans with them against a twin that lists all."""
+"""Spread stages, on nodes full of their replicas: plans with them compared with a twin that lists
+all plans.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.property.uneven_bounds import hold_bounds
-from tests.property.uneven_twin import random_to_spread, every_layout, least_s
+from tests.property.uneven_twin import every_layout, least_s, random_to_spread
 from tests.sampling import sample_of
 
 from shardwise.search import UnevenSpace, predict_record
@@ -23,7 +25,7 @@ INSTANCES, FULL_INSTANCES = 8, 1200
 CHUNK = 4
 
 BEST = (1, 16, 21, 37)
-"""Of these the best plan has such stages."""
+"""Seeds whose best plan has spread stages."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -38,7 +40,7 @@ def expected_s(seed: int) -> float:
 
 
 def is_the_twins(seed: int) -> bool:
-    """Whether the search finds the twin's time, and its record says the same."""
+    """Whether the search finds the twin's time, and predicts its record equally."""
     space = random_to_spread(seed)
     least = pytest.approx(expected_s(seed), rel=1e-9)
     outcome = search_uneven(space)
@@ -50,7 +52,7 @@ def is_the_twins(seed: int) -> bool:
 
 
 def is_spread(space: UnevenSpace, plan: UnevenPlan) -> bool:
-    """Whether any of its stages are."""
+    """Whether any stage of the plan is spread."""
     spread = StageCostModel(space).options(plan.subproblem).spread
     counted = [([site for site, _ in one.stages], one.kinds) for one in plan.pipelines]
     return any(

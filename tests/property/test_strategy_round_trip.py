@@ -1,4 +1,4 @@
-"""Every candidate of the declared space is a strategy that text, tables and `complete` keep as it is."""
+"""Every candidate of the declared space is a strategy that text, tables and `complete` leave unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Legality twice: the checker's rules and counts against the planner's rules and plain enumeration."""
+"""Two implementations of legality: the checker's rules and counts, compared with the planner's rules and
+plain enumeration.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ QUESTIONS: tuple[tuple[dict[str, Any], str, int, int], ...] = (
     (ROUTED, "6xH100-SXM", 9, 96),
     (ROUTED, "2x4xH100-SXM", 6, 40),
 )
-"""Degrees that break every rule that needs no price."""
+"""Questions whose degrees break every rule that needs no estimate."""
 
 NAMES = ["dense on 8", "dense on 2x6", "experts on 6", "experts on 2x4"]
 
@@ -96,7 +98,9 @@ def test_every_rule_is_met() -> None:
 def test_counts_per_rule_are_those_of_enumeration(
     question: tuple[dict[str, Any], str, int, int], space: str, fixed: dict[str, object]
 ) -> None:
-    """Small devices, so that all candidates can be listed: the default space of 4 devices, core of all."""
+    """Small clusters, so that all candidates can be listed: the default space of 4 devices, the core space of
+    all.
+    """
     figures, candidates = enumerated(QUESTIONS.index(question), space)
     found = Counter(reason for strategy, reason in candidates if keeps(strategy, fixed))
     found.pop("", None)
