@@ -1,4 +1,4 @@
-"""The answer card: every figure where it belongs, within 100 columns, whatever the answer."""
+"""The answer card: every figure at its place, within 100 columns, for any answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JOB = Job(seq_len=4096, global_batch_size=64, dtype="bf16")
 
 
 class Question:
-    """A question with what the planner reads of it."""
+    """A question with the objects that the planner reads from it."""
 
     model, cluster, job, space, top = MODEL, CLUSTER, JOB, "default", 2
 
