@@ -98,8 +98,7 @@ def test_split_states_are_a_reduce_scatter_and_a_gather() -> None:
 
 def test_megatrons_pair_is_one_all_reduce_forward() -> None:
     # The input is data, so its gradient is not reduced: column-parallel, then row-parallel, one all-reduce of
-    # the
-    # result in 16 bits.
+    # the result in 16 bits.
     summed_s = float(FABRIC.all_reduce_s(2.0 * BATCH * CLASSES, NODE))
     expected = computed_s(BLOCKING, MEGATRON) + updated_s(sum(WEIGHTS) / 8) + summed_s
     assert seconds(BLOCKING, MEGATRON, 8) == pytest.approx(expected, rel=1e-12)

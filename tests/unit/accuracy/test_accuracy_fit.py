@@ -103,8 +103,7 @@ def test_no_number_relies_on_a_change_beyond_the_bounds_of_another() -> None:
         ampere__matmul_of_peak_fraction=RANGES["fraction"][1], software_all__host_step_s=5e-3
     )
     # The first run needs 0.2 from both together, the second needs the host unchanged. The peak would do it
-    # all but
-    # is at its bound, so the host decides alone: pulled up by 0.01, down by 2 m and 0.0015 m.
+    # all but is at its bound, so the host decides alone: pulled up by 0.01, down by 2 m and 0.0015 m.
     peak, host = step(numbers, [[1.0, 1.0], [0.0, 1.0]], [0.2, 0.0], [1.0, 2.0])
     assert peak == 0.0
     assert host == pytest.approx(0.01 / 2.0015, rel=1e-6)

@@ -89,8 +89,7 @@ def mixed(rate: float, fractions: tuple[float, float]) -> Cluster:
     ("rate", "fractions", "seen"),
     [
         # A quarter of 10 B/s each, of which 0.8 are reached: 2. Of far's 10, 0.4 are 4, so the pair runs at
-        # 2,
-        # which is 0.4 of far's 5.
+        # 2, which is 0.4 of far's 5.
         (2.5, (0.8, 0.4), (2.5, 5.0)),
         # 0.1 of far's 10 are 1, less than 0.8 of near's 2.5: for near's tier of 1.25 that is 0.8.
         (2.5, (0.8, 0.1), (1.25, 10.0)),
