@@ -1,4 +1,4 @@
-"""Property tests draw the same examples on every machine, unless a random search is requested."""
+"""Property tests use the same examples on every machine, unless a random search is requested."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ p = tests.conftest.providers
 own = p.Constants(integers=p.SortedSet(range(1000)), strings=p.SortedSet(["one", "two"]))
 p._get_local_constants = lambda: own
 """
-"""As if modules with these constants were loaded."""
+"""Simulates loaded modules with these constants."""
 
 DRAWS = "from tests.unit.test_examples import drawn; print(drawn())"
 
 
 def drawn() -> list[tuple[int, float, str]]:
-    """What a property test draws in this process."""
+    """Examples of a property test in this process."""
     examples = []
 
     @given(st.integers(), st.floats(), st.text())
@@ -38,8 +38,9 @@ def drawn() -> list[tuple[int, float, str]]:
 
 
 def drawn_by(*statements: str, hash_seed: int = 0, is_in_ci: bool = False) -> str:
-    """What it draws in a process of its own, after these statements; with the variable that CI sets where it
-    `is_in_ci`."""
+    """Its examples in a separate process, after these statements; with the variable that CI sets where it
+    `is_in_ci`.
+    """
     paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": paths}
     environment |= {"CI": "true"} if is_in_ci else {}

@@ -78,7 +78,7 @@ def test_shuffled_events_and_broken_rules_are_invalid() -> None:
         rng.shuffle(events)
         if [e.time_s for e in events] != sorted(e.time_s for e in events):
             assert first_invalid_event(replace(trace, events=tuple(events))) is not None
-        # Without a loss, the later join of its node is invalid, unless the trace is still valid as a whole.
+        # Without its loss, a later join of the node is invalid; without a later join the trace stays valid.
         lost = [place for place, event in enumerate(trace.events) if isinstance(event, NodeLost)]
         for place in lost:
             remaining_events = trace.events[:place] + trace.events[place + 1 :]

@@ -128,7 +128,7 @@ def counted_groups(order: str, degrees: dict[str, int], etp: int, ep: int) -> di
     spans, ranks = (2, 4, 16, 32), range(len(places))
 
     def apart(*axes: str) -> Callable[[int], Any]:
-        """Groups of ranks that differ in `axes` only."""
+        """A key that is equal for ranks that differ in `axes` only."""
         return lambda rank: tuple(places[rank][axis] for axis in AXES if axis not in axes)
 
     stages = grouped(ranks, lambda rank: places[rank]["pp"])
@@ -274,8 +274,8 @@ def test_a_pass_over_the_fabric(sizes: Sizes, expected: float) -> None:
 def test_two_ranks_that_send_to_each_other_share_the_bandwidth() -> None:
     curves = CURVES | {"scale_out": replace(CURVES["scale_out"], exchange_fraction=0.5)}
     fabric = collective_model_of(problem(on=cluster(2, of=with_efficiency(**curves), latency_s=(0.5, 2.0))))
-    # A collective of two over the network: 2 + 1/2 * 100 / (5 * 0.5) + 4. Two in a node reach all: 0.5 + 1 +
-    # 0.2.
+    # A collective of two over the network: 2 + 1/2 * 100 / (5 * 0.5) + 4. Two in a node have the whole rate:
+    # 0.5 + 1 + 0.2.
     assert float(fabric.all_gather_s(100.0, (1, 2))) == pytest.approx(26.0, rel=1e-14)
     assert float(fabric.all_gather_s(100.0, (2, 1))) == pytest.approx(1.7, rel=1e-14)
     # Larger rings send to one and receive from another; reductions and messages use one direction at a time.

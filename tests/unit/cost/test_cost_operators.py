@@ -219,8 +219,8 @@ def unfused(efficiency: dict[str, Any] | None = None, **changes: Any) -> Problem
 
 def test_unfused_attention() -> None:
     # Scores: [32, 3] x [3, 8] for 8 queries of 4 heads, 2 * 32 * 8 * 3 flop; values: [32, 8] x [8, 5], 2 * 32
-    # * 8 * 5 flop: 4.096 s. 256 scores of 2 B are accessed 4.5 times forward and 5.5 times backward; backward has twice the
-    # products.
+    # * 8 * 5 flop: 4.096 s. 256 scores of 2 B are accessed 4.5 times forward, 5.5 times backward; twice the
+    # products backward.
     expected = (4.096 + 2.304, 8.192 + 2.816, 0.0)
     assert seconds(unfused(), ATTENTION, "tp=1") == pytest.approx(expected, rel=1e-14)
     # A device without a fused kernel has the same times.

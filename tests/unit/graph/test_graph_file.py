@@ -1,4 +1,4 @@
-"""What a graph file says, what each wrong one is told, and that what is written is read again."""
+"""Graph files: their content, the error of each invalid file, and written files that are read again."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_written_graph_is_read_back(graph: OpGraph, tmp_path: Path) -> None:
 
 
 def test_a_counter_counts_from_its_number() -> None:
-    """`layers.3.up` is none of the three that begin at 0."""
+    """`layers.3.up` is none of the three layers that begin at 0."""
     graph = parse_graph(
         bent("blocks.0.operators.0.parameters.0.name", "layers.3.up")
         | {
@@ -114,7 +114,7 @@ def test_sizes_are_products(text: object, size: int, growth: SizeGrowth) -> None
 
 
 def _without_entry() -> list[Any]:
-    """The blocks of SMALL, the second reading a graph input where it read its entry."""
+    """The blocks of SMALL; the second reads a graph input instead of its entry."""
     blocks = bent("blocks.1.operators.0.inputs.0.from", "vectors")["blocks"]
     blocks[1]["operators"][2]["inputs"][0]["from"] = "vectors"
     return list(blocks)

@@ -1,4 +1,4 @@
-"""A small graph as a user would write it, and its parts to bend."""
+"""A small graph as a user would write it, and its parts to change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Max-plus on tables small enough to walk by hand, closed forms, and tables that cannot run."""
+"""Max-plus on tables small enough to follow by hand, closed forms, and tables that cannot run."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_equal_stages_follow_the_closed_form(name: str, pp: int, microbatches: i
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (3, 2), (4, 3), (8, 4)])
 @pytest.mark.parametrize("groups", [1, 2, 9])
 def test_interleaving_divides_the_bubble_by_vpp(pp: int, vpp: int, groups: int) -> None:
-    # Each of a rank's vpp chunks takes 1/vpp of (t_f, t_b) = (2, 4): bubble (pp - 1) * 6 / vpp beside m * 6
+    # Each of a rank's vpp chunks takes 1/vpp of (t_f, t_b) = (2, 4): bubble (pp - 1) * 6 / vpp and m * 6
     # of work.
     microbatches = groups * pp
     durations = Durations.of(stages=pp * vpp, forward_s=2 / vpp, backward_s=4 / vpp)
