@@ -94,7 +94,7 @@ def chain_with_shared(seed: int) -> Chain:
     chain = list(chain_of(seed, operators=6, layouts=3))
     is_hiding = random.random() < 0.5
     for number in range(int(random.integers(1, 3))):
-        name, size = f"hub {number}", int(random.integers(1, 4))
+        name, size = f"shared {number}", int(random.integers(1, 4))
         for place, segment in enumerate(chain):
             if random.random() < 0.7:
                 modes = tuple(

@@ -109,11 +109,11 @@ def _changed_text(value: str, key: str, rng: random.Random) -> str:
     """Another word of the same kind, another number in the text, or another action."""
     if key in WORDS:
         return rng.choice(WORDS[key])
-    pieces = re.split(r"(\d+|[FBIW])", value)
-    at = rng.choice([place for place, piece in enumerate(pieces) if piece] or [0])
-    piece = pieces[at]
-    if piece.isdigit():
-        pieces[at] = str(max(int(piece) + rng.choice((-1, 1)), 0))
+    parts = re.split(r"(\d+|[FBIW])", value)
+    at = rng.choice([place for place, part in enumerate(parts) if part] or [0])
+    part = parts[at]
+    if part.isdigit():
+        parts[at] = str(max(int(part) + rng.choice((-1, 1)), 0))
     else:
-        pieces[at] = rng.choice("FBIW") if piece in ("F", "B", "I", "W") else f"{piece}x"
-    return "".join(pieces)
+        parts[at] = rng.choice("FBIW") if part in ("F", "B", "I", "W") else f"{part}x"
+    return "".join(parts)

@@ -34,7 +34,7 @@ def job_of(rng: random.Random) -> Command:
     return ["--seq-len", seq_len, "--global-batch-size", batch]
 
 
-def like_nodes(rng: random.Random) -> str:
+def equal_nodes(rng: random.Random) -> str:
     return f"{rng.choice((1, 2, 3, 4))}x{rng.choice((1, 2, 4))}x{rng.choice(DEVICES)}"
 
 
@@ -52,7 +52,7 @@ def pools(rng: random.Random, count: int) -> str:
 def uniform(rng: random.Random, folder: Path) -> Command:
     """Strategies on equal nodes, in the core space or in a part of the default one, by any objective."""
     model = model_of(rng, folder, experts=rng.random() < 0.4)
-    command = ["plan", model, "--cluster", like_nodes(rng), *job_of(rng)]
+    command = ["plan", model, "--cluster", equal_nodes(rng), *job_of(rng)]
     command += ["--objective", rng.choice(("time", "time", "memory", "devices"))]
     command += ["--top", rng.choice(("0", "3", "6"))]
     if rng.random() < 0.6:

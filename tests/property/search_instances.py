@@ -133,7 +133,7 @@ def instance(seed: int) -> Instance:
         if found.count <= LARGEST_LISTED:
             found = replace(found, listed=tuple(found.candidates()))
         some = rng.sample(found.listed, min(len(found.listed), 400)) or [
-            found.twin.drawn(rng) for _ in range(120)
+            found.twin.random_candidate(rng) for _ in range(120)
         ]
         legal = [strategy for strategy in some if first_reason(strategy, limits) is None]
         if legal:

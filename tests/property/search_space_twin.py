@@ -166,7 +166,7 @@ class SpaceTwin:
         """Every candidate of the space that has one of these degrees and only allowed values elsewhere."""
         return self._walk(lambda grid, choices: [choice for choice in choices if allows(grid, choice)])
 
-    def drawn(self, rng: random.Random) -> Strategy:
+    def random_candidate(self, rng: random.Random) -> Strategy:
         """One candidate, each choice at random."""
         return next(self._walk(lambda _, choices: [rng.choice(choices)]))
 

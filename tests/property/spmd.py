@@ -308,8 +308,8 @@ class Spmd:
         """
         at = sent.dims.index(dim)
 
-        def widths(before: int, behind: int) -> list[tuple[int, int]]:
-            return [(before, behind) if own == at else (0, 0) for own in range(len(sent.dims))]
+        def widths(before: int, after: int) -> list[tuple[int, int]]:
+            return [(before, after) if own == at else (0, 0) for own in range(len(sent.dims))]
 
         def run(array: Array, start: int, stop: int) -> Array:
             return np.take(array, range(start, stop), axis=at)

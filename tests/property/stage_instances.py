@@ -88,7 +88,9 @@ def solutions(chain: Chain) -> Iterator[Solution]:
     return following(0, None)
 
 
-def price_of(problem: StagedProblem, stage: int, first: int, end: int, layout: GraphLayout) -> LayoutEstimate:
+def estimate_of(
+    problem: StagedProblem, stage: int, first: int, end: int, layout: GraphLayout
+) -> LayoutEstimate:
     """The estimate of a stage's layout, from its names."""
     return estimate_stage(
         problem.graph, problem.cluster, problem.training, problem.mesh, layout,
@@ -96,7 +98,7 @@ def price_of(problem: StagedProblem, stage: int, first: int, end: int, layout: G
     )  # fmt: skip
 
 
-def price_of_point(point: StagedPipeline) -> PipelineEstimate:
+def estimate_of_point(point: StagedPipeline) -> PipelineEstimate:
     """The estimate of a pipeline of the frontier, from its names."""
     problem, layouts = point.problem, point.layouts
     layout = StagedLayout(
@@ -115,7 +117,7 @@ def every_pipeline(problem: StagedProblem) -> Values:
         for stage, (first, end) in enumerate(problem.spans(cuts)):
             candidates = problem.candidates(first, end, problem.counts(stage, first, end))
             prices = [
-                price_of(problem, stage, first, end, candidates.layout(s))
+                estimate_of(problem, stage, first, end, candidates.layout(s))
                 for s in solutions(candidates.chain)
             ]
             rows = np.array([[p.forward_s, p.backward_s, p.end_s, p.memory_bytes] for p in prices])

@@ -246,20 +246,20 @@ def rule_mutants(op: OpNode, rule: ShardingRule) -> list[ShardingRule]:
 
     Halos are the most of any number of ranks: half of them may do for two, where rows and windows shift.
     """
-    twins = [replace(rule, output=SWAP[rule.output])] if rule.output in SWAP else []
-    twins += [replace(rule, inputs=inputs) for inputs in swapped(op, rule.inputs, are_inputs=True)]
-    twins += [
+    mutants = [replace(rule, output=SWAP[rule.output])] if rule.output in SWAP else []
+    mutants += [replace(rule, inputs=inputs) for inputs in swapped(op, rule.inputs, are_inputs=True)]
+    mutants += [
         replace(rule, parameters=parameters) for parameters in swapped(op, rule.parameters, are_inputs=False)
     ]
     for call in rule.collectives:
         calls = call.backward_calls + 1
-        twins += [
+        mutants += [
             replace(rule, collectives=()),
             replace(rule, collectives=(replace(call, backward_calls=calls),)),
         ]
         if call.collective != "neighbours" or op.dims[op.inputs[0].dims[-1]] % op.dims[op.output[-1]] == 0:
-            twins.append(replace(rule, collectives=(replace(call, copies=call.copies / 2),)))
-    return twins
+            mutants.append(replace(rule, collectives=(replace(call, copies=call.copies / 2),)))
+    return mutants
 
 
 @pytest.mark.parametrize("name", INSTANCES)
@@ -269,5 +269,5 @@ def test_broken_rules_are_caught(name: str) -> None:
         for count in ranks_for(op, rule)[-1:]:
             if op.kind in SPATIAL and not evenly(op, rule, count):
                 continue
-            for twin in rule_mutants(op, rule):
-                assert not holds(name, twin, count), (rule.name, twin)
+            for mutant in rule_mutants(op, rule):
+                assert not holds(name, mutant, count), (rule.name, mutant)

@@ -174,7 +174,7 @@ def test_an_operator_kind_names_the_dim_that_it_needs(op: OpNode, message: str, 
 @pytest.mark.parametrize(
     "read", [lambda op: op.output[0], lambda op: op.output[1:2][0], lambda op: op.output[-1]]
 )
-def test_a_broken_twin_is_noticed(monkeypatch: pytest.MonkeyPatch, read: Callable[[OpNode], str]) -> None:
+def test_a_mutant_is_noticed(monkeypatch: pytest.MonkeyPatch, read: Callable[[OpNode], str]) -> None:
     """The mutant reads a dim of its output without a check that it exists."""
 
     def check(op: OpNode) -> None:

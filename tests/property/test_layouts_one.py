@@ -175,17 +175,20 @@ def _without_gradients(*given: Any, skip_inputs: Mapping[str, bool], **named: An
     return structure_of(*given, skip_inputs=dict.fromkeys(skip_inputs, False), **named)
 
 
-SKIP_TWINS = {
-    "loans that nobody holds": ("block._Builder._is_saved_in_place", _saved_by_nobody),
-    "loans that readers hold too": ("block._Builder._is_saved_in_place", _saved_by_readers),
-    "loans that the next block holds as its entry": ("block._Builder._is_saved_in_place", _saved_twice),
-    "loans without gradients": ("chain.structure_of", _without_gradients),
+SKIP_MUTANTS = {
+    "skip tensors that no block saves": ("block._Builder._is_saved_in_place", _saved_by_nobody),
+    "skip tensors that readers save too": ("block._Builder._is_saved_in_place", _saved_by_readers),
+    "skip tensors that the next block saves as its entry": (
+        "block._Builder._is_saved_in_place",
+        _saved_twice,
+    ),
+    "skip tensors without gradients": ("chain.structure_of", _without_gradients),
 }
 
 
-@pytest.mark.parametrize("twin", SKIP_TWINS)
-def test_a_wrong_cost_of_a_skip_tensor_is_noticed(twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, replacement = SKIP_TWINS[twin]
+@pytest.mark.parametrize("mutant", SKIP_MUTANTS)
+def test_a_wrong_cost_of_a_skip_tensor_is_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, replacement = SKIP_MUTANTS[mutant]
     monkeypatch.setattr(f"shardwise.cost.layouts.{target}", replacement)
     assert any(
         price.time_s != pytest.approx(time_s, rel=1e-9)
@@ -337,27 +340,27 @@ def _never(*given: object, **named: object) -> bool:
     return False
 
 
-TWINS = {
-    "gradients that hide beside nothing": ("columns.CostColumns.summed_gradients", _blocked),
-    "backward computation beside which nothing hides": (
+MUTANTS = {
+    "gradients that never overlap": ("columns.CostColumns.summed_gradients", _blocked),
+    "backward computation without overlap": (
         "columns.CostColumns.computed_backward",
         CostColumns.blocked,
     ),
-    "nothing kept": ("block._save", _nothing),
-    "conversions that a recomputation leaves out": ("structure.Structure.is_needed_for_recompute", _never),
-    "optimizer states that are never split": ("forms.REPLICATE_SHARD_STATES", 99),
-    "gradients that lie as the tensor does": ("edges.gradient_placements", value_placements),
-    "exchanges that all axes do alone": ("exchanges.group_sizes", lambda mesh, is_in: mesh.axes[0].sizes),
-    "parameters that travel alone": (
+    "nothing saved": ("block._save", _nothing),
+    "redistribution left out of recomputation": ("structure.Structure.is_needed_for_recompute", _never),
+    "optimizer states that are never sharded": ("forms.REPLICATE_SHARD_STATES", 99),
+    "gradients with the placements of the tensor": ("edges.gradient_placements", value_placements),
+    "collectives of a single axis": ("exchanges.group_sizes", lambda mesh, is_in: mesh.axes[0].sizes),
+    "parameters gathered one by one": (
         "block.parameter_traffic",
         lambda context, options, uses, _: parameter_traffic(context, options, uses, 1.0),
     ),
 }
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_a_broken_twin_is_noticed(twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, replacement = TWINS[twin]
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_mutant_is_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, replacement = MUTANTS[mutant]
     monkeypatch.setattr(f"shardwise.cost.layouts.{target}", replacement)
     graph = llama(layers=2, batch=16, seq_len=64)
     found = all_both(graph, "8x8xH100-SXM", (4, 8), SOFTWARE[0], range(4))

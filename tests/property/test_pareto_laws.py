@@ -66,8 +66,8 @@ def test_reduce_is_its_definition(sets: Sequence[npt.NDArray[np.float64]]) -> No
 
 
 @given(st.integers(1, 5).flatmap(lambda k: st.tuples(st.just(k), rows_of(k, largest=4, most=40))), st.data())
-def test_reduce_of_many_cells_is_that_of_each(drawn: tuple[int, Rows], data: st.DataObject) -> None:
-    objectives, rows = drawn
+def test_reduce_of_many_cells_is_that_of_each(sample: tuple[int, Rows], data: st.DataObject) -> None:
+    objectives, rows = sample
     points = np.array(rows, dtype=np.float64).reshape(-1, objectives)
     own = st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows))
     cells = np.array(data.draw(own), dtype=np.intp)

@@ -233,8 +233,8 @@ def test_a_broken_table_is_found(
             continue
         rows = [list(row) for row in table.ranks]
         broken(rows, table, rng)
-        twin = Rerouted(table.rank_stages, table.rank_of, table.pipeline_of, columns_of(rows))
-        assert findings(twin), broken.__name__
+        mutant = Rerouted(table.rank_stages, table.rank_of, table.pipeline_of, columns_of(rows))
+        assert findings(mutant), broken.__name__
 
 
 def test_a_rank_that_holds_too_much_is_found() -> None:

@@ -124,8 +124,8 @@ class Case:
 
 
 def cases() -> list[Case]:
-    drawn = [instance(seed) for seed in SEEDS]
-    return [Case(one) for one in drawn if one.count <= MOST]
+    instances = [instance(seed) for seed in SEEDS]
+    return [Case(one) for one in instances if one.count <= MOST]
 
 
 @pytest.fixture(scope="module")

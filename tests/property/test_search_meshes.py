@@ -86,12 +86,12 @@ def test_axes_in_another_order_are_another_mesh() -> None:
     """The same rules, in the order of the axes: the order decides how the parts of a dim shift where an outer
     axis begins to split it.
     """
-    apart = [price_in_other_order(seed) for seed in range(12)]
+    apart = [time_ratio_in_other_order(seed) for seed in range(12)]
     assert sum(abs(ratio - 1.0) > 1e-6 for ratio in apart) >= 3
     assert sum(abs(ratio - 1.0) < 1e-9 for ratio in apart) >= 1
 
 
-def price_in_other_order(seed: int) -> float:
+def time_ratio_in_other_order(seed: int) -> float:
     """The step time of a random layout with the rules of two axes exchanged, over its original step time."""
     cluster = load_cluster(("1x8xV100-32G", "4x8xH100-SXM")[seed % 2])
     training = Training(dtype=("fp16", "bf16")[seed % 2])

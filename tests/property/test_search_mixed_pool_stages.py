@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.uneven_bounds import hold_bounds
+from tests.property.uneven_bounds import assert_bounds_hold
 from tests.property.uneven_twin import (
     BY_NODE_SLOT,
     every_layout,
@@ -126,7 +126,7 @@ def test_no_layout_takes_less_than_its_bounds(full: bool) -> None:
         for every in every_layout(of):
             mixed = np.flatnonzero((every.pools >= len(of.pools)).any(axis=1)).tolist()
             some = every.take(np.array(rng.sample(mixed, min(len(mixed), 5)), dtype=int))
-            hold_bounds(of, some, numbers, seed)
+            assert_bounds_hold(of, some, numbers, seed)
             held += len(some.pools)
     assert held > 50
 
@@ -168,10 +168,10 @@ def test_omissions_in_mixed_pool_stages_are_noticed(
     name: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stage_costs, name, broken)
-    assert any(_is_too_soon(seed) for seed in WITH_MIXED_STAGES)
+    assert any(_is_faster_than_every_plan(seed) for seed in WITH_MIXED_STAGES)
 
 
-def _is_too_soon(seed: int) -> bool:
+def _is_faster_than_every_plan(seed: int) -> bool:
     found = search_uneven(random_with_mixed_stages(seed)).plan
     with pytest.MonkeyPatch.context() as sound:
         for owner, name, own in SOUND:
@@ -188,4 +188,4 @@ def test_rows_that_no_part_computes_are_noticed(monkeypatch: pytest.MonkeyPatch)
         return own(self, subproblem, pool, max(rows - 1, 1), shape)
 
     monkeypatch.setattr(StageCostModel, "_part", without_a_row)
-    assert any(_is_too_soon(seed) for seed in WITH_MIXED_STAGES)
+    assert any(_is_faster_than_every_plan(seed) for seed in WITH_MIXED_STAGES)

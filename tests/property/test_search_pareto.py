@@ -151,7 +151,7 @@ def test_every_point_is_matched_within_epsilon(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("few", [1, dominance.BINS_FROM_ROWS])
-def test_long_chains_are_searched_by_runs_of_equal_links(
+def test_long_chains_are_searched_by_runs_of_equal_segments(
     monkeypatch: pytest.MonkeyPatch, few: int, full: bool
 ) -> None:
     monkeypatch.setattr(dominance, "BINS_FROM_ROWS", few)
@@ -376,7 +376,7 @@ def test_a_limit_that_is_taken_for_less_is_noticed(monkeypatch: pytest.MonkeyPat
     assert not all(fitting(seed, 0.0) for seed in range(60))
 
 
-def test_modes_of_the_largest_part_of_a_chain_are_cases() -> None:
+def test_modes_of_the_dominant_segment_are_cases() -> None:
     """Each case has one mode of the dominant segment, and all other choices; chains without such a segment
     are one case.
     """
@@ -510,7 +510,7 @@ def by_one_form_too_much(pruning: labels.LabelPruning, cells: Any, points: Any) 
         (labels, "measures", without_peak, 0),
         (dominance, "non_dominated", broken_reduce, 0),
         (presolve, "may_matter", cut_too_much, 0),
-        (elimination.EqualTables, "least", lambda likes, sums, table: 1.1 * LEAST(likes, sums, table), 0),
+        (elimination.EqualTables, "least", lambda tables, sums, table: 1.1 * LEAST(tables, sums, table), 0),
         (completion_bounds.CompletionBounds, "_pruning", nearer, 4),
         (completion_bounds.LeastPeaks, "outside", lambda least, spans: 1.1 * OUTSIDE(least, spans), 0),
         (state, "without_idle_columns", without_exposed, 0),
@@ -683,6 +683,6 @@ def test_choices_of_a_part_used_for_the_whole_chain_are_noticed(
 
 
 @pytest.mark.slow
-def test_peaks_of_links_that_add_up_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peaks_of_segments_that_add_up_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "joined_all", lambda summands: summands.sum(axis=0))
     assert not agrees(range(150))

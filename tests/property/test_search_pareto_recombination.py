@@ -133,7 +133,7 @@ def test_recombination_finds_all_combinations(first: int) -> None:
         assert points == between(chain, pair)
 
 
-def test_equal_links_are_recombined_one_by_one() -> None:
+def test_equal_segments_are_recombined_one_by_one() -> None:
     """Of seven equal segments with two choices each, any number can make either choice."""
     more = 0
     pairs = pairs_of(long_chain(seed) for seed in range(10))
@@ -188,7 +188,7 @@ def test_mutants_that_skip_the_comparison_of_borders_are_noticed(monkeypatch: py
     assert not all(fits(chain, solution) for chain, pair in pairs for solution in recombined(chain, pair))
 
 
-def test_shared_variables_that_differ_between_links_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_variables_that_differ_between_segments_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = pairs_of(short(seed) for seed in range(20))
     assert any(shared_sizes(chain) for chain, _ in pairs)
     variants = mixing._variants

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.uneven_bounds import hold_bounds
+from tests.property.uneven_bounds import assert_bounds_hold
 from tests.property.uneven_twin import every_layout, least_s, random_to_spread
 from tests.sampling import sample_of
 
@@ -106,6 +106,6 @@ def test_no_layout_takes_less_than_its_bounds(full: bool) -> None:
         for every in every_layout(of):
             spread: Any = np.flatnonzero(every.filling > 1).tolist()
             some = every.take(np.array(rng.sample(spread, min(len(spread), 5)), dtype=int))
-            hold_bounds(of, some, numbers, seed)
+            assert_bounds_hold(of, some, numbers, seed)
             held += len(some.pools)
     assert held > 50

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.property.layout_instances import llama, random_graph, skips_after_the_first
-from tests.property.stage_instances import cut_graph, every_pipeline, price_of_point, problem_of, solutions
+from tests.property.stage_instances import cut_graph, estimate_of_point, every_pipeline, problem_of, solutions
 from tests.property.test_layouts_one import random_solution
 from tests.sampling import sample_of
 
@@ -61,7 +61,7 @@ def test_points_match_every_pipeline(seed: int) -> None:
     assert found.epsilon == 0.0
     assert farthest(found, every) <= found.epsilon + 1e-9
     for point in found.points:
-        price = price_of_point(point)
+        price = estimate_of_point(point)
         figures = (price.time_s, price.memory_bytes)
         assert figures == pytest.approx((point.time_s, point.memory_bytes), rel=1e-9)
         assert sum(price.seconds.values()) == pytest.approx(price.time_s)
@@ -86,12 +86,12 @@ def test_paths_of_layouts_within_the_lower_bound_alone_are_too_few(monkeypatch: 
     """
     next_path = Partition.next_path
 
-    def within_the_floor(partition: Partition, limit: float) -> bool:
+    def within_the_lower_bound(partition: Partition, limit: float) -> bool:
         if all(each.memory_bytes > limit * (1 + 1e-12) for each in partition.evaluated):
             return False
         return next_path(partition, limit)
 
-    monkeypatch.setattr(Partition, "next_path", within_the_floor)
+    monkeypatch.setattr(Partition, "next_path", within_the_lower_bound)
     assert all(found_in(problem_of(seed), 0.001).epsilon > 0.05 for seed in (7, 11, 35))
 
 
@@ -117,12 +117,12 @@ def test_several_meshes_are_the_union_of_each(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("twin", ["partitions", "paths"])
-def test_lower_bounds_that_are_too_high_are_noticed(twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mutant", ["partitions", "paths"])
+def test_lower_bounds_that_are_too_high_are_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutants double the bound of partitions, which prunes partitions with points, or that of paths, which
     ends the search too early.
     """
-    seeds = (5, 7, 29, 65) if twin == "partitions" else (5, 31, 57)
+    seeds = (5, 7, 29, 65) if mutant == "partitions" else (5, 31, 57)
 
     def is_wrong(seed: int) -> bool:
         found = found_in(problem_of(seed))
@@ -138,7 +138,7 @@ def test_lower_bounds_that_are_too_high_are_noticed(twin: str, monkeypatch: pyte
     def longer(path: Path, *given: object) -> object:
         return 2.0 * seconds(path, *given)  # type: ignore[arg-type]
 
-    if twin == "partitions":
+    if mutant == "partitions":
         monkeypatch.setattr("shardwise.search.staged.stage_frontier.pipeline_lower_bound", doubled)
     else:
         monkeypatch.setattr(Path, "seconds", longer)

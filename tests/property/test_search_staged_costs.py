@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.property.stage_instances import cut_graph, price_of_point
+from tests.property.stage_instances import cut_graph, estimate_of_point
 from tests.sampling import sample_of
 
 import shardwise
@@ -51,7 +51,7 @@ def points_of(seed: int) -> list[StagedPipeline]:
 
 def costs_differ(point: StagedPipeline) -> bool:
     """Whether the two programs disagree about the costs of a pipeline."""
-    price = price_of_point(point)
+    price = estimate_of_point(point)
     own, other = (point.time_s, point.memory_bytes), (price.time_s, price.memory_bytes)
     return own != pytest.approx(other, rel=1e-9)
 
@@ -83,7 +83,7 @@ SENT, STEP, HOPS, NEIGHBOUR = (
     CollectiveModel.send_s,
 )
 
-TWINS: dict[str, tuple[str, object]] = {
+MUTANTS: dict[str, tuple[str, object]] = {
     "a message left out": ("shardwise.cost.layouts.chain.StageTransfer.sent_s", _shorter),
     "one micro-batch less in flight": ("shardwise.cost.layouts.chain.in_flight", _fewer),
     "a stage busy for longer": ("shardwise.search.staged.problem.StagedProblem.step_s", _busier),
@@ -99,9 +99,9 @@ TWINS: dict[str, tuple[str, object]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_a_broken_twin_is_noticed(twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, replacement = TWINS[twin]
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_mutant_is_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, replacement = MUTANTS[mutant]
     monkeypatch.setattr(target, replacement)
     assert any(costs_differ(point) for seed in range(8) for point in points_of(seed))
 

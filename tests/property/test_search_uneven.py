@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.uneven_bounds import hold_bounds
+from tests.property.uneven_bounds import assert_bounds_hold
 from tests.property.uneven_twin import every_layout, least_s, random_space
 
 from shardwise.cluster import load_cluster
@@ -73,7 +73,7 @@ def test_no_layout_takes_less_than_its_bounds(full: bool) -> None:
             some = every.take(
                 np.array(rng.sample(range(len(every.pools)), min(len(every.pools), 4)), dtype=int)
             )
-            hold_bounds(options, some, numbers, seed)
+            assert_bounds_hold(options, some, numbers, seed)
 
 
 @pytest.mark.parametrize("module", [lower_bounds, pipeline_search])
@@ -260,7 +260,7 @@ def test_a_wide_range_is_not_bounded_closely_where_that_is_hopeless(monkeypatch:
 
 
 @pytest.mark.slow
-def test_nothing_is_found_where_the_time_to_beat_is_the_best() -> None:
+def test_nothing_is_found_where_the_cutoff_is_the_best_time() -> None:
     space = random_space(3, 4)
     best = search_uneven(space).plan
     assert best is not None

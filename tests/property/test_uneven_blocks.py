@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.property.uneven_twin import every_layout, least_of_block, random_space
+from tests.property.uneven_twin import every_layout, least_of_subproblem, random_space
 
 from shardwise.search.hetero import lower_bounds, pipeline_search
 from shardwise.search.hetero.space import UnevenSubproblem
@@ -45,7 +45,7 @@ def random_subproblem(seed: int) -> tuple[StageOptions, UnevenSubproblem, float]
     )
     options = StageCostModel(space).options(subproblem)
     layouts = every_layout(options)
-    return options, subproblem, least_of_block(options, layouts, subproblem)
+    return options, subproblem, least_of_subproblem(options, layouts, subproblem)
 
 
 def is_found(seed: int) -> bool:

@@ -57,9 +57,9 @@ def legal_strategies(problem: Problem, count: int, seed: int) -> list[Strategy]:
         batch=problem.job.global_batch_size,
     )
     while len(found) < count:
-        drawn = [twin.drawn(rng) for _ in range(count)]
-        broken = first_broken(rows_of(drawn), figures)
-        found += [strategy for strategy, code in zip(drawn, broken, strict=True) if not code]
+        sampled = [twin.random_candidate(rng) for _ in range(count)]
+        broken = first_broken(rows_of(sampled), figures)
+        found += [strategy for strategy, code in zip(sampled, broken, strict=True) if not code]
     return found[:count]
 
 

@@ -93,9 +93,11 @@ def enumerated(one: Instance) -> Enumerated:
 
 
 def instances(full: bool) -> list[Instance]:
-    drawn = (instance(seed) for seed in range(ALL_INSTANCES if full else INSTANCES))
+    candidates_of_seeds = (instance(seed) for seed in range(ALL_INSTANCES if full else INSTANCES))
     largest = LARGEST_OF_ALL if full else LARGEST
-    return [one for one in drawn if one.count <= largest] + uneven_pipelines()[:: 1 if full else 3]
+    return [one for one in candidates_of_seeds if one.count <= largest] + uneven_pipelines()[
+        :: 1 if full else 3
+    ]
 
 
 @pytest.fixture(scope="module")

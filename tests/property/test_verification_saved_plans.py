@@ -61,7 +61,7 @@ def test_every_saved_plan_is_accepted(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.slow
-def test_the_twin_that_names_another_rank_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_that_names_another_rank_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant is a planner that names the last of all ranks."""
     monkeypatch.setattr(result, "tightest_of", lambda peaks: max(peaks, key=lambda one: one[0]))
     config = {"layers": 14, "hidden": 512, "ffn": 2048, "heads": 8, "vocab": 50257, "seq_len": 2048}

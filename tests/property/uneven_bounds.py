@@ -12,7 +12,7 @@ from shardwise.search.hetero.capacity_relaxation import CapacityRelaxation
 from shardwise.search.hetero.lower_bounds import INFINITE_S, StageTable, SuffixRelaxation, layout_figures
 
 
-def hold_bounds(of: Any, layouts: Any, numbers: range | list[int], seed: int) -> None:
+def assert_bounds_hold(of: Any, layouts: Any, numbers: range | list[int], seed: int) -> None:
     """Assert that each of `layouts` of the options `of`, evaluated with each of these numbers of
     micro-batches, takes no less than each of its bounds.
     """

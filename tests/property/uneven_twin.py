@@ -318,7 +318,7 @@ def _parts(total: int, parts: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-def least_of_block(options: StageOptions, layouts: list[Layouts], subproblem: UnevenSubproblem) -> float:
+def least_of_subproblem(options: StageOptions, layouts: list[Layouts], subproblem: UnevenSubproblem) -> float:
     """The least time of any plan of a subproblem with one number of pipelines; infinity where
     nothing fits.
     """
@@ -338,7 +338,7 @@ def _least_alike(options: StageOptions, layouts: list[Layouts], pipelines: int) 
 
 
 def _least_of(options: StageOptions, layouts: list[Layouts], pipelines: int) -> float:
-    """The least time of `pipelines` pipelines that share the microbatches.
+    """The least time of `pipelines` pipelines that share the micro-batches.
 
     `reached` has the least time by number of pipelines, devices taken of each pool, and micro-batches done.
     """

@@ -65,8 +65,8 @@ def test_known_curves_of_kernels_are_recovered() -> None:
 
 def test_times_without_a_prologue_are_not_explained_by_curves_that_have_one() -> None:
     """The mutant without a prologue of k predicts times of short sums far off."""
-    twin = replace(TRUE, k_half=0.0)
-    assert mean_error(twin.matmul_s, matmuls(TRUE)) > 0.1
+    mutant = replace(TRUE, k_half=0.0)
+    assert mean_error(mutant.matmul_s, matmuls(TRUE)) > 0.1
 
 
 TILED = KernelCurves(
@@ -93,8 +93,8 @@ def test_known_curves_of_kernels_in_tiles_are_recovered() -> None:
     found = kernel_curves(times, passes(TILED), number_bytes=2.0, tiles=TILED.tiles)
     for name in ("launch_s", "flop_per_s", "k_half", "memory_bytes_per_s"):
         assert getattr(found, name) == pytest.approx(getattr(TILED, name), rel=1e-6), name
-    twin = kernel_curves(times, passes(TILED), number_bytes=2.0)
-    assert twin.flop_per_s < 0.95 * TILED.flop_per_s
+    mutant = kernel_curves(times, passes(TILED), number_bytes=2.0)
+    assert mutant.flop_per_s < 0.95 * TILED.flop_per_s
 
 
 def test_noise_moves_the_curves_little() -> None:

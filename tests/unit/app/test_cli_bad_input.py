@@ -346,7 +346,7 @@ def test_a_trace_does_not_replace_the_plan(run: Run, planner: Planner, tmp_path:
 def test_a_schedule_too_long_for_a_plan_file_is_refused_before_it_is_made(
     run: Run, planner: Planner, tmp_path: Path, option: str
 ) -> None:
-    # The planner answers tp 8, pp 2: 2 actions on each of 2 stages for 1,048,577 microbatches, 4 above 2^22.
+    # The planner answers tp 8, pp 2: 2 actions on each of 2 stages for 1,048,577 micro-batches, 4 above 2^22.
     command_line = (
         "plan",
         "gpt2",

@@ -140,12 +140,12 @@ def test_simulate_draws_the_step_and_writes_a_trace(run: Run, planner: Planner, 
     assert max(map(len, ran.out.splitlines())) <= 100
     assert sum(line.startswith("rank ") for line in ran.out.splitlines()) == 2
     events = json.loads(Path(trace).read_text())["traceEvents"]
-    # 2 ranks, 64 microbatches (dp 1, micro-batch 1), a forward and a backward each.
+    # 2 ranks, 64 micro-batches (dp 1, micro-batch 1), a forward and a backward each.
     assert sum(event["ph"] == "X" and event["cat"] == "compute" for event in events) == 2 * 64 * 2
     document = validated(run("simulate", plan, "--json").out, "timeline")
     # 1F1B, equal stages: with hops of 0.5 ms below the slack, each rank computes 64 * (1 + 2) ms.
     assert [round(rank["busy_s"], 9) for rank in document["ranks"]] == [0.192, 0.192]
-    # (m + pp - 1) * 3 ms without hops; the first and the last microbatch cross one hop each way.
+    # (m + pp - 1) * 3 ms without hops; the first and the last micro-batch cross one hop each way.
     assert document["timeline_s"] >= 0.195
     assert document["step_time_s"] == 12.5
 

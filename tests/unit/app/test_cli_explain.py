@@ -82,7 +82,7 @@ def test_why_not_shows_the_difference_term_by_term(run: Run, saved: str) -> None
 
 
 def test_why_not_of_an_illegal_change_exits_3_with_its_reasons(run: Run, saved: str) -> None:
-    """A pipeline of 4 ranks with 12 / 6 = 2 microbatches has no interleaving."""
+    """A pipeline of 4 ranks with 12 / 6 = 2 micro-batches has no interleaving."""
     ran = run("explain", saved, "--why-not", "pp=4,schedule=interleaved_1f1b,micro_batch_size=6")
     assert ran.code == 3
     assert ran.err.splitlines()[1].startswith("  rejected: interleaved_microbatches")

@@ -21,8 +21,10 @@ def ran(*lines: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_termination_signal_ends_like_an_interrupt() -> None:
-    done = ran("try:", f"  with signals_as_interrupts(): {SENDS}", "except KeyboardInterrupt: print('told')")
-    assert (done.stdout, done.returncode) == ("told\n", 0)
+    done = ran(
+        "try:", f"  with signals_as_interrupts(): {SENDS}", "except KeyboardInterrupt: print('interrupted')"
+    )
+    assert (done.stdout, done.returncode) == ("interrupted\n", 0)
 
 
 @pytest.mark.parametrize("ignores", [True, False])

@@ -98,7 +98,7 @@ def mixed(rate: float, fractions: tuple[float, float]) -> Cluster:
         (1.0, (0.8, 0.4), (1.0, 1.0)),
     ],
 )
-def test_a_tier_goes_at_the_pace_of_its_slowest_end(
+def test_a_tier_has_the_rate_of_its_slowest_end(
     rate: float, fractions: tuple[float, float], seen: tuple[float, float]
 ) -> None:
     cluster = mixed(rate, fractions)

@@ -127,7 +127,7 @@ def test_tensor_communication_hides_more_in_the_backward(
         (2.0, (2.9, 2.8, 1.0)),  # 4 - 1.1, 4 - 1.2, 2 - 1
     ],
 )
-def test_a_device_that_is_sooner_done_waits_for_the_host(
+def test_a_device_that_ends_first_waits_for_the_host(
     dispatch_s: float, waits: tuple[float, float, float]
 ) -> None:
     cost = layer_cost(with_software(problem(), dispatch_s=dispatch_s), "tp=1", brick())

@@ -271,7 +271,7 @@ def test_a_large_head_decides_the_temporaries_of_its_stage() -> None:
         ("pp=2,dp=2,zero_stage=3", (1240.0, 1240.0), (840.0, 840.0 + 360.0)),
         # Gradients accumulated by the end of the step are sent when no activations are saved any more.
         ("dp=4,zero_stage=1", (1240.0,), (3360.0,)),
-        # One microbatch of two rows: 1600 + 440 B of a layer; the sent copy takes less. The gradients are
+        # One micro-batch of two rows: 1600 + 440 B of a layer; the sent copy takes less. The gradients are
         # a quarter of the head's 200 then.
         ("dp=4,micro_batch_size=2,zero_stage=1", (2040.0,), (200.0,)),
     ],

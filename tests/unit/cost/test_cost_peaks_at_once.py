@@ -109,7 +109,7 @@ def test_other_micro_batches_count_in_full() -> None:
     assert peak_tensor_bytes(estimate) == pytest.approx(MOST + SAVED_BYTES, abs=1.0)
 
 
-def test_a_twin_that_counts_all_tensors_from_the_start_is_larger() -> None:
+def test_a_mutant_that_counts_all_tensors_from_the_start_is_larger() -> None:
     save = StepLedger.save
     with patch.object(StepLedger, "save", lambda ledger, nbytes, since: save(ledger, nbytes, 0)):
         assert peak_tensor_bytes(estimate_on_one("kept", StepCounts())) == pytest.approx(

@@ -119,12 +119,12 @@ def said(*words): return subprocess.run(words, capture_output=True, text=True, c
 lines = [line.strip().split(":") for line in open("/proc/self/cgroup")]
 line = next(where for _, kind, where in lines if kind == "cpu" or "/shardwise-" in where)
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
-told = {name: os.environ[name] for name in names}
-told["shaped"] = said("tc", "qdisc", "show", "dev", "eth0")
-told["packet_bytes"] = int(open("/sys/class/net/eth0/mtu").read())
-told["group"] = line.rpartition("/")[2]
+report = {name: os.environ[name] for name in names}
+report["shaped"] = said("tc", "qdisc", "show", "dev", "eth0")
+report["packet_bytes"] = int(open("/sys/class/net/eth0/mtu").read())
+report["group"] = line.rpartition("/")[2]
 with open(sys.argv[1] + os.environ["RANK"], "w") as file:
-    json.dump(told, file)
+    json.dump(report, file)
 """
 
 
@@ -132,11 +132,11 @@ with open(sys.argv[1] + os.environ["RANK"], "w") as file:
 def test_every_rank_has_its_place_its_link_and_its_share(
     emulate: Emulate, cluster: str, tmp_path: Path
 ) -> None:
-    ran = emulate(cluster, "--", sys.executable, "-c", REPORT, f"{tmp_path}/told")
+    ran = emulate(cluster, "--", sys.executable, "-c", REPORT, f"{tmp_path}/report")
     if not is_possible(ran):
         return
     assert (ran.returncode, ran.stderr) == (0, "")
-    reported = [json.loads((tmp_path / f"told{rank}").read_text()) for rank in range(3)]
+    reported = [json.loads((tmp_path / f"report{rank}").read_text()) for rank in range(3)]
     assert [(one["RANK"], one["GROUP_RANK"], one["LOCAL_RANK"],
     one["LOCAL_WORLD_SIZE"]) for one in reported] == [
         ("0", "0", "0", "2"), ("1", "0", "1", "2"), ("2", "1", "0", "1"),

@@ -64,8 +64,8 @@ def test_no_stage_boundary_separates_producer_and_reader_of_a_skip_tensor() -> N
 
 
 BAD: dict[str, tuple[int, int, str, str]] = {
-    "what comes later": (FIRST, 1, "join", "of operator 'relu' lies in block 'last'; found 'join'"),
-    "what is made again": (LAST, 0, "mix", "of operator 'join' lies in block 'middle'; found 'mix'"),
+    "a later tensor": (FIRST, 1, "join", "of operator 'relu' lies in block 'last'; found 'join'"),
+    "a recomputed tensor": (LAST, 0, "mix", "of operator 'join' lies in block 'middle'; found 'mix'"),
     "a repeated entry": (LAST, 0, "m", "of operator 'join' lies in block 'middle'; found 'm'"),
 }
 

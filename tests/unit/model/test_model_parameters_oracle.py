@@ -12,7 +12,7 @@ import pytest
 from shardwise.model import catalogue, catalogue_names, model_from_config, parameters
 from shardwise.model.families import FAMILIES
 
-torch = pytest.importorskip("torch", reason="torch builds the models that the counts are held against")
+torch = pytest.importorskip("torch", reason="torch builds the models that the counts are compared with")
 transformers = pytest.importorskip("transformers", reason="transformers builds the models to count")
 
 LLAMA: dict[str, object] = {

@@ -80,7 +80,7 @@ def test_the_file_follows_its_published_schema(path: Path) -> None:
 def test_the_file_has_the_documented_facts(path: Path) -> None:
     text = path.read_text()
     assert text.startswith('schema: shardwise.plan\nversion: 1\nhash: "sha256:')
-    # Rank 0 of 4 warms up with (pp - 1) * 2 + (vpp - 1) * pp = 14 forwards in groups of 4 microbatches.
+    # Rank 0 of 4 warms up with (pp - 1) * 2 + (vpp - 1) * pp = 14 forwards in groups of 4 micro-batches.
     assert "0F0*4 4F0*4 8F0*4" in text
     assert len(text) < 20_000
 

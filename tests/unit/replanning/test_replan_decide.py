@@ -61,8 +61,8 @@ def test_decisions_are_never_worse_than_keep_and_their_costs_add_up(pytestconfig
             assert after_s <= horizon_s
         # A second decision keeps the running plan.
         if found.decision != "keep":
-            kept = given.planner.replan(found.arrangement, situation, horizon_s=60.0)
-            assert kept.steps >= 60.0 / found.step_s * (1.0 - 1e-12)
+            unchanged = given.planner.replan(found.arrangement, situation, horizon_s=60.0)
+            assert unchanged.steps >= 60.0 / found.step_s * (1.0 - 1e-12)
     assert seen == {"keep", "patch", "move"}
 
 

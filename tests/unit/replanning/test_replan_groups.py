@@ -82,7 +82,7 @@ def test_an_order_that_splits_racks_is_predicted_without_them(given: Job) -> Non
     """All 24 orders of the nodes: in 8 of them each rack's two nodes are consecutive (2 orders of racks, 2
     orders within each: 2 * 2 * 2); in the others only the tier within nodes holds.
     """
-    situation, kept, slower = given.situation(), 0, 0
+    situation, with_racks, slower = given.situation(), 0, 0
     for strategy in strategies():
         whole_s, parted_s = (
             on(given, given.cluster, strategy),
@@ -90,11 +90,11 @@ def test_an_order_that_splits_racks_is_predicted_without_them(given: Job) -> Non
         )
         slower += parted_s > 1.01 * whole_s
         for slots in permutations(NATURAL):
-            is_kept = {slots[0], slots[1]} in ({"n0", "n1"}, {"n2", "n3"})
-            kept += is_kept
-            expected_s = whole_s if is_kept else parted_s
+            has_racks = {slots[0], slots[1]} in ({"n0", "n1"}, {"n2", "n3"})
+            with_racks += has_racks
+            expected_s = whole_s if has_racks else parted_s
             assert step_s(given, strategy, slots, situation) == pytest.approx(expected_s, rel=1e-11)
-    assert kept == 8 * len(strategies())
+    assert with_racks == 8 * len(strategies())
     assert any(
         on(given, given.cluster, one) < on(given, without_racks(given.cluster), one) for one in strategies()
     )
@@ -122,8 +122,8 @@ def test_a_replacement_plan_has_the_step_time_of_its_cluster(given: Job) -> None
             strategy, slots = found.arrangement.strategy, found.arrangement.slots
             if len(slots) < 4:
                 continue
-            is_kept = {slots[0], slots[1]} in ({"n0", "n1"}, {"n2", "n3"})
-            cluster = given.cluster if is_kept else without_racks(given.cluster)
+            has_racks = {slots[0], slots[1]} in ({"n0", "n1"}, {"n2", "n3"})
+            cluster = given.cluster if has_racks else without_racks(given.cluster)
             # Nothing slow, equal shares: no slower than the same with a slow node and any shares.
             most = max(found.arrangement.microbatches) * strategy.dp / sum(found.arrangement.microbatches)
             assert found.step_s * most >= on(given, cluster, strategy) * (1.0 - 1e-9)

@@ -94,8 +94,12 @@ def test_rerouting_is_chosen_where_it_is_best() -> None:
     other = able.patch(running, given.situation(without(given, "n1")), horizon_s=HOUR_S)
     assert other.rerouted is not None and other.rerouted.arrangement == found.arrangement
     assert not other.arrangement.is_rerouted and other.steps < found.steps
-    kept = given.planner.patch(found.arrangement, given.situation(without(given, "n1")), horizon_s=HOUR_S)
-    assert kept.decision == "keep" and kept.transition == NO_TRANSITION and kept.rerouted is None
+    unchanged = given.planner.patch(
+        found.arrangement, given.situation(without(given, "n1")), horizon_s=HOUR_S
+    )
+    assert (
+        unchanged.decision == "keep" and unchanged.transition == NO_TRANSITION and unchanged.rerouted is None
+    )
 
 
 def test_slow_nodes_lengthen_a_rerouted_step() -> None:

@@ -47,7 +47,7 @@ def test_1f1b_with_fewer_microbatches_than_ranks_is_all_forward_then_all_backwar
 
 def test_interleaved_by_hand() -> None:
     # pp 2, vpp 2: rank 0 warms up with 2 * (2 - 0 - 1) + (2 - 1) * 2 = 4 forwards, rank 1 with 2; groups of 2
-    # microbatches.
+    # micro-batches.
     assert rows(generate("interleaved_1f1b", pp=2, microbatches=4, vpp=2)) == [
         "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
         "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3",
@@ -181,7 +181,7 @@ def test_zero_bubble_steps_when_f_i_and_w_take_one_step_each(pp: int, m: int) ->
     h2 = dry_run(generate("zb_h2", pp=pp, microbatches=m, vpp=1))
     assert h1.steps == h2.steps == 3 * m + pp - 1
     # They differ in the idle time within the rank: (pp - 1) (F + I - W) = pp - 1 steps with h1, arXiv
-    # 2401.10241 table 1; none with h2, given at least 2 pp - 1 microbatches.
+    # 2401.10241 table 1; none with h2, given at least 2 pp - 1 micro-batches.
     assert m >= 2 * pp - 1
     assert [row[-1] + 1 for row in h1.starts] == [3 * m + pp - 1] * pp
     assert [row[-1] + 1 - row[0] for row in h2.starts] == [3 * m] * pp

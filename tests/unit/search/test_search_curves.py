@@ -200,14 +200,14 @@ def test_the_picks_are_the_best_of_all_candidates(mode: str) -> None:
     wrong_without_limit = 0
     for limit_bytes in limits():
         for sizes in (None, SIZES, (2, 3)):
-            looked_at = sizes or (SIZES[-1:] if mode == "time" else SIZES)
-            expected = by_definition(mode, limit_bytes, looked_at)
+            counts = sizes or (SIZES[-1:] if mode == "time" else SIZES)
+            expected = by_definition(mode, limit_bytes, counts)
             found = picked(mode, limit_bytes, sizes)
             assert found == (None if expected is None else pytest.approx(expected, rel=1e-12))
             # The mutant: without the limit, some pick differs.
             points = points_of(curves_for(CURVES, mode=mode, sizes=sizes, limit_bytes=inf), weighs_cost=False)
-            loose = chosen(points, mode=mode, limit_bytes=inf)
-            wrong_without_limit += loose is not None and own([loose])[0] != found
+            without_limit = chosen(points, mode=mode, limit_bytes=inf)
+            wrong_without_limit += without_limit is not None and own([without_limit])[0] != found
     assert wrong_without_limit > 3
 
 

@@ -64,7 +64,7 @@ def test_the_times_of_operators_sum_to_the_step_time() -> None:
     assert any(price.hidden_s > 0.0 for price in prices)
 
 
-def test_the_twin_that_omits_backward_computation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_that_omits_backward_computation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgets(ledger: StepLedger, what: str, seconds: float) -> None:
         ledger.seconds[what] += seconds * ledger.counts.microbatches
         ledger.passes["backward"] += seconds

@@ -42,9 +42,9 @@ def _alone(question: Question) -> dict[Selection, float]:
     """The best step time of each part, searched separately on all of its devices."""
     parts, found = Parts(question.cluster), {}
     for part in _every_part(question.cluster):
-        asked = replace(question, cluster=parts.cluster_of(part), use_all=True, top=0)
+        requested = replace(question, cluster=parts.cluster_of(part), use_all=True, top=0)
         try:
-            found[part] = plan(asked).best.step_time_s
+            found[part] = plan(requested).best.step_time_s
         except Infeasible:
             continue
     return found

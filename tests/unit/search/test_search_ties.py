@@ -80,7 +80,7 @@ def test_a_frontier_is_the_same_by_enumeration() -> None:
 
 
 @pytest.mark.slow
-def test_the_twin_that_prefers_the_first_candidate_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_that_prefers_the_first_candidate_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StrategyTable, "text_order", lambda table: np.arange(len(table)))
     question = question_of("rounding tells them apart")
     assert document_of(question)["hash"] != document_of(replace(question, exhaustive=True))["hash"]
@@ -136,7 +136,7 @@ def test_a_bound_prunes_slower_candidates_and_not_equal_ones() -> None:
     assert tradeoff.may_improve(seconds, nbytes).tolist() == [True, True, False, False]
 
 
-def test_the_twin_whose_bounds_prune_equals_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_whose_bounds_prune_equals_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(incumbent, "PRUNE_FACTOR", 1.0 - 1e-15)
     goal = Fastest(1)
     goal.offer(StrategyTable.of(strategies()[:1]), np.array([1.0]), np.array([5.0]))

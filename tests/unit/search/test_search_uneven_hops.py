@@ -103,10 +103,14 @@ def test_a_pool_with_one_tier_over_its_nodes_has_the_cost_of_its_record() -> Non
     job = Job(seq_len=SEQ_LEN, global_batch_size=16, dtype="fp16")
     cluster = load_cluster("2x4xGB200+1x4xT4")
     space = UnevenSpace(load_model("gpt2"), cluster, job)
-    priced = predict_record(space.model, cluster, job, replace(by_hand(space, ("0", "1")), idle_devices=10))
+    predicted = predict_record(
+        space.model, cluster, job, replace(by_hand(space, ("0", "1")), idle_devices=10)
+    )
     options = StageCostModel(space).options(UnevenSubproblem(pools=(0,), micro_batch_size=1, least=1, most=1))
-    assert not priced.faults
-    assert priced.pipeline_s[0] == pytest.approx(pipeline_s(options, (0,), ((0, 6), (0, 6)), 16), rel=1e-12)
+    assert not predicted.faults
+    assert predicted.pipeline_s[0] == pytest.approx(
+        pipeline_s(options, (0,), ((0, 6), (0, 6)), 16), rel=1e-12
+    )
 
 
 def test_stages_spread_over_nodes_that_they_do_not_fill_are_detected() -> None:
@@ -117,8 +121,10 @@ def test_stages_spread_over_nodes_that_they_do_not_fill_are_detected() -> None:
     def again(*ranks: str) -> RecordPrediction:
         return predict_record(space.model, cluster, job, by_hand(space, (ranks[0], ranks[1])))
 
-    priced = again("0", "1")
+    predicted = again("0", "1")
     options = StageCostModel(space).options(UnevenSubproblem(pools=(0,), micro_batch_size=1, least=1, most=1))
-    assert not priced.faults
-    assert priced.pipeline_s[0] == pytest.approx(pipeline_s(options, (0,), ((0, 6), (0, 6)), 16), rel=1e-12)
+    assert not predicted.faults
+    assert predicted.pipeline_s[0] == pytest.approx(
+        pipeline_s(options, (0,), ((0, 6), (0, 6)), 16), rel=1e-12
+    )
     assert again("1", "2").faults == ("pipeline 0 is spread over nodes that its like do not fill",)

@@ -106,8 +106,8 @@ def test_critical_items_are_needed_and_one_microbatch_less_is_not_critical(seed:
     taken = np.stack([rng.integers(0, count + 1, 12) for count in devices], axis=1)
     taken = taken[taken.any(axis=1)]
     does, wanted = rng.integers(0, 9, len(taken)), int(rng.integers(4, 30))
-    market = KnapsackDual(devices, taken)
-    places, enough = market.critical(does, wanted * (1.0 - 1e-9))
+    dual = KnapsackDual(devices, taken)
+    places, enough = dual.critical(does, wanted * (1.0 - 1e-9))
     most = int(sum(devices))
     found = best_set(devices, Items(taken, does, np.ones_like(does)), 1, most, wanted)
     if found is not None:
@@ -115,7 +115,7 @@ def test_critical_items_are_needed_and_one_microbatch_less_is_not_critical(seed:
     # At these multipliers no item below the necessary number is critical.
     fewer = does.copy()
     fewer[places] = np.ceil(enough).astype(np.int64) - 1
-    assert not len(market.critical(fewer, wanted * (1.0 - 1e-9))[0])
+    assert not len(dual.critical(fewer, wanted * (1.0 - 1e-9))[0])
     assert (np.ceil(enough) <= does[places]).all()
 
 

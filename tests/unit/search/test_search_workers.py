@@ -102,7 +102,7 @@ def test_the_number_of_workers_does_not_change_the_answer(
         for workers in (2, 4):
             assert without_clock(searched(case, goal(), workers=workers)) == alone
     assert max(rounds) >= roots.LISTING_BATCHES
-    assert sum(lanes > 1 for lanes in rounds) > 6 * len(cases)
+    assert sum(batches > 1 for batches in rounds) > 6 * len(cases)
     assert not children() - before
 
 

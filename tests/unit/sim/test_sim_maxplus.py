@@ -71,7 +71,7 @@ def test_split_backward_releases_the_stage_before_early() -> None:
 @pytest.mark.parametrize("microbatches", [1, 2, 7, 40, 333])
 def test_equal_stages_follow_the_closed_form(name: str, pp: int, microbatches: int) -> None:
     durations = Durations.of(stages=pp, batch=2, forward_s=[[3.0], [1.0]], backward_s=[[5.0], [2.5]])
-    # (m + pp - 1)(t_f + t_b), also with fewer microbatches than ranks.
+    # (m + pp - 1)(t_f + t_b), also with fewer micro-batches than ranks.
     expected = [(microbatches + pp - 1) * 8.0, (microbatches + pp - 1) * 3.5]
     assert expected == [
         pipeline.equal_stages_s(pp, microbatches, *times) for times in ((3.0, 5.0), (1.0, 2.5))

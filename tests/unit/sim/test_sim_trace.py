@@ -75,7 +75,7 @@ def test_chrome_spans_have_the_times_of_the_step(tmp_path: Path) -> None:
     assert len(events) == 8 + 4 + 2 + 2  # actions, sends, gathers, reductions
 
 
-def test_chrome_arrows_lie_within_the_spans_that_they_join(tmp_path: Path) -> None:
+def test_chrome_arrows_are_within_the_spans_that_they_join(tmp_path: Path) -> None:
     events = chrome(tmp_path / "step.json")
     spans = [e for e in events if e["ph"] == "X"]
 

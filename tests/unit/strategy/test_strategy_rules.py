@@ -63,13 +63,13 @@ def reason(**changes: Any) -> str | None:
         ({"pp": 7}, "layers_pp"),
         ({"pp": 6}, None),
         ({"pp": 4, "vpp": 2, "schedule": "zb_v"}, "layers_vpp"),  # 8 stages of 6 layers
-        ({"pp": 3, "vpp": 2, "schedule": "zb_v", "dp": 4}, None),  # 6 microbatches are 2 * 3
+        ({"pp": 3, "vpp": 2, "schedule": "zb_v", "dp": 4}, None),  # 6 micro-batches are 2 * 3
         ({"pp": 3, "vpp": 2, "schedule": "zb_v", "dp": 6}, "v_microbatches"),  # 4 < 6
         ({"pp": 3, "vpp": 2, "schedule": "dualpipe_v", "dp": 6}, "v_microbatches"),
         ({"pp": 3, "vpp": 2, "schedule": "dualpipe_v", "dp": 2, "micro_batch_size": 3}, "v_microbatches"),
         ({"pp": 3, "vpp": 2, "schedule": "interleaved_1f1b", "dp": 6}, "interleaved_microbatches"),  # 4 % 3
         ({"pp": 3, "vpp": 2, "schedule": "interleaved_1f1b", "dp": 8}, None),
-        ({"pp": 5, "schedule": "zb_h2", "dp": 12}, None),  # 2 microbatches on 5 stages: allowed
+        ({"pp": 5, "schedule": "zb_h2", "dp": 12}, None),  # 2 micro-batches on 5 stages: allowed
     ],
 )
 def test_reason(changes: dict[str, Any], code: str | None) -> None:

@@ -186,7 +186,7 @@ def test_keys_of_a_query() -> None:
 
 
 def test_a_whole_step() -> None:
-    """Four bricks, dp 4, two microbatches of one sequence.
+    """Four bricks, dp 4, two micro-batches of one sequence.
 
     Forward 4 * 1.1 + 0.2 + 2 + 1.2 = 7.8; input 4 * 1.2 + 2 + 0.8 = 7.6; weight 4 + 0.5 + 2 = 6.5: twice that
     is 43.8. Weights: 4 * 110 + 200 + 200 = 840. All-reduce of 3360 B by rings 2 * 3/4 * 33.6 = 50.4, of which
@@ -201,7 +201,7 @@ def test_a_whole_step() -> None:
     assert sum(own.breakdown.values()) == pytest.approx(own.step_time_s)
 
 
-def test_software_that_goes_by_block_copies() -> None:
+def test_software_that_works_by_block_copies_tensors() -> None:
     """840 weights at 1000 B/s, two micro-batches: 2 * 2 out of the gathered tensor, 4 and 2 * 2 into it, 6 +
     10 to accumulate gradients, 2 * 4 into the reduced tensor, and 12 to gather and reduce without
     replicas; for a quarter of them, with replicas, 8 / 4 and 28.
@@ -252,7 +252,7 @@ def test_recompute_saves_fewer_activations_and_repeats_work() -> None:
 
 
 def test_activations_in_flight_of_a_pipeline() -> None:
-    """pp 4, dp 1, 8 microbatches: rank 0 has 4 of its brick's 300 B; only it has the embedding's 200."""
+    """pp 4, dp 1, 8 micro-batches: rank 0 has 4 of its brick's 300 B; only it has the embedding's 200."""
     chosen = strategy(pp=4, first_stage_layers=1, last_stage_layers=1)
     own = estimate_strategy(brick_figures(), chosen)
     # Rank 0: 310 weights * 18 + 4 * 300 + 620 + 4 * 100. Rank 3: the same weights, 300.

@@ -95,7 +95,7 @@ def test_in_flight_and_pending_weights_are_those_of_the_table(schedule: str) -> 
 
 
 def test_the_makespan_of_two_ranks() -> None:
-    """F, and both halves of B, take 1 s; hops 0.5, gathers 0.25, reductions 0.5; two microbatches.
+    """F, and both halves of B, take 1 s; hops 0.5, gathers 0.25, reductions 0.5; two micro-batches.
 
     Rank 0: F0 0.25-1.25, F1 -2.25. Rank 1: F0 1.75-2.75, B0 -4.75, F1 -5.75, B1 -7.75, reduction -8.25.
     Rank 0: B0 5.25-7.25, B1 8.25-10.25, reduction -10.75.
